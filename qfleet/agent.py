@@ -1,0 +1,55 @@
+"""An algorithm as a frozen bundle of functions: it says what to compute, never when or where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from qfleet.types import Sample, Window
+
+Tensors = dict[str, torch.Tensor]
+Memory = Any
+"""Recurrent state carried from step to step; None for agents that have none."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What exploration varies per lane: [N] tensors."""
+
+    epsilon: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do in every lane, and what to remember of the choice (`extras`: more columns of the row)."""
+
+    action: torch.Tensor
+    memory: Memory = None
+    extras: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One number per item, unreduced and unweighted; `priority` [B]; `extra` is added to the weighted mean."""
+
+    per_item: torch.Tensor
+    priority: torch.Tensor
+    extra: torch.Tensor | None = None
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """`network()` builds the module that is trained; `act` and `loss` are pure in it.
+
+    `act(net, obs, memory, arm, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`.
+    """
+
+    network: Callable[[], nn.Module]
+    act: Callable[[nn.Module, Tensors, Memory, Arm, torch.Generator], Decision]
+    loss: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]
+    window: Window

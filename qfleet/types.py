@@ -1,0 +1,197 @@
+"""The nouns everybody shares: what an environment offers, what a step brings, what a learner samples.
+
+Shapes: N lanes of one vector environment, B windows of a batch, T rows of a window, R rows of a chunk,
+S window starts of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+Obs = dict[str, np.ndarray]
+"""Host observations: leaf name -> [N, ...]."""
+
+OBS = "obs."
+"""Prefix of the columns that hold observation leaves: leaf `image` travels as column `obs.image`."""
+
+
+class UserError(Exception):
+    """A mistake of the user's: the message names the value and the remedy; shown without a traceback, exit 2."""
+
+
+class EnvFault(Exception):
+    """The environment failed beyond repair (it raised again and again, hung, or returned NaN); exit 1."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation.
+
+    An image leaf is channel-first, `(stack * C, H, W)`: `stack` consecutive frames of `C` channels on the
+    first axis, newest last, zeros before the episode's first frame. Replay stores each frame once.
+    A category leaf holds integers; `sizes` says how many values each entry can take (one-hot in the network).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Literal["image", "vector", "category"]
+    sizes: tuple[int, ...] = ()
+    stack: int = 1
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of what is new in every step: the newest frame of a stack, or the whole leaf."""
+        if self.stack == 1:
+            return self.shape
+        return (self.shape[0] // self.stack, *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an agent must know of its environment. Equal specs mean interchangeable environments."""
+
+    id: str
+    observation: Mapping[str, Leaf]
+    actions: int
+    frames_per_step: int = 1
+
+    @property
+    def stack(self) -> int:
+        """The deepest frame stack among the leaves."""
+        return max(leaf.stack for leaf in self.observation.values())
+
+    def to_json(self) -> dict[str, Any]:
+        leaves = {name: vars(leaf) | {"shape": list(leaf.shape), "sizes": list(leaf.sizes)}
+                  for name, leaf in self.observation.items()}
+        return {"id": self.id, "observation": leaves, "actions": self.actions,
+                "frames_per_step": self.frames_per_step}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> EnvSpec:
+        leaves = {name: Leaf(**{**leaf, "shape": tuple(leaf["shape"]), "sizes": tuple(leaf["sizes"])})
+                  for name, leaf in data["observation"].items()}
+        return EnvSpec(data["id"], leaves, data["actions"], data["frames_per_step"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one vector step brought, lane by lane.
+
+    `reward` (as trained on) and `discount` (0 = terminated) belong to the step just taken; `score` is the
+    unclipped reward. `obs` is where the step led; `last` says that it ends the episode. The step after a
+    `last` ignores its action and brings the next episode's first observation, with zero reward, discount
+    and score. `cut` says that the episode was broken off without an outcome (an environment was rebuilt):
+    the observation before is its final row, `obs` begins another episode, and no score may be counted.
+    """
+
+    obs: Obs
+    reward: np.ndarray
+    discount: np.ndarray
+    last: np.ndarray
+    score: np.ndarray
+    cut: np.ndarray
+
+
+class VectorEnv(Protocol):
+    """N lanes of one environment, stepped together: `send` starts a step, `recv` ends it."""
+
+    spec: EnvSpec
+    lanes: int
+
+    def reset(self, seeds: Sequence[int]) -> Obs: ...
+    def send(self, actions: np.ndarray) -> None: ...
+    def recv(self) -> Outcome: ...
+    def render(self) -> np.ndarray | None:
+        """The picture of lane 0, [H, W, 3] uint8, if the environment was made to be seen."""
+
+    def faults(self) -> int:
+        """How many episodes were lost to environments that failed and were rebuilt."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows that one training item spans: burn-in, trained positions, look-ahead (n), distance of starts."""
+
+    past: int = 0
+    unroll: int = 1
+    future: int = 1
+    stride: int = 1
+
+    @property
+    def length(self) -> int:
+        return self.past + self.unroll + self.future
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A self-contained run of consecutive rows of one lane, as the actor ships it.
+
+    `columns[name]` is [R, ...]: `action`, `reward`, `discount`, `last`, one `obs.<leaf>` per leaf (newest
+    frames only), and the agent's extras. The first `stack - 1` rows are context for stacking; S window starts
+    follow, then the look-ahead rows. `valid` [S] says from which starts a window may begin. A short chunk is
+    zero-padded to R rows, its starts not valid.
+    """
+
+    columns: dict[str, np.ndarray]
+    valid: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch of windows.
+
+    `rows[name]` is [B, T, ...]; observation leaves are stacked again. `weight` [B] are the importance weights,
+    applied by the Learner and nowhere else. `keys` [B] come back with the new priorities.
+    """
+
+    keys: np.ndarray
+    weight: torch.Tensor
+    rows: dict[str, torch.Tensor]
+    info: dict[str, float] = field(default_factory=dict)
+
+    def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
+        """Observations [B, ...] of one row of the window, or of a row [B] chosen per item."""
+        leaves = {name[len(OBS):]: value for name, value in self.rows.items() if name.startswith(OBS)}
+        if isinstance(row, int):
+            return {name: value[:, row] for name, value in leaves.items()}
+        item = torch.arange(len(row), device=row.device)
+        return {name: value[item, row] for name, value in leaves.items()}
+
+
+class Replay(Protocol):
+    """Where experience rests. `None` means: wait. `tick` counts environment steps when they are taken."""
+
+    def tick(self, steps: int) -> None: ...
+    def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
+    def sample(self, n: int) -> Sample | None: ...
+    def update(self, keys: np.ndarray, priority: np.ndarray) -> None: ...
+
+
+class Weights(Protocol):
+    """The mailbox between a learner and those who act. A version is the number of updates behind it."""
+
+    def publish(self, state: dict[str, torch.Tensor], version: int) -> None: ...
+    def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None: ...
+
+
+class Metrics(Protocol):
+    """Takes figures by tag. Means are taken over a log period, counters are kept as they are."""
+
+    def write(self, values: Mapping[str, float]) -> None: ...
+    def count(self, name: str, by: int = 1) -> None: ...
+    def episode(self, ret: float, length: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An immutable piece of saved replay: equal names in one run mean equal bytes, so files can be hard-linked."""
+
+    name: str
+    blocks: Callable[[], Iterable[bytes]]
