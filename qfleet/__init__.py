@@ -1,1 +1,18 @@
+"""Distributed deep Q-learning in PyTorch: one description of an agent, runnable anywhere."""
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "evaluate", "export", "load", "resume", "rollout", "train"]
+
+if TYPE_CHECKING:
+    from qfleet.api import evaluate, export, load, resume, rollout, train
+
+
+def __getattr__(name: str) -> Any:
+    """`qfleet.train` and its like, imported when first used: `import qfleet` itself stays quick."""
+    if name in __all__:
+        from qfleet import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'qfleet' has no attribute {name!r}")

@@ -1,0 +1,34 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: train test check learn bench clean help
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --constraint constraints.txt --editable '.[atari,video,plot,dev]'
+	touch $@
+
+train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
+	$(BIN)/qfleet train cartpole --show
+
+test: $(READY)  ## all checks and all tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## the fast loop: ruff, mypy, unit tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow"
+
+clean:  ## remove the virtual environment and caches, never runs
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,124 @@
+"""From a config to living parts: devices and threads are settled, environments and agents built, roles cast."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from qfleet import envs
+from qfleet.agent import Agent
+from qfleet.config import plugin_module
+from qfleet.envs import EnvConfig
+from qfleet.recipe import RunConfig
+from qfleet.replay import planner
+from qfleet.replay.layout import Layout
+from qfleet.runtime.inline import Cast
+from qfleet.runtime.isolate import IsolatedEnv
+from qfleet.runtime.plan import Plan
+from qfleet.runtime.threads import thread_plan
+from qfleet.runtime.watchdog import Watched
+from qfleet.types import EnvSpec, UserError, VectorEnv
+
+
+def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_s: float | None = None) -> VectorEnv:
+    """The environment, in a process of its own if asked for, watched if it may not hang for ever."""
+    if cfg.isolate:
+        request = {"env": cfg.model_dump(mode="json"), "lanes": lanes, "render": render}
+        command = [sys.executable, "-m", "qfleet", "_env-host"]
+        return IsolatedEnv(command, request, lanes, cfg.step_timeout_s, cfg.max_faults)
+    env = envs.make(cfg, lanes, render=render)
+    return env if stall_timeout_s is None else Watched(env, stall_timeout_s)
+
+
+def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
+    agent: Agent = plugin_module("qfleet.algos", config.agent.algo).build(config.agent, spec)
+    return agent
+
+
+def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
+    """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
+    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    device = _device(config.device)
+    threads = thread_plan(images)
+    precision = config.learner.precision
+    if precision == "auto":
+        precision = "bf16" if images and _fast_bf16(device) else "fp32"
+    settled = config.model_copy(update={
+        "device": str(device),
+        "learner": config.learner.model_copy(update={"precision": precision}),
+        "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch}),
+    })
+    memory = planner.plan(layout_of(settled, spec), settled.replay)
+    replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
+    return settled.model_copy(update={"replay": replay})
+
+
+def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
+    return Layout(spec, make_agent(config, spec).window, config.replay.chunk_steps)
+
+
+def plan_of(config: RunConfig) -> Plan:
+    """What the roles need to know of a settled config."""
+    return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
+                total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
+                log_period_steps=config.run.log_period_steps, replay=config.replay, learner=config.learner,
+                eval=config.eval, checkpoint=config.checkpoint)
+
+
+def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
+    """Who plays in a run with this environment."""
+    explorer = plugin_module("qfleet.explore", config.explore.kind).build(config.explore, env.lanes, 0, env.lanes)
+    lanes = min(config.eval.lanes, config.eval.episodes)
+    judge = make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
+    return Cast(make_agent(config, env.spec), env, judge, explorer)
+
+
+
+
+def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
+    """What a settled run will do and take, before its first step: (name, text) pairs."""
+    memory = planner.plan(layout_of(config, spec), config.replay)
+    total = config.total_steps if config.total_steps is not None else 0
+    updates = max(0, total - config.replay.min_steps) * config.replay.samples_per_insert / config.learner.batch_size
+    keep = config.checkpoint.keep
+    disk = f"about {_bytes(memory.total)} per checkpoint with replay, shared files counted once; {keep} are kept"
+    if not config.checkpoint.replay:
+        disk = f"weights and optimizer only, {keep} checkpoints are kept"
+    leaves = ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
+                       for name, leaf in spec.observation.items())
+    return [
+        ("environment", f"{spec.id}, {config.env.lanes} lanes, {spec.actions} actions, observes {leaves}"),
+        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, {config.run.threads} threads"),
+        ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
+        ("memory", f"about {_bytes(memory.total)} for replay of {config.replay.capacity:,} steps"
+                   + (f", {_bytes(memory.available)} free" if memory.available else "")),
+        ("disk", disk),
+    ]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name}: torch {torch.__version__} sees no GPU here; use device=cpu or device=auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
+
+
+def _fast_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    probe: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe and probe())
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,55 @@
+"""Strict YAML <-> typed config with dotted overrides: an unknown, inactive or contradictory key is an error."""
+
+from qfleet.config.check import assemble, validate
+from qfleet.config.layers import DEFAULT, Layered, nest
+from qfleet.config.plugins import (
+    kinds_of,
+    load_attribute,
+    plugin,
+    plugin_module,
+    plugin_names,
+    section_model,
+)
+from qfleet.config.sections import (
+    Config,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    Real,
+    Whole,
+    flatten,
+    inactive_keys,
+    sections,
+)
+from qfleet.config.text import parse_mapping, parse_override, read_yaml, to_yaml
+
+__all__ = [
+    "DEFAULT",
+    "Config",
+    "Count",
+    "Fraction",
+    "Layered",
+    "NonNegative",
+    "Positive",
+    "PositiveCount",
+    "Real",
+    "Whole",
+    "assemble",
+    "flatten",
+    "inactive_keys",
+    "kinds_of",
+    "load_attribute",
+    "nest",
+    "parse_mapping",
+    "parse_override",
+    "plugin",
+    "plugin_module",
+    "plugin_names",
+    "read_yaml",
+    "section_model",
+    "sections",
+    "to_yaml",
+    "validate",
+]

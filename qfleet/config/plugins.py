@@ -1,0 +1,170 @@
+"""Sections whose model is found by name: a file of a package, or a user's own `module:attribute`.
+
+The file name registers: `algo: dqn` means `qfleet/algos/dqn.py`, which holds `Config` and `build`. A user outside the
+package names `my_module:my_object`, where the object (a module, class or namespace) has the same two attributes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
+
+from qfleet.config.sections import Config
+from qfleet.types import UserError
+
+
+def load_attribute(reference: str) -> Any:
+    """The object that `module:attribute` names; modules of the working directory are found as well."""
+    module_name, colon, attribute = reference.partition(":")
+    if not colon or not module_name or not attribute:
+        raise UserError(f"{reference!r}: write module:attribute, such as my_module:MyClass")
+    found = _import(module_name, reference)
+    path = module_name
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise UserError(f"{reference!r}: {path} has no attribute {name!r}{_close(name, dir(found))}")
+        found, path = getattr(found, name), f"{path}.{name}"
+    return found
+
+
+def _import(name: str, reference: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            files = [path.stem for path in Path(here).glob("*.py")]
+            raise UserError(f"{reference!r}: there is no module {error.name!r} in {here} nor among the installed "
+                            f"packages{_close(name, files)}") from None
+        raise UserError(f"{reference!r}: module {name} needs {error.name!r}, which is not installed") from None
+    except Exception as error:
+        kind = type(error).__name__
+        raise UserError(f"{reference!r}: importing {name} failed with {kind}: {error}; "
+                        f"see `python -c 'import {name}'`") from error
+
+
+def _close(name: str, names: list[str]) -> str:
+    close = get_close_matches(name, [other for other in names if not other.startswith("_")], 3, 0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def plugin_names(package: str) -> list[str]:
+    """The files of a package that are plugins, in alphabetical order."""
+    paths = importlib.import_module(package).__path__
+    names = [module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_")]
+    return sorted(name for name in names if _lacks(importlib.import_module(f"{package}.{name}")) is None)
+
+
+def plugin_module(package: str, name: str) -> Any:
+    """What a name stands for: an object with `Config` and `build`. Hyphens and underscores are the same."""
+    if ":" in name:
+        module = load_attribute(name)
+        if lack := _lacks(module):
+            raise UserError(f"{name!r}: has no {lack}; give it `Config` (a qfleet.config.Config) and `build`")
+        return module
+    known = plugin_names(package)
+    canonical = name.replace("-", "_")
+    if canonical not in known:
+        raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{_close(canonical, known)}")
+    return importlib.import_module(f"{package}.{canonical}")
+
+
+def _lacks(module: Any) -> str | None:
+    """What keeps an object from being a plugin, if anything."""
+    model = getattr(module, "Config", None)
+    if not (isinstance(model, type) and issubclass(model, Config)):
+        return "`Config` that is a section (a subclass of qfleet.config.Config)"
+    return None if callable(getattr(module, "build", None)) else "function `build`"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Annotation of a section whose `key` names its kind; `default` is the kind of a section that names none."""
+
+    package: str
+    key: str
+    default: str
+
+    def make(self) -> Config:
+        """The section with nothing set."""
+        return self.check({})
+
+    def model(self, value: Any) -> type[Config] | None:
+        """The section's model, if its kind is named and known."""
+        try:
+            model: type[Config] = plugin_module(self.package, (value or {}).get(self.key, self.default)).Config
+        except (UserError, TypeError, AttributeError):
+            return None
+        return model
+
+    def check(self, value: Any) -> Config:
+        if isinstance(value, Config):
+            return value
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("model_type", "not a section")
+        name = value.get(self.key, self.default)
+        if not isinstance(name, str):
+            kinds = ", ".join(plugin_names(self.package))
+            raise self._error(f"must name one of {kinds}, or your own as module:attribute (got {name!r})", name)
+        try:
+            model: type[Config] = plugin_module(self.package, name).Config
+        except UserError as error:
+            raise self._error(str(error), name) from None
+        if self.key not in model.model_fields:
+            raise self._error(f"`Config` of {name!r} needs a field `{self.key}: str`, which holds this name", name)
+        return model.model_validate({**value, self.key: name if ":" in name else name.replace("-", "_")})
+
+    def _error(self, text: str, value: Any) -> ValidationError:
+        problem = PydanticCustomError("plugin", "{text}", {"text": text})
+        details = InitErrorDetails(type=problem, loc=(self.key,), input=value)
+        return ValidationError.from_exception_data("plugin", [details])
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        dump = core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True)
+        return core_schema.no_info_plain_validator_function(self.check, serialization=dump)
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema,
+                                     handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        models = [plugin_module(self.package, name).Config for name in plugin_names(self.package)]
+        return {"anyOf": [handler(model.__pydantic_core_schema__) for model in models]}
+
+
+def plugin(package: str, key: str, default: str) -> Plugin:
+    """How a section is found by name in `package`; `key` is the field that holds the name.
+
+    `ALGO = plugin("qfleet.algos", "algo", "dqn")`, `agent: Annotated[Config, ALGO] = Field(default_factory=ALGO.make)`.
+    """
+    return Plugin(package, key, default)
+
+
+def _dump(section: Config, info: core_schema.SerializationInfo) -> dict[str, Any]:
+    return section.model_dump(mode=info.mode)
+
+
+def section_model(field: FieldInfo, value: Any) -> type[Config] | None:
+    """The model of a field that is a section; None for a plain field, or a section of unknown kind."""
+    for mark in field.metadata:
+        if isinstance(mark, Plugin):
+            return mark.model(value)
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Config) else None
+
+
+def kinds_of(model: type[Config]) -> dict[str, tuple[str, str]]:
+    """Section -> the key that names its kind and the default kind, for the plugin sections of a model."""
+    return {name: (mark.key, mark.default) for name, field in model.model_fields.items() for mark in field.metadata
+            if isinstance(mark, Plugin)}

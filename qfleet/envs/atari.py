@@ -1,0 +1,203 @@
+"""Atari 2600 by ale-py's C++ vector environment, under two named protocols.
+
+    classic   up to 30 no-ops, minimal actions, a lost life is terminal for the learner only     ...NoFrameskip-v4
+    sticky    Machado et al. 2018: actions repeat with probability 0.25, all 18, full games      ALE/...-v5
+
+Both skip 4 frames (the brighter of the last two), see 4 grey frames of 84 x 84, train on the sign of the reward,
+truncate at 108,000 frames, and press no FIRE at reset. Scores are full games, unclipped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import flatdim
+
+from qfleet.envs import EnvConfig
+from qfleet.envs.lanes import GymLanes, Rules
+from qfleet.envs.spaces import ROOT, View
+from qfleet.types import EnvSpec, Leaf, Obs, Outcome, UserError, VectorEnv
+
+MAX_FRAMES = 108_000
+"""Half an hour of play, the cap of the literature."""
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "classic": {"noop_max": 30, "full_action_space": False, "sticky": 0.0, "clip_rewards": True, "life_loss": True},
+    "sticky": {"noop_max": 0, "full_action_space": True, "sticky": 0.25, "clip_rewards": True, "life_loss": False},
+}
+
+NEW_ID = re.compile(r"ALE/(\w+)-v5")
+OLD_ID = re.compile(r"(\w+?)(NoFrameskip|Deterministic|)-v([04])")
+TWO_PLAYERS_ONLY = {"combat", "joust", "maze_craze", "warlords"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A game and the rules it is played by, with every default filled in."""
+
+    rom: str
+    protocol: str
+    noop_max: int
+    full_action_space: bool
+    sticky: float
+    clip_rewards: bool
+    life_loss: bool
+    frame_skip: int
+    stack: int
+    size: int
+    grey: bool
+    max_frames: int
+
+
+def claims(id: str) -> bool:
+    old = OLD_ID.fullmatch(id)
+    return id.startswith("ALE/") or bool(old and (old[2] or old[1] in _games_if_installed()))
+
+
+def inactive(cfg: EnvConfig) -> dict[str, str]:
+    reasons = {"kwargs": f"{cfg.id} is built from the other env keys",
+               "max_action_combinations": "Atari actions are not combinations"}
+    if not cfg.wrappers:
+        reasons["on_nan"] = "an emulator gives no NaN"
+    return reasons
+
+
+def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
+    """The C++ vector environment, or Python lanes of the same game where pictures or wrappers are wanted."""
+    table = rules_of(cfg)
+    if cfg.kwargs:
+        raise UserError(f"env.kwargs={cfg.kwargs} has no effect on {cfg.id}; its settings are env keys of their own")
+    if not render and not cfg.wrappers:
+        return AtariLanes(cfg, table, lanes)
+    from qfleet.envs.atari_game import AtariGame
+    from qfleet.envs.gym import wrapped
+
+    build = wrapped(lambda: AtariGame(table), cfg)
+    limit = -(-table.max_frames // table.frame_skip)
+    rules = Rules(limit, table.clip_rewards, table.life_loss, table.frame_skip)
+    return GymLanes(build, cfg, lanes, View(table.stack), rules)
+
+
+def rules_of(cfg: EnvConfig) -> Table:
+    """The game and the protocol that an id means, with the config's own wishes over the protocol's."""
+    rom, protocol = _game(cfg.id)
+    protocol = cfg.protocol or protocol
+    wishes = {key: getattr(cfg, key) for key in PROTOCOLS[protocol]}
+    rules = PROTOCOLS[protocol] | {key: wish for key, wish in wishes.items() if wish is not None}
+    max_frames = cfg.max_episode_steps * cfg.frame_skip if cfg.max_episode_steps else MAX_FRAMES
+    return Table(rom, protocol, frame_skip=cfg.frame_skip, stack=cfg.stack or 4, size=cfg.frame_size or 84,
+                 grey=cfg.colour == "grey", max_frames=max_frames, **rules)
+
+
+class AtariLanes:
+    """N emulators on C++ threads, as a VectorEnv: `send` lets them run, `recv` collects."""
+
+    def __init__(self, cfg: EnvConfig, table: Table, lanes: int) -> None:
+        from ale_py.vector_env import AtariVectorEnv
+
+        self.lanes, self._table = lanes, table
+        # Rewards stay unclipped and lives are watched here: the library's own flags lose the score, restart the
+        # game at every life, or call a lost life the same as a lost game.
+        self._emulators = AtariVectorEnv(
+            table.rom, lanes, num_threads=cfg.threads, max_num_frames_per_episode=table.max_frames,
+            repeat_action_probability=table.sticky, full_action_space=table.full_action_space,
+            img_height=table.size, img_width=table.size, grayscale=table.grey, stack_num=table.stack,
+            frameskip=table.frame_skip, noop_max=table.noop_max, reward_clipping=False, use_fire_reset=False)
+        channels = table.stack if table.grey else 3 * table.stack
+        leaf = Leaf((channels, table.size, table.size), "uint8", "image", stack=table.stack)
+        actions = flatdim(self._emulators.single_action_space)
+        self.spec = EnvSpec(cfg.id, {ROOT: leaf}, actions, table.frame_skip)
+        self._running = False
+
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        self._drain()
+        pictures, info = self._emulators.reset(seed=np.array([int(seed) % 2**31 for seed in seeds]))
+        self._lives = info["lives"]
+        self._over = np.zeros(self.lanes, bool)
+        return self._obs(pictures)
+
+    def send(self, actions: np.ndarray) -> None:
+        if self._running:
+            raise RuntimeError("send() was called twice without recv()")
+        actions = np.ascontiguousarray(actions, np.int64)
+        # An action out of range would make the emulators' next recv() wait for ever.
+        if actions.shape != (self.lanes,) or actions.min() < 0 or actions.max() >= self.spec.actions:
+            raise ValueError(f"{self.spec.id} needs {self.lanes} actions 0..{self.spec.actions - 1}, not {actions}")
+        self._emulators.send(actions)
+        self._running = True
+
+    def recv(self) -> Outcome:
+        if not self._running:
+            raise RuntimeError("recv() was called without send()")
+        self._running = False
+        pictures, rewards, terminated, truncated, info = self._emulators.recv()
+        lives = info["lives"]
+        ended = terminated | self._over
+        if self._table.life_loss:
+            # No lives left is not yet a lost game: some games play on for a few frames, and end it themselves.
+            ended = ended | ((lives < self._lives) & (lives > 0))
+        last = terminated | truncated
+        self._lives, self._over = lives, last
+        score = rewards.astype(np.float64)
+        reward = np.sign(score) if self._table.clip_rewards else score
+        return Outcome(self._obs(pictures), reward.astype(np.float32), (~ended).astype(np.float32), last, score,
+                       np.zeros(self.lanes, bool))
+
+    def render(self) -> np.ndarray | None:
+        return None
+
+    def faults(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._drain()
+
+    def _obs(self, pictures: np.ndarray) -> Obs:
+        if not self._table.grey:
+            shape = (self.lanes, *self.spec.observation[ROOT].shape)
+            pictures = np.ascontiguousarray(pictures.transpose(0, 1, 4, 2, 3)).reshape(shape)
+        return {ROOT: pictures}
+
+    def _drain(self) -> None:
+        if self._running:
+            self._running = False
+            self._emulators.recv()
+
+
+@cache
+def games() -> dict[str, str]:
+    """Games by the name that ids use, e.g. MsPacman -> ms_pacman."""
+    try:
+        from ale_py import roms
+    except ImportError:
+        raise UserError("Atari games need the package ale-py; pip install 'qfleet[atari]'") from None
+    return {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids() if rom not in TWO_PLAYERS_ONLY}
+
+
+def _games_if_installed() -> dict[str, str]:
+    try:
+        return games()
+    except UserError:
+        return {}
+
+
+def _game(id: str) -> tuple[str, str]:
+    """The rom and the default protocol of an id."""
+    new, old = NEW_ID.fullmatch(id), OLD_ID.fullmatch(id)
+    name = new[1] if new else old[1] if old else id.removeprefix("ALE/").partition("-")[0]
+    if name not in games():
+        near = [f"ALE/{match}-v5" for match in difflib.get_close_matches(name, games(), 3)]
+        raise UserError(f"there is no Atari game '{name}' (env.id={id})"
+                        + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    if new:
+        return games()[name], "sticky"
+    if old and old[2] == "NoFrameskip" and old[3] == "4":
+        return games()[name], "classic"
+    raise UserError(f"env.id={id} names rules that are not played here; write {name}NoFrameskip-v4 (classic: no "
+                    f"sticky actions, 4 frames skipped) or ALE/{name}-v5 (sticky)")

@@ -1,0 +1,167 @@
+"""`check-env`: tries an environment before anybody trains in it, and says what an agent would meet there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from qfleet.envs import EnvConfig, atari, make, toy
+from qfleet.envs.gym import source
+from qfleet.types import EnvFault, Leaf, UserError, VectorEnv
+
+STEPS = 500
+"""Random steps tried; enough to see an episode end in most environments, a second at most in most."""
+
+SEED = 1234
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what is so (info), what may hurt (warning), what forbids training (error)."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+def check(cfg: EnvConfig) -> list[Finding]:
+    """Everything found out about an environment, errors last; never raises for the environment's sake."""
+    findings: list[Finding] = []
+    try:
+        if atari.claims(cfg.id):
+            findings += _protocol(cfg)
+        else:
+            findings += _contract(cfg)
+        findings += _lanes(cfg)
+    except (UserError, EnvFault) as error:
+        findings.append(Finding("error", str(error)))
+    order = {"info": 0, "warning": 1, "error": 2}
+    return sorted(findings, key=lambda finding: order[finding.level])
+
+
+def _protocol(cfg: EnvConfig) -> list[Finding]:
+    table = atari.rules_of(cfg)
+    return [Finding("info", f"Atari game {table.rom}, protocol {table.protocol}: sticky actions {table.sticky:g}, "
+                            f"{table.noop_max or 'no'} no-ops, {'all 18' if table.full_action_space else 'minimal'} "
+                            f"actions, life loss {'ends' if table.life_loss else 'does not end'} the learner's "
+                            f"episode, training reward {'clipped' if table.clip_rewards else 'unclipped'}, "
+                            f"at most {table.max_frames} frames per episode")]
+
+
+def _contract(cfg: EnvConfig) -> list[Finding]:
+    """What the Gymnasium interface asks of the environment itself."""
+    toy.register()
+    build, limit = source(cfg)
+    env = build()
+    findings = [Finding("info", f"observation space {env.observation_space}"),
+                Finding("info", f"action space {env.action_space}")]
+    if limit is None:
+        findings.append(Finding("warning", "no time limit: episodes that never end are never scored; "
+                                           "set env.max_episode_steps"))
+    try:
+        findings += _returns(env)
+    except Exception as error:
+        findings.append(Finding("error", f"reset or step raised {type(error).__name__}: {error}"))
+    finally:
+        env.close()
+    return findings
+
+
+def _returns(env: gymnasium.Env[Any, Any]) -> list[Finding]:
+    """The types that one reset and one step return."""
+    answer: Any = env.reset(seed=SEED)
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+        return [Finding("error", f"reset must return (observation, info dict); it returned {type(answer).__name__}")]
+    findings = _member(env, answer[0], "reset")
+    env.action_space.seed(SEED)
+    step: Any = env.step(env.action_space.sample())
+    if not (isinstance(step, tuple) and len(step) == 5):
+        size = f" of {len(step)}" if isinstance(step, tuple) else ""
+        return [*findings, Finding("error", "step must return (observation, reward, terminated, truncated, info); "
+                                            f"it returned a {type(step).__name__}{size}")]
+    observation, reward, terminated, truncated, info = step
+    findings += _member(env, observation, "step")
+    if not isinstance(reward, (int, float, np.integer, np.floating)):
+        findings.append(Finding("warning", f"the reward is a {type(reward).__name__}, not a number"))
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(value, (bool, np.bool_)):
+            findings.append(Finding("warning", f"{name} is a {type(value).__name__}, not a bool"))
+    if not isinstance(info, dict):
+        findings.append(Finding("error", f"info is a {type(info).__name__}, not a dict"))
+    return findings
+
+
+def _member(env: gymnasium.Env[Any, Any], observation: Any, call: str) -> list[Finding]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inside = env.observation_space.contains(observation)
+    got = f"{observation.dtype} {observation.shape}" if isinstance(observation, np.ndarray) else repr(observation)[:80]
+    return [] if inside else [Finding("warning", f"the observation of {call} is not in its space: {got} "
+                                                 f"against {env.observation_space}")]
+
+
+def _lanes(cfg: EnvConfig) -> list[Finding]:
+    """What an agent meets: leaves, actions, rewards, episodes, speed, and whether a seed fixes it all."""
+    env = make(cfg, 1)
+    try:
+        findings = [Finding("info", _describe(name, leaf)) for name, leaf in env.spec.observation.items()]
+        findings.append(Finding("info", f"the agent chooses among {env.spec.actions} actions"))
+        start = time.perf_counter()
+        first = _roll(env, STEPS)
+        findings.append(Finding("info", f"{STEPS / (time.perf_counter() - start):.0f} steps/s in one lane"))
+        findings += _rewards(first)
+        if env.faults():
+            findings.append(Finding("warning", f"it failed and was rebuilt {env.faults()} times in {STEPS} steps"))
+        if not _same(first, _roll(env, STEPS)):
+            findings.append(Finding("warning", "two runs with one seed differ: results cannot be reproduced; "
+                                               "draw all randomness from self.np_random"))
+        return findings
+    finally:
+        env.close()
+
+
+Trace = list[tuple[dict[str, np.ndarray], float, float, bool]]
+
+
+def _roll(env: VectorEnv, steps: int) -> Trace:
+    """(observation, score, discount, last) of `steps` random steps."""
+    rng = np.random.default_rng(SEED)
+    trace: Trace = [(env.reset([SEED]), 0.0, 1.0, False)]
+    for _ in range(steps):
+        env.send(rng.integers(env.spec.actions, size=1))
+        out = env.recv()
+        trace.append((out.obs, float(out.score[0]), float(out.discount[0]), bool(out.last[0])))
+    return trace
+
+
+def _rewards(trace: Trace) -> list[Finding]:
+    taken = [row for before, row in itertools.pairwise(trace) if not before[3]]  # the row after a last is a reset
+    scores = [score for _, score, _, _ in taken]
+    ended = sum(last for *_, last in trace)
+    findings = [Finding("info", f"{ended} episodes ended in {STEPS} random steps; rewards {min(scores):g} to "
+                                f"{max(scores):g} per step")]
+    largest = max(map(abs, scores))
+    if largest == 0:
+        findings.append(Finding("warning", f"no reward in {STEPS} random steps: exploration will be hard"))
+    elif largest > 100 or math.log10(largest) < -3:
+        findings.append(Finding("warning", f"rewards reach {largest:g}; scale them to about 1, or set "
+                                           "env.clip_rewards=true or agent.rescale=true"))
+    return findings
+
+
+def _same(one: Trace, other: Trace) -> bool:
+    return all(a[1:] == b[1:] and all(np.array_equal(a[0][name], b[0][name]) for name in a[0])
+               for a, b in zip(one, other, strict=True))
+
+
+def _describe(name: str, leaf: Leaf) -> str:
+    text = f"the agent sees '{name}': {leaf.kind} {leaf.dtype} {leaf.shape}"
+    if leaf.stack > 1:
+        text += f", {leaf.stack} frames"
+    return text + (f", {sum(leaf.sizes)} categories one-hot" if leaf.sizes else "")

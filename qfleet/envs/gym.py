@@ -1,0 +1,193 @@
+"""Any Gymnasium environment: a registered id, `module:Id`, or `module:callable` that returns one."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymSpec
+from gymnasium.envs.registration import load_env_creator
+
+from qfleet.envs import EnvConfig
+from qfleet.envs.lanes import GymLanes, Rules
+from qfleet.envs.spaces import View
+from qfleet.types import EnvFault, UserError, VectorEnv
+
+Build = Callable[[], gymnasium.Env[Any, Any]]
+
+ATARI_ONLY = ("protocol", "frame_skip", "noop_max", "full_action_space", "sticky", "threads")
+EXTRAS = {"mujoco": "qfleet[mujoco]", "ale_py": "qfleet[atari]", "cv2": "qfleet[atari]", "box2d": "gymnasium[box2d]",
+          "pygame": "qfleet[video]", "minigrid": "minigrid"}
+
+
+def claims(id: str) -> bool:
+    return True
+
+
+def inactive(cfg: EnvConfig) -> dict[str, str]:
+    reasons = dict.fromkeys(ATARI_ONLY, f"{cfg.id} is not an Atari game")
+    if cfg.frame_size is None:
+        reasons["colour"] = "without env.frame_size images stay as they are"
+    return reasons
+
+
+def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
+    build, limit = source(cfg, render)
+    view = View(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+    return GymLanes(build, cfg, lanes, view, Rules(limit, bool(cfg.clip_rewards), bool(cfg.life_loss)))
+
+
+def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:
+    """How to build one environment, wrapped as configured, and after how many steps its episodes are truncated."""
+    module, _, name = cfg.id.rpartition(":")
+    target = _attribute(import_module(module), name) if module else None
+    if callable(target):
+        build, limit = _from_callable(cfg, target, render), None
+    else:
+        build, limit = _from_registry(cfg, name, render)
+    return wrapped(build, cfg), cfg.max_episode_steps or limit
+
+
+def wrapped(build: Build, cfg: EnvConfig) -> Build:
+    """The same environment inside the configured wrappers, the first of them innermost."""
+    wrappers = [locate(wrapper) for wrapper in cfg.wrappers]
+
+    def build_wrapped() -> gymnasium.Env[Any, Any]:
+        with explained(cfg):
+            env = build()
+            for wrapper in wrappers:
+                env = wrapper(env)
+            if not isinstance(env, gymnasium.Env):
+                kind = type(env)
+                raise UserError(f"env.id={cfg.id} built a {kind.__module__}.{kind.__qualname__}; "
+                                "a gymnasium.Env is needed")
+            return env
+
+    return build_wrapped
+
+
+def locate(name: str) -> Any:
+    """The object named `module:attribute`; modules of the working directory are found, too."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UserError(f"'{name}' does not name an object; write module:attribute")
+    found = _attribute(import_module(module), attribute)
+    if found is None:
+        near = difflib.get_close_matches(attribute, dir(import_module(module)), 3)
+        raise UserError(f"module '{module}' has no '{attribute}'{_hint(near)}")
+    return found
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a user's module, from the working directory first."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(f"there is no module '{name}', neither installed nor in {here}") from None
+        raise UserError(f"importing '{name}' failed: {error}{_remedy(error.name or '')}") from None
+    except Exception:
+        raise UserError(f"importing '{name}' failed:\n{traceback.format_exc(limit=-1)}") from None
+
+
+@contextmanager
+def explained(cfg: EnvConfig) -> Iterator[None]:
+    """Whatever goes wrong while an environment is built, in terms of what the user can do about it."""
+    try:
+        yield
+    except (UserError, EnvFault):
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise UserError(f"{cfg.id} needs a package that is not installed: {error}{_remedy(str(error))}") from None
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UserError(str(error)) from None
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise EnvFault(f"{cfg.id} could not be built:\n{traceback.format_exc()}") from None
+        raise UserError(f"{cfg.id} could not be built with env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}: "
+                        f"{error}") from None
+    except Exception:
+        raise EnvFault(f"{cfg.id} could not be built:\n{traceback.format_exc()}") from None
+
+
+def close_matches(id: str) -> list[str]:
+    """Registered ids that look like this one, whatever its namespace and case."""
+    names: dict[str, str] = {}
+    for known, spec in gymnasium.registry.items():
+        if str(spec.entry_point).startswith("ale_py") and not known.startswith("ALE/"):
+            continue  # older spellings of the same games
+        names.setdefault(known.casefold(), known)
+        names.setdefault(known.rpartition("/")[2].casefold(), known)
+    wanted = id.casefold()
+    near = difflib.get_close_matches(wanted, names, 6, 0.75)
+    near += difflib.get_close_matches(wanted.rpartition("/")[2], names, 6, 0.75)
+    return list(dict.fromkeys(names[name] for name in near))[:4]
+
+
+def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool) -> Build:
+    kwargs = dict(cfg.kwargs)
+    if render and "render_mode" in inspect.signature(target).parameters:
+        kwargs.setdefault("render_mode", "rgb_array")
+    return lambda: target(**kwargs)
+
+
+def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int | None]:
+    try:
+        spec = gymnasium.spec(name)
+    except gymnasium.error.Error:
+        _register_atari()
+        raise UserError(f"no environment '{name}' is registered{_hint(close_matches(name))} "
+                        "(your own: env.id=module:Class, or module:Id if importing the module registers it)") from None
+    limit = cfg.max_episode_steps or spec.max_episode_steps
+    spec = copy.deepcopy(spec)
+    spec.disable_env_checker, spec.max_episode_steps = True, limit
+    if not cfg.wrappers:
+        # GymLanes keeps order and time itself; two wrappers fewer are 7 % of a CartPole step.
+        spec.order_enforce, spec.max_episode_steps = False, None
+    kwargs = dict(cfg.kwargs)
+    if render and _draws(cfg, spec):
+        kwargs.setdefault("render_mode", "rgb_array")
+    return lambda: gymnasium.make(spec, **kwargs), limit
+
+
+def _draws(cfg: EnvConfig, spec: GymSpec) -> bool:
+    with explained(cfg):
+        maker = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+    return "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", [])
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _register_atari() -> None:
+    """Atari ids, if they can be had, belong among the close matches."""
+    try:
+        importlib.import_module("ale_py")
+    except ImportError:
+        return
+
+
+def _hint(near: list[str]) -> str:
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _remedy(text: str) -> str:
+    wanted = next((extra for module, extra in EXTRAS.items() if module in text.casefold()), None)
+    return f"; pip install '{wanted}'" if wanted else ""

@@ -1,0 +1,228 @@
+"""Python environments as lanes of one vector environment, stepped in a plain loop, mended when they break.
+
+    row t      step: reward, discount, score of the step; `last` if the episode ends with this observation
+    row t + 1  after a `last`: reset; the action is ignored, reward, discount and score are zero
+    row t + 1  after a failure: the lane was built anew; `cut`, and the observation begins another episode
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from qfleet.envs import EnvConfig
+from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
+from qfleet.types import EnvFault, EnvSpec, Obs, Outcome, UserError
+
+log = logging.getLogger("qfleet.envs")
+
+BOUNDS_WATCH_STEPS = 1000
+"""Bounds of observations are compared for so many steps; a space that lies is found early or not at all."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When an episode ends and what its rewards are worth to the learner."""
+
+    limit: int | None
+    clip: bool = False
+    life_loss: bool = False
+    frames_per_step: int = 1
+
+
+@dataclass(slots=True)
+class Lane:
+    """One environment and where it stands. `streak` counts failures with no episode completed between."""
+
+    env: gymnasium.Env[Any, Any]
+    seed: int = 0
+    steps: int = 0
+    over: bool = False
+    lives: int = 0
+    rebuilt: int = 0
+    streak: int = 0
+
+
+class Row:
+    """One vector step in the making. `fresh` lanes begin an episode with their frame."""
+
+    __slots__ = ("cut", "discount", "frames", "fresh", "last", "score")
+
+    def __init__(self, frames: Obs, lanes: int) -> None:
+        self.frames = frames
+        self.score = np.zeros(lanes)
+        self.discount = np.ones(lanes, np.float32)
+        self.last, self.cut, self.fresh = np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes, bool)
+
+    def lose(self, i: int) -> None:
+        """The episode of lane i came to nothing, and another begins here."""
+        self.score[i] = self.discount[i] = 0
+        self.last[i], self.cut[i], self.fresh[i] = False, True, True
+
+
+class GymLanes:
+    """N environments made by `build`, as a VectorEnv. The work is done in `recv`."""
+
+    def __init__(
+        self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: View, rules: Rules
+    ) -> None:
+        self._build, self._cfg, self._rules, self.lanes = build, cfg, rules, lanes
+        self._lanes = [Lane(build()) for _ in range(lanes)]
+        env = self._lanes[0].env
+        self._eyes = Eyes(env.observation_space, view)
+        self._actions = read_actions(env.action_space, cfg.max_action_combinations)
+        self.spec = EnvSpec(cfg.id, self._eyes.leaves, self._actions.n, rules.frames_per_step)
+        self._sent: list[int] | None = None
+        self._watch_steps = BOUNDS_WATCH_STEPS
+        if rules.limit is None:
+            log.warning("%s has no time limit: an episode that never ends is never scored; "
+                        "set env.max_episode_steps", cfg.id)
+
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        row = Row(self._eyes.blank(self.lanes), self.lanes)
+        self._stack = Stack(self.spec.observation, self.lanes)
+        self._sent = None
+        for i, seed in enumerate(seeds):
+            self._lanes[i].seed = int(seed)
+            self._begin(i, row.frames, int(seed))
+        self._mend(row)
+        return self._stack.push(row.frames, np.ones(self.lanes, bool))
+
+    def send(self, actions: np.ndarray) -> None:
+        if self._sent is not None:
+            raise RuntimeError("send() was called twice without recv()")
+        sent = actions.tolist()
+        if len(sent) != self.lanes:
+            raise ValueError(f"{self.spec.id} has {self.lanes} lanes, not {len(sent)}")
+        for action in sent:
+            if not 0 <= action < self._actions.n:
+                raise ValueError(f"{self.spec.id} has actions 0..{self._actions.n - 1}, not {action}")
+        self._sent = sent
+
+    def recv(self) -> Outcome:
+        if self._sent is None:
+            raise RuntimeError("recv() was called without send()")
+        sent, self._sent = self._sent, None
+        row = Row(self._eyes.blank(self.lanes), self.lanes)
+        for i, action in enumerate(sent):
+            if self._lanes[i].over:
+                row.discount[i], row.fresh[i] = 0, True
+                row.cut[i] = self._begin(i, row.frames, None)
+            else:
+                self._step(i, action, row)
+        self._mend(row)
+        if self._watch_steps:
+            self._watch(row.frames)
+        reward = np.sign(row.score) if self._rules.clip else row.score
+        return Outcome(self._stack.push(row.frames, row.fresh), reward.astype(np.float32), row.discount, row.last,
+                       row.score, row.cut)
+
+    def render(self) -> np.ndarray | None:
+        try:
+            picture = self._lanes[0].env.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"{self.spec.id} cannot draw: {error}; pip install 'qfleet[video]'") from None
+        return picture if isinstance(picture, np.ndarray) else None
+
+    def faults(self) -> int:
+        return sum(lane.rebuilt for lane in self._lanes)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            with contextlib.suppress(Exception):
+                lane.env.close()
+
+    def _step(self, i: int, action: int, row: Row) -> None:
+        """One step of one lane, written into the row; a failure begins another episode there."""
+        lane, rules = self._lanes[i], self._rules
+        try:
+            raw, reward, terminated, truncated, info = lane.env.step(self._actions.decode(action))
+            score = float(reward)
+        except Exception:
+            self._restart(i, row, self._rebuild(i, traceback.format_exc()))
+            return
+        lane.steps += 1
+        if not math.isfinite(score):
+            self._restart(i, row, self._not_finite(i, f"the reward {score}"))
+            return
+        self._write(i, row.frames, raw)
+        row.score[i] = score
+        if terminated:
+            row.discount[i] = 0
+        if rules.life_loss:
+            lives = int(info.get("lives", 0))
+            if 0 < lives < lane.lives:
+                row.discount[i] = 0
+            lane.lives = lives
+        if terminated or truncated or lane.steps == rules.limit:
+            row.last[i] = lane.over = True
+            lane.streak = 0
+
+    def _restart(self, i: int, row: Row, seed: int) -> None:
+        row.lose(i)
+        self._begin(i, row.frames, seed)
+
+    def _begin(self, i: int, frames: Obs, seed: int | None) -> bool:
+        """Reset lane i, building it anew as often as is allowed; True if that was needed."""
+        lane, rebuilt = self._lanes[i], False
+        while True:
+            try:
+                raw, info = lane.env.reset(seed=seed)
+                lane.lives = int(info.get("lives", 0))
+                break
+            except Exception:
+                seed, rebuilt = self._rebuild(i, traceback.format_exc()), True
+        lane.steps, lane.over = 0, False
+        self._write(i, frames, raw)
+        return rebuilt
+
+    def _mend(self, row: Row) -> None:
+        """Begin another episode wherever an observation is not finite."""
+        while not self._eyes.finite(row.frames):
+            for i in self._eyes.not_finite(row.frames).tolist():
+                self._restart(i, row, self._not_finite(i, "an observation with NaN or infinity"))
+
+    def _not_finite(self, i: int, what: str) -> int:
+        where = f"{self.spec.id} gave {what} in lane {i} at step {self._lanes[i].steps} of its episode"
+        if self._cfg.on_nan == "error":
+            raise EnvFault(f"{where}; env.on_nan=drop_episode would go on without that episode")
+        return self._rebuild(i, where)
+
+    def _rebuild(self, i: int, reason: str) -> int:
+        """Replace the environment of lane i; returns a seed for it, the same in every run with these failures."""
+        lane = self._lanes[i]
+        with contextlib.suppress(Exception):
+            lane.env.close()
+        while True:
+            lane.rebuilt += 1
+            lane.streak += 1
+            if lane.streak >= self._cfg.max_faults:
+                raise EnvFault(f"{self.spec.id} failed {lane.streak} times in lane {i} without completing an episode "
+                               f"(env.max_faults={self._cfg.max_faults}); the last failure:\n{reason}")
+            try:
+                lane.env = self._build()
+                break
+            except Exception:
+                reason = traceback.format_exc()
+        return int(np.random.SeedSequence([lane.seed, lane.rebuilt]).generate_state(1)[0] >> 1)
+
+    def _write(self, i: int, frames: Obs, raw: Any) -> None:
+        try:
+            self._eyes.write(frames, i, raw)
+        except Misfit as misfit:
+            raise EnvFault(f"{self.spec.id}, lane {i}, step {self._lanes[i].steps}: {misfit}") from None
+
+    def _watch(self, frames: Obs) -> None:
+        self._watch_steps -= 1
+        complaint = self._eyes.outside(frames)
+        if complaint:
+            log.warning("%s: %s; training goes on", self.spec.id, complaint)
+            self._watch_steps = 0

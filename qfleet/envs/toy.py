@@ -1,0 +1,236 @@
+"""Small environments with known answers, for tests and first steps: `toy/...` ids.
+
+    Catch       reach the falling ball; best return 1, a random paddle about -0.6
+    DeepSea     go right every time; best return 0.99, a random walk finds it once in 2^size episodes
+    MemoryCue   answer as the first observation said; best return 1, without memory 0 on average
+    Chain       walk to the right end; best return 1, the optimal values are `Chain.optimal_q`
+    Faulty      fails on command; best return is the length of its episodes
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from qfleet.envs import EnvConfig, gym
+from qfleet.types import VectorEnv
+
+Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+LONGEST_STEPS = 10_000
+
+
+def claims(id: str) -> bool:
+    return id.startswith("toy/")
+
+
+def inactive(cfg: EnvConfig) -> dict[str, str]:
+    return gym.inactive(cfg)
+
+
+def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
+    register()
+    return gym.make(cfg, lanes, render)
+
+
+def register() -> None:
+    """Give the toys their Gymnasium ids."""
+    for toy in (Catch, DeepSea, MemoryCue, Chain):
+        _register(toy, LONGEST_STEPS)
+    _register(Faulty, None)
+
+
+def _register(toy: type[gymnasium.Env[Any, Any]], limit: int | None) -> None:
+    id = f"toy/{toy.__name__}-v0"
+    if id not in gymnasium.registry:
+        gymnasium.register(id, entry_point=f"{__name__}:{toy.__name__}", max_episode_steps=limit)
+
+
+class Catch(gymnasium.Env[np.ndarray, Any]):
+    """A ball falls straight down a board; the paddle on the bottom row goes left, stays or goes right.
+
+    Observes the board, float32 [rows, columns], or with `pixels` a picture, uint8 [side, side].
+    The reward is +1 for a catch and -1 for a miss, at the end; an episode takes rows - 1 steps.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012 (gymnasium's own convention)
+
+    def __init__(
+        self, rows: int = 10, columns: int = 5, pixels: bool = False, side: int = 84, render_mode: str | None = None
+    ) -> None:
+        self.rows, self.columns, self.pixels, self.side, self.render_mode = rows, columns, pixels, side, render_mode
+        self.action_space = spaces.Discrete(3)
+        self.observation_space = (spaces.Box(0, 255, (side, side), np.uint8) if pixels
+                                  else spaces.Box(0, 1, (rows, columns), np.float32))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.row, self.ball, self.paddle = 0, int(self.np_random.integers(self.columns)), self.columns // 2
+        return self._observe(), {}
+
+    def step(self, action: int) -> Step:
+        self.row += 1
+        self.paddle = min(max(self.paddle + action - 1, 0), self.columns - 1)
+        over = self.row == self.rows - 1
+        reward = (1.0 if self.ball == self.paddle else -1.0) if over else 0.0
+        return self._observe(), reward, over, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.repeat(self._picture(84)[:, :, None], 3, 2)
+
+    def _observe(self) -> np.ndarray:
+        return self._picture(self.side) if self.pixels else self._board()
+
+    def _board(self) -> np.ndarray:
+        board = np.zeros((self.rows, self.columns), np.float32)
+        board[self.row, self.ball] = board[-1, self.paddle] = 1
+        return board
+
+    def _picture(self, side: int) -> np.ndarray:
+        row, column = np.arange(side) * self.rows // side, np.arange(side) * self.columns // side
+        return (self._board()[row][:, column] * 255).astype(np.uint8)
+
+
+class DeepSea(gymnasium.Env[np.ndarray, Any]):
+    """A diver sinks one row per step and drifts left or right (Osband et al. 2019); the chest lies far right.
+
+    Observes its cell one-hot, float32 [size, size]. Every move right costs 0.01 / size, the chest brings 1: only
+    `size` moves right in a row pay. With `mapping_seed` the meaning of the two actions differs from cell to cell.
+    """
+
+    def __init__(self, size: int = 10, mapping_seed: int | None = None) -> None:
+        self.size = size
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(0, 1, (size, size), np.float32)
+        shape = (size, size)
+        self.right = (np.ones(shape, int) if mapping_seed is None
+                      else np.random.default_rng(mapping_seed).integers(2, size=shape))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.row = self.column = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> Step:
+        right = action == self.right[self.row, self.column]
+        found = right and self.row == self.column == self.size - 1
+        reward = float(found) - 0.01 / self.size * right
+        self.column = min(max(self.column + (1 if right else -1), 0), self.size - 1)
+        self.row += 1
+        return self._observe(), reward, self.row == self.size, False, {}
+
+    def _observe(self) -> np.ndarray:
+        cell = np.zeros((self.size, self.size), np.float32)
+        if self.row < self.size:
+            cell[self.row, self.column] = 1
+        return cell
+
+
+class MemoryCue(gymnasium.Env[np.ndarray, Any]):
+    """A cue is shown once; `delay` steps later the same action is asked for.
+
+    Observes float32 [3]: the cue (-1 or +1, on the first step only), the question (1 on the last step), the fraction
+    of time gone. The answer brings +1 or -1; actions before it change nothing.
+    """
+
+    def __init__(self, delay: int = 10) -> None:
+        self.delay = delay
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.t, self.cue = 0, int(self.np_random.integers(2))
+        return self._observe(), {}
+
+    def step(self, action: int) -> Step:
+        over = self.t == self.delay
+        reward = (1.0 if action == self.cue else -1.0) if over else 0.0
+        self.t += 1
+        return self._observe(), reward, over, False, {}
+
+    def _observe(self) -> np.ndarray:
+        cue = 2 * self.cue - 1 if self.t == 0 else 0
+        return np.array([cue, self.t == self.delay, min(self.t / max(self.delay, 1), 1)], np.float32)
+
+
+class Chain(gymnasium.Env[np.ndarray, Any]):
+    """States in a row: action 1 goes right, action 0 left; the right end brings 1 and ends the episode.
+
+    Observes the state one-hot, float32 [length]. Random behaviour visits every state and action, so that a correct
+    Q-learner finds `optimal_q` from random data alone.
+    """
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(0, 1, (length,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.state = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> Step:
+        self.state = max(self.state + (1 if action == 1 else -1), 0)
+        over = self.state == self.length - 1
+        return self._observe(), float(over), over, False, {}
+
+    @staticmethod
+    def optimal_q(length: int, gamma: float) -> np.ndarray:
+        """Q* of the states that can be left, [length - 1, 2]: γ to the number of steps before the reward."""
+        state = np.arange(length - 1)
+        right = length - 2 - state
+        left = length - 1 - np.maximum(state - 1, 0)
+        return gamma ** np.stack([left, right], 1).astype(float)
+
+    def _observe(self) -> np.ndarray:
+        return np.eye(self.length, dtype=np.float32)[self.state]
+
+
+class Faulty(gymnasium.Env[np.ndarray, Any]):
+    """A random walk, float32 [4], of `length` steps (0 = for ever), reward 1 each, that fails as it is told.
+
+    `raise_at`, `hang_at`, `exit_at`, `nan_at`, `nan_reward_at`, `shape_at`: at which step of this instance's life, 1
+    being its first step and 0 its first reset. A rebuilt environment is a new instance and counts anew.
+    """
+
+    def __init__(self, length: int = 50, hang_s: float = 3600.0, **at: int) -> None:
+        kinds = ("raise_at", "hang_at", "exit_at", "nan_at", "nan_reward_at", "shape_at")
+        unknown = set(at) - set(kinds)
+        if unknown:
+            raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}; known: {', '.join(kinds)}")
+        self.length, self.hang_s, self.at = length, hang_s, at
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.lived = self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.t, self.walk = 0, self.np_random.normal(size=4).astype(np.float32)
+        return self._observe(), {}
+
+    def step(self, action: int) -> Step:
+        self.lived += 1
+        self.t += 1
+        self.walk = (self.walk + (2 * action - 1) * 0.1).astype(np.float32)
+        reward = float("nan") if self._due("nan_reward_at") else 1.0
+        return self._observe(), reward, self.t == self.length, False, {}
+
+    def _observe(self) -> np.ndarray:
+        if self._due("raise_at"):
+            raise RuntimeError(f"told to fail at step {self.lived}")
+        if self._due("hang_at"):
+            time.sleep(self.hang_s)
+        if self._due("exit_at"):
+            os._exit(3)
+        if self._due("shape_at"):
+            return np.zeros(5, np.float32)
+        return np.full(4, np.nan, np.float32) if self._due("nan_at") else self.walk
+
+    def _due(self, kind: str) -> bool:
+        return self.at.get(kind) == self.lived

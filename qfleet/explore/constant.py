@@ -1,0 +1,31 @@
+"""One ε for all lanes, for ever; ε = 0 is greedy play, as in evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.agent import Arm
+from qfleet.config import Config as Section
+from qfleet.config import Fraction
+
+
+class Config(Section):
+    kind: Literal["constant"] = Field("constant", description="the kind of exploration")
+    epsilon: Fraction = Field(0.05, description="probability of a random action")
+
+
+class Constant:
+    """ε [N], the same at every step."""
+
+    def __init__(self, epsilon: float, lanes: int) -> None:
+        self.arm = Arm(torch.full((lanes,), epsilon))
+
+    def arms(self, steps: int) -> Arm:
+        return self.arm
+
+
+def build(cfg: Config, lanes: int, first: int, total: int) -> Constant:
+    return Constant(cfg.epsilon, lanes)

@@ -1,0 +1,34 @@
+"""ε falls in a straight line (Mnih et al. 2015), the same for all lanes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.agent import Arm
+from qfleet.config import Config as Section
+from qfleet.config import Fraction, PositiveCount
+
+
+class Config(Section):
+    kind: Literal["linear"] = Field("linear", description="the kind of exploration")
+    start: Fraction = Field(1.0, description="ε at the first step")
+    end: Fraction = Field(0.01, description="ε at the end of the fall")
+    steps: PositiveCount = Field(250_000, description="length of the fall, environment steps of the whole run")
+
+
+class Linear:
+    """ε [N] at a given step of the run."""
+
+    def __init__(self, cfg: Config, lanes: int) -> None:
+        self.cfg, self.lanes = cfg, lanes
+
+    def arms(self, steps: int) -> Arm:
+        done = min(1.0, steps / self.cfg.steps)
+        return Arm(torch.full((self.lanes,), self.cfg.start + done * (self.cfg.end - self.cfg.start)))
+
+
+def build(cfg: Config, lanes: int, first: int, total: int) -> Linear:
+    return Linear(cfg, lanes)

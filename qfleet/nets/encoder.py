@@ -1,0 +1,49 @@
+"""All leaves of an observation as one feature vector: images by a torso, categories one-hot, the rest as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qfleet.nets.norms import Norm
+from qfleet.nets.torsos import find_torso
+from qfleet.types import Leaf
+
+
+class Encoder(nn.Module):
+    """{leaf: [B, ...]} -> [B, features]. Bytes become [0, 1]; computes in the dtype of its weights."""
+
+    def __init__(self, observation: Mapping[str, Leaf], torso: str, norm: Norm) -> None:
+        super().__init__()
+        self.leaves = dict(observation)
+        builders = {name: find_torso(default_torso(leaf) if torso == "auto" else torso)
+                    for name, leaf in self.leaves.items() if leaf.kind == "image"}
+        self.names = {name: f"torso_{i}" for i, name in enumerate(builders)}
+        for name, builder in builders.items():
+            self.add_module(self.names[name], builder(self.leaves[name].shape, norm))
+        with torch.no_grad():
+            blank = {name: torch.zeros(1, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+                     for name, leaf in self.leaves.items()}
+            self.features = self(blank, torch.float32).shape[1]
+
+    def forward(self, obs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        parts = [self._leaf(name, leaf, obs[name], dtype) for name, leaf in self.leaves.items()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _leaf(self, name: str, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if leaf.kind == "category":
+            columns = x.long().reshape(len(x), -1)
+            return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(leaf.sizes)], 1).to(dtype)
+        if leaf.kind == "vector":
+            return x.reshape(len(x), -1).to(dtype)
+        pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
+        features: torch.Tensor = self.get_submodule(self.names[name])(pixels)
+        return features
+
+
+def default_torso(leaf: Leaf) -> str:
+    """Nature for pictures that its strides can cross, the small one below that."""
+    return "nature" if min(leaf.shape[1:]) >= 36 else "small"

@@ -1,0 +1,95 @@
+"""Turns the rows of N lanes into self-contained chunks, every frame kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qfleet.replay.layout import Layout
+from qfleet.types import OBS, Chunk, Obs
+
+
+class Chunker:
+    """Gathers one row per lane and step, and cuts a chunk out of every lane that is full.
+
+    A lane is one endless stream: windows that span the end of an episode are cut at its `last` row by whoever
+    reads them. With `unroll > 1` a chunk ends with its episode instead, so that no window crosses into another.
+    Rows that are not there (before the stream, after a short chunk) are zeros with `last = True`.
+    """
+
+    def __init__(self, layout: Layout, lanes: int) -> None:
+        self._layout = layout
+        self._lanes = np.arange(lanes)
+        self._fill = np.zeros(lanes, np.int64)
+        self._rows = {column.name: np.zeros((lanes, layout.rows, *column.shape), column.dtype)
+                      for column in layout.columns}
+        for lane in range(lanes):
+            self._restart(lane)
+
+    def append(self, obs: Obs, action: np.ndarray, reward: np.ndarray, discount: np.ndarray, last: np.ndarray,
+               extras: Mapping[str, np.ndarray] | None = None) -> list[tuple[int, Chunk]]:
+        """Take one row of every lane, [N, ...]; return (lane, chunk) for the lanes that became full."""
+        row = {"action": action, "reward": reward, "discount": discount, "last": last, **(extras or {})}
+        for name, leaf in self._layout.spec.observation.items():
+            row[OBS + name] = obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:]
+        for name, rows in self._rows.items():
+            rows[self._lanes, self._fill] = row[name]
+        self._fill += 1
+        full = self._fill == self._layout.rows
+        ended = last.astype(bool) if self._layout.window.unroll > 1 else np.zeros_like(full)
+        chunks = []
+        for lane in np.flatnonzero(full | ended).tolist():
+            if ended[lane]:
+                chunks += self._close(lane)
+            else:
+                chunks.append((lane, self._cut(lane)))
+        return chunks
+
+    def flush(self) -> list[tuple[int, Chunk]]:
+        """Ship what is left, in short chunks, and begin new streams; meant for when every lane has just ended."""
+        return [item for lane in range(len(self._lanes)) for item in self._close(lane)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fill": self._fill.copy(), **{"rows." + name: rows.copy() for name, rows in self._rows.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._fill[:] = state["fill"]
+        for name, rows in self._rows.items():
+            rows[:] = state["rows." + name]
+
+    def _close(self, lane: int) -> list[tuple[int, Chunk]]:
+        """Cut chunks until no row of the lane is left to start from; look-ahead rows may need a second one."""
+        chunks = []
+        while not self._rows["last"][lane, self._layout.context:self._fill[lane]].all():
+            chunks.append((lane, self._cut(lane)))
+        self._restart(lane)
+        return [(lane, chunk) for lane, chunk in chunks if chunk.valid.any()]
+
+    def _cut(self, lane: int) -> Chunk:
+        """Copy the lane's rows into a chunk, and move those that the next chunk needs to the front."""
+        fill, steps = int(self._fill[lane]), self._layout.chunk_steps
+        columns = {name: rows[lane].copy() for name, rows in self._rows.items()}
+        for name, values in columns.items():
+            values[fill:] = name == "last"
+        kept = max(self._layout.context, fill - steps)
+        for rows in self._rows.values():
+            rows[lane, :kept] = rows[lane, steps:steps + kept].copy()
+        self._fill[lane] = kept
+        return Chunk(columns, valid_starts(self._layout, columns["last"], fill))
+
+    def _restart(self, lane: int) -> None:
+        context = self._layout.context
+        for name, rows in self._rows.items():
+            rows[lane, :context] = name == "last"
+        self._fill[lane] = context
+
+
+def valid_starts(layout: Layout, last: np.ndarray, fill: int) -> np.ndarray:
+    """Bool [S]: starts at a row that is real and not final, with a window complete or ended by a `last` row."""
+    start = layout.context + np.arange(layout.starts) * layout.window.stride
+    stop = np.minimum(start + layout.window.length, fill)
+    finals_before = np.concatenate([[0], np.cumsum(last)])
+    ended = finals_before[np.maximum(stop, start)] > finals_before[start]
+    return (start < fill) & ~last[start] & ((start + layout.window.length <= fill) | ended)

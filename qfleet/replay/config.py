@@ -1,0 +1,55 @@
+"""The replay section of a config."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
+from qfleet.types import Window
+
+
+class ReplayConfig(Config):
+    """How much experience is kept, how fast it is reused, and by which preference it is drawn."""
+
+    capacity: PositiveCount = Field(100_000, description="experience kept, in environment steps")
+    max_bytes: PositiveCount | None = Field(
+        None, description="memory limit in bytes, all parts counted; none = planned from the memory that is free")
+    min_steps: Count = Field(1_000, description="environment steps taken before the first sample")
+    samples_per_insert: Positive = Field(8.0, description="training items drawn per environment step (replay ratio)")
+    chunk_steps: PositiveCount = Field(64, description="environment steps per stored chunk of one lane")
+    alpha: NonNegative = Field(0.0, description="priority exponent; 0 = uniform sampling")
+    beta_start: Fraction = Field(0.4, description="importance exponent at the first step")
+    beta_end: Fraction = Field(1.0, description="importance exponent after beta_steps")
+    beta_steps: PositiveCount = Field(1_000_000, description="environment steps from beta_start to beta_end")
+
+    def inactive(self) -> dict[str, str]:
+        if self.alpha > 0:
+            return {}
+        why = "replay.alpha=0 samples uniformly, which needs no importance weights"
+        return {"beta_start": why, "beta_end": why, "beta_steps": why}
+
+    def beta(self, steps: int) -> float:
+        """Importance exponent after `steps` environment steps; it stays at `beta_end` afterwards."""
+        done = min(1.0, steps / self.beta_steps)
+        return self.beta_start + done * (self.beta_end - self.beta_start)
+
+    def problems(self, batch_size: int, window: Window, lanes: int) -> list[str]:
+        """What contradicts itself or the rest of the run: one sentence each, naming value, limit and remedy."""
+        found = []
+        if batch_size > self.capacity:
+            found.append(f"learner.batch_size={batch_size} exceeds replay.capacity={self.capacity}: "
+                         "raise the capacity or lower the batch size")
+        if self.min_steps > self.capacity:
+            found.append(f"replay.min_steps={self.min_steps} exceeds replay.capacity={self.capacity}: "
+                         "raise the capacity or lower min_steps")
+        if window.future > self.chunk_steps:
+            found.append(f"a look-ahead of {window.future} steps is longer than replay.chunk_steps={self.chunk_steps}: "
+                         "lower the n-step or raise chunk_steps")
+        if self.chunk_steps % window.stride:
+            nearest = (self.chunk_steps // window.stride + 1) * window.stride
+            found.append(f"replay.chunk_steps={self.chunk_steps} is not a multiple of {window.stride}, the distance of "
+                         f"window starts: set it to {nearest}")
+        if self.capacity < self.chunk_steps * lanes:
+            found.append(f"replay.capacity={self.capacity} is below one chunk per lane, {lanes} lanes x "
+                         f"replay.chunk_steps={self.chunk_steps}: raise the capacity or lower chunk_steps or env.lanes")
+        return found

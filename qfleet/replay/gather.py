@@ -1,0 +1,111 @@
+"""Windows of rows out of stored chunks: dense columns by index, blocked ones decoded, observations stacked again.
+
+Shapes: B windows, T rows of a window, K frames of a stack, C context rows, W words of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from qfleet.replay.codec import Blocks, Codec
+from qfleet.replay.compiled import compiled
+from qfleet.replay.layout import Column, Layout
+
+
+class Gatherer:
+    """Reads windows [B, T, ...] from `dense` records [slots, R] and from what `blocks(name, slot)` gives.
+
+    Tensors are made on `device`; for a GPU they are put together in pinned memory and copied without waiting.
+    """
+
+    def __init__(self, layout: Layout, dense: np.ndarray, blocks: Callable[[str, int], Blocks],
+                 device: torch.device) -> None:
+        self._layout = layout
+        self._records = dense.reshape(-1)
+        self._blocks = blocks
+        self._codec = Codec(layout)
+        self._pinned = device.type == "cuda"
+        self._device = device
+        self._window = np.arange(-layout.context, layout.window.length)
+
+    def windows(self, slots: np.ndarray, starts: np.ndarray) -> dict[str, torch.Tensor]:
+        """Rows of the windows that begin at start `starts[i]` of the chunk in `slots[i]`."""
+        first = self._layout.context + starts * self._layout.window.stride
+        records = self._records.take((slots * self._layout.rows + first)[:, None] + self._window)
+        gathered = {}
+        for column in self._layout.dense:
+            values = records[column.name]
+            if column.stack > 1:
+                values = self._restack(column, values, self._alive(column, records["last"]))
+            else:
+                values = np.ascontiguousarray(values[:, self._layout.context:])
+            gathered[column.name] = self._send(torch.from_numpy(values))
+        for column in self._layout.blocked:
+            gathered[column.name] = self._decode(column, slots, first, self._alive(column, records["last"]))
+        return gathered
+
+    def _alive(self, column: Column, ended: np.ndarray) -> np.ndarray:
+        """Bool [B, T, K]: the frame belongs to the same episode as the row that it is stacked for."""
+        length, context, depth = self._layout.window.length, self._layout.context, column.stack
+        alive = np.ones((len(ended), length, depth), bool)
+        for k in range(depth - 2, -1, -1):
+            back = context - depth + 1 + k
+            alive[:, :, k] = alive[:, :, k + 1] & ~ended[:, back:back + length]
+        return alive
+
+    def _restack(self, column: Column, frames: np.ndarray, alive: np.ndarray) -> np.ndarray:
+        """Frames [B, C + T, ...] of a dense column, stacked for each of the T rows."""
+        length, oldest = self._layout.window.length, self._layout.context - column.stack + 1
+        stacks = np.stack([frames[:, oldest + k:oldest + k + length] for k in range(column.stack)], axis=2)
+        stacks[~alive] = 0
+        return stacks.reshape(len(frames), length, *column.stacked_shape)
+
+    def _decode(self, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray) -> torch.Tensor:
+        layout, length = self._layout, self._layout.window.length
+        result = torch.empty((len(slots), length, *column.stacked_shape), pin_memory=self._pinned,
+                             dtype=getattr(torch, column.dtype))
+        # Eight bytes at a time where rows allow it: compiled, the loops over single bytes are four times slower.
+        word = np.uint64 if column.row_bytes % 8 == 0 else np.uint8
+        out = result.numpy().reshape(len(slots), length, column.stack, -1).view(word)
+        depth, size = column.stack, layout.block_rows
+        held, opened = -1, dict[int, np.ndarray]()
+        for item, (slot, row) in enumerate(zip(slots.tolist(), first.tolist(), strict=True)):
+            if slot != held:  # draws come in the order of slots, so no other item will ask for what is dropped here
+                held, opened = slot, {}
+            begin, stop = row - depth + 1, row + length
+            for block in range(begin // size, (stop - 1) // size + 1):
+                if block not in opened:
+                    opened[block] = self._codec.deltas(self._blocks(column.name, slot), block).view(word)
+                at = block * size
+                unroll(opened[block], max(begin - at, 0), min(stop - at, size), at - begin, alive[item], out[item])
+        return self._send(result)
+
+    def _send(self, values: torch.Tensor) -> torch.Tensor:
+        if not self._pinned:
+            return values
+        return values.pin_memory().to(self._device, non_blocking=True)
+
+
+@compiled
+def unroll(deltas: np.ndarray, first: int, stop: int, offset: int, alive: np.ndarray, out: np.ndarray) -> None:
+    """Rebuild the rows of one block and write rows first..stop-1 wherever the window shows them.
+
+    deltas [rows, W] and out [T, K, W] are words of bytes. Row r of the block is frame f = r + offset of the window,
+    counted from the oldest frame of its first stack: it is frame k = f - t of the stack at position t.
+    """
+    length, depth = alive.shape
+    frame = deltas[0].copy()
+    for row in range(stop):
+        if row > 0:
+            np.bitwise_xor(frame, deltas[row], frame)
+        if row < first:
+            continue
+        shown = row + offset
+        for t in range(max(0, shown - depth + 1), min(length, shown + 1)):
+            if alive[t, shown - t]:
+                out[t, shown - t, :] = frame
+            else:
+                out[t, shown - t, :] = 0

@@ -1,0 +1,79 @@
+"""How fast experience is reused: arithmetic on two counters, no locks, no clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Pace:
+    """Keeps the samples drawn close to `samples_per_insert` times the steps taken.
+
+    Counting begins at `min_steps`, or when something can first be sampled if that is later, and once more when an
+    emptied replay has been filled again (a resumed run that did not save it): no burst catches up on a warm-up.
+    Sampling waits once `ahead` samples beyond the budget; inserting waits once `behind` samples short of it (None =
+    never). A slack of 0 is lock-step.
+    """
+
+    def __init__(self, samples_per_insert: float, min_steps: int, ahead: float = 0.0,
+                 behind: float | None = None) -> None:
+        self.samples_per_insert = samples_per_insert
+        self.min_steps = min_steps
+        self.ahead = ahead
+        self.behind = behind
+        self.steps = 0
+        self.samples = 0
+        self._origin: tuple[int, int] | None = None
+
+    def tick(self, steps: int) -> None:
+        """Count environment steps when they are taken, not when their chunk arrives."""
+        self.steps += steps
+
+    def start_anew(self, steps: int) -> None:
+        """Go on from a step clock with an empty store: it fills by `min_steps` again before anything is drawn."""
+        self.steps = steps
+        self.min_steps += steps
+
+    def open(self) -> None:
+        """What was empty holds something: when it has warmed up, steps earn samples."""
+        if self._origin is None:
+            self._origin = (max(self.steps, self.min_steps), 0)
+        else:
+            self._origin = (self.steps + self.min_steps, self.samples)
+
+    def draw(self, n: int) -> None:
+        self.samples += n
+
+    @property
+    def budget(self) -> float:
+        """How many samples may have been drawn by now."""
+        if self._origin is None:
+            return 0.0
+        steps, samples = self._origin
+        return samples + max(0, self.steps - steps) * self.samples_per_insert
+
+    @property
+    def ratio(self) -> float:
+        """Samples drawn per step, since counting began."""
+        if self._origin is None or self.steps <= self._origin[0]:
+            return 0.0
+        return (self.samples - self._origin[1]) / (self.steps - self._origin[0])
+
+    def may_sample(self, n: int) -> bool:
+        return (self._origin is not None and self.steps >= self._origin[0]
+                and self.samples + n <= self.budget + self.ahead)
+
+    def may_insert(self) -> bool:
+        return self.behind is None or self.budget - self.samples <= self.behind
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "samples": self.samples, "origin": list(self._origin) if self._origin else None,
+                "samples_per_insert": self.samples_per_insert}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.samples = int(state["steps"]), int(state["samples"])
+        origin = state["origin"]
+        self._origin = None if origin is None else (int(origin[0]), int(origin[1]))
+        if self._origin is not None and state["samples_per_insert"] != self.samples_per_insert:
+            # A ratio changed on resume holds from now on; judged by the past it would stall or burst.
+            self._origin = (max(self.steps, self._origin[0]), self.samples)

@@ -1,0 +1,152 @@
+"""How much memory a replay will need, judged before the run begins."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.layout import Layout
+from qfleet.types import UserError
+
+IMAGE_RATIO = 8.0
+"""Assumed compression of image columns. Ten Atari games gave 27-150 under random play; other pictures are busier."""
+
+SHARE = 0.8
+"""Part of the free memory that replay may take when no limit was set: networks and environments live here too."""
+
+BLOB_OVERHEAD = 64
+"""Bytes that a Python bytes object, its allocation and the reference to it take beside its content."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes: what is allocated as arrays, what compressed blocks are expected to add, and the limit that will hold."""
+
+    dense_bytes: int
+    blob_bytes_estimate: int
+    tree_bytes: int
+    available: int | None
+    max_bytes: int | None
+
+    @property
+    def fixed(self) -> int:
+        return self.dense_bytes + self.tree_bytes
+
+    @property
+    def total(self) -> int:
+        return self.fixed + self.blob_bytes_estimate
+
+
+def slots(layout: Layout, cfg: ReplayConfig) -> int:
+    """How many chunks are kept."""
+    if cfg.capacity < layout.chunk_steps:
+        raise UserError(f"replay.capacity={cfg.capacity} does not hold one chunk of replay.chunk_steps="
+                        f"{layout.chunk_steps}: raise the capacity or lower chunk_steps")
+    return cfg.capacity // layout.chunk_steps
+
+
+def fixed_bytes(layout: Layout, cfg: ReplayConfig) -> tuple[int, int]:
+    """Bytes of the dense columns with the book-keeping of blocks, and of the sum tree (2 x a power of two float64)."""
+    per_slot = layout.rows * layout.record.itemsize
+    per_slot += len(layout.blocked) * (BLOB_OVERHEAD + 4 * layout.blocks)
+    dense = slots(layout, cfg) * per_slot
+    leaves = slots(layout, cfg) * layout.starts
+    return dense, 16 * (1 << (leaves - 1).bit_length())
+
+
+def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) -> Plan:
+    """Plan the memory of a replay, or refuse with the figures one that cannot fit.
+
+    `available_bytes` is measured unless given. Where it cannot be known, only the user's own limit is checked.
+    """
+    available = available_memory() if available_bytes is None else available_bytes
+    dense, tree = fixed_bytes(layout, cfg)
+    per_chunk = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
+    limit = cfg.max_bytes
+    if limit is None and available is not None:
+        limit = int(SHARE * available)
+    planned = Plan(dense, int(slots(layout, cfg) * per_chunk), tree, available, limit)
+    if available is not None and cfg.max_bytes is not None and cfg.max_bytes > available:
+        raise UserError(f"replay.max_bytes={_size(cfg.max_bytes)} is more than the {_size(available)} of free memory: "
+                        "lower it, or free memory")
+    if cfg.max_bytes is None and limit is not None and planned.total > limit:
+        raise UserError(f"replay.capacity={cfg.capacity} needs about {_size(planned.total)} ({_parts(planned)}) but "
+                        f"may take {_size(limit)}, {SHARE:.0%} of the free memory: lower replay.capacity, or set "
+                        "replay.max_bytes to keep as many of the newest steps as fit")
+    warm_up = planned.fixed + int(max(1, cfg.min_steps / layout.chunk_steps) * per_chunk)
+    if limit is not None and warm_up > limit:
+        raise UserError(f"replay.max_bytes={_size(limit)} does not hold replay.min_steps={cfg.min_steps}, about "
+                        f"{_size(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
+                        "raise max_bytes, or lower capacity or min_steps")
+    return planned
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that can still be used: the least of what the machine and its control groups leave, None if unknown."""
+    found = [_machine_memory(root), *_control_groups(root)]
+    return min((value for value in found if value is not None), default=None)
+
+
+def _machine_memory(root: Path) -> int | None:
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:  # no /proc: count on half of what is built in
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _control_groups(root: Path) -> list[int | None]:
+    """What each control group (v2 or v1) from the process's own up to the root still allows."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        unified = controllers == ""
+        if not unified and "memory" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("" if unified else "memory")
+        group = mount / name.lstrip("/")
+        for folder in (group, *group.parents):
+            files = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            found.append(_room(folder, *files))
+            if folder == mount:
+                break
+    return found
+
+
+def _room(folder: Path, limit: str, usage: str) -> int | None:
+    """A group's limit less its usage; file pages that can be dropped count as free."""
+    try:
+        allowed = (folder / limit).read_text().strip()
+        if allowed == "max":
+            return None
+        used = int((folder / usage).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
+    except (OSError, ValueError):
+        return None
+    return max(0, int(allowed) - used + cached)
+
+
+def _parts(planned: Plan) -> str:
+    return (f"{_size(planned.dense_bytes)} of small columns, {_size(planned.tree_bytes)} of priorities, about "
+            f"{_size(planned.blob_bytes_estimate)} of compressed observations")
+
+
+def _size(count: int) -> str:
+    value, unit = float(count), "B"
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"

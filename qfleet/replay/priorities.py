@@ -1,0 +1,73 @@
+"""Which start is drawn how often: priorities cleaned at the door, and the weights that correct for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qfleet.replay.tree import SumTree
+
+LEAST, MOST = 1e-6, 1e6
+"""Range of a priority: whatever lies outside, or is not a number, is clamped and counted."""
+
+
+class Priorities:
+    """Leaves hold priority ** alpha, 0 for what must not be drawn. With alpha = 0 every valid start is equal.
+
+    New starts without a priority get the largest one seen, so that everything is soon looked at once.
+    """
+
+    def __init__(self, leaves: int, alpha: float) -> None:
+        self.tree = SumTree(leaves)
+        self.alpha = alpha
+        self.largest = 1.0
+        self.clamped = 0
+
+    def write(self, leaves: np.ndarray, priority: np.ndarray | None, valid: np.ndarray) -> None:
+        """Set fresh leaves [S]; those not valid become 0."""
+        if self.alpha == 0:
+            values = np.ones(len(leaves))
+        elif priority is None:
+            values = np.full(len(leaves), self.largest ** self.alpha)
+        else:
+            values = self._clean(np.where(valid, priority, 1.0)) ** self.alpha
+        self.tree.set(leaves, np.where(valid, values, 0.0))
+
+    def update(self, leaves: np.ndarray, priority: np.ndarray) -> None:
+        """Change leaves after a look at them; those that are 0 stay 0."""
+        if self.alpha == 0:
+            return
+        values = self._clean(priority)
+        values **= self.alpha
+        values[self.tree.get(leaves) == 0] = 0.0
+        self.tree.set(leaves, values)
+
+    def draw(self, uniforms: np.ndarray) -> np.ndarray:
+        """One leaf from each of n equal shares of the total (stratified), given n numbers in [0, 1)."""
+        count = len(uniforms)
+        return self.tree.sample((np.arange(count) + uniforms) / count)
+
+    def weights(self, leaves: np.ndarray, beta: float) -> np.ndarray:
+        """Importance weights float32 [B], (N P(i)) ** -beta over their maximum: N and the total cancel out."""
+        values = self.tree.get(leaves)
+        if self.alpha == 0:
+            return np.ones(len(leaves), np.float32)
+        return ((values.min() / values) ** beta).astype(np.float32)
+
+    def _clean(self, priority: np.ndarray) -> np.ndarray:
+        given = np.array(priority, np.float64)
+        sane = (given >= LEAST) & (given <= MOST)
+        # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
+        self.largest = max(self.largest, given[sane].max(initial=0.0))
+        if not sane.all():
+            self.clamped += int((~sane).sum())
+            given = np.clip(np.nan_to_num(given, nan=LEAST, posinf=MOST, neginf=LEAST), LEAST, MOST)
+        return given
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"largest": self.largest, "clamped": self.clamped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.largest, self.clamped = float(state["largest"]), int(state["clamped"])

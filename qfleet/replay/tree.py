@@ -1,0 +1,99 @@
+"""A sum tree: draw leaves in proportion to their values, and change them, in logarithmic time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qfleet.replay.compiled import COMPILED, compiled
+
+
+class SumTree:
+    """Non-negative float64 leaves in one flat array: node i has children 2i and 2i + 1, the root is node 1.
+
+    A parent is always recomputed as left + right, never by a difference, so that no error accumulates and equal
+    leaves mean a bitwise equal tree. `set` and `sample` go through the tree level by level for all items at once:
+    the memory accesses of one level do not wait for each other.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self.depth = max(0, int(leaves - 1).bit_length())
+        self._offset = 1 << self.depth
+        self._nodes = np.zeros(2 * self._offset)
+        self.leaves = self._nodes[self._offset:self._offset + leaves]
+
+    @property
+    def total(self) -> float:
+        return float(self._nodes[1])
+
+    @property
+    def nbytes(self) -> int:
+        return self._nodes.nbytes
+
+    def get(self, indices: np.ndarray) -> np.ndarray:
+        return self.leaves[indices]
+
+    def set(self, indices: np.ndarray, values: np.ndarray) -> None:
+        """Write leaves, int64 [n] and float64 [n]; of equal indices the last one wins."""
+        _set(self._nodes, indices + self._offset, values, self.depth)
+
+    def fill(self, values: np.ndarray) -> None:
+        """Write all leaves at once."""
+        self.leaves[:] = values
+        for level in range(self.depth - 1, -1, -1):
+            first = 1 << level
+            children = self._nodes[2 * first:4 * first]
+            self._nodes[first:2 * first] = children[0::2] + children[1::2]
+
+    def sample(self, uniforms: np.ndarray) -> np.ndarray:
+        """Leaf indices int64 [n] for points [n] in [0, 1) of the total; never a leaf that is zero."""
+        if not self.total > 0:
+            raise ValueError("nothing to sample: every leaf is zero")
+        return _sample(self._nodes, uniforms * self.total, self.depth) - self._offset
+
+
+def set_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
+    """The plain numpy form of `set`."""
+    nodes[node] = values
+    for _ in range(depth):
+        node = np.unique(node >> 1)
+        nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
+
+
+def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> np.ndarray:
+    """The plain numpy form of `sample`: where a child is zero the other one is taken, whatever rounding says."""
+    node = np.ones(len(mass), np.int64)
+    for _ in range(depth):
+        left = nodes[2 * node]
+        right = (mass >= left) & (nodes[2 * node + 1] > 0)
+        mass = mass - np.where(right, left, 0.0)
+        node = 2 * node + right
+    return node
+
+
+@compiled
+def set_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
+    for i in range(len(node)):
+        nodes[node[i]] = values[i]
+    for _ in range(depth):
+        for i in range(len(node)):
+            # Equal neighbours share their parent from some level on; what is done need not be done again.
+            parent = node[i] >> 1
+            node[i] = parent
+            if i == 0 or node[i - 1] != parent:
+                nodes[parent] = nodes[2 * parent] + nodes[2 * parent + 1]
+
+
+@compiled
+def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> np.ndarray:
+    node = np.ones(len(mass), np.int64)
+    for _ in range(depth):
+        for i in range(len(mass)):
+            left = nodes[2 * node[i]]
+            right = (mass[i] >= left) & (nodes[2 * node[i] + 1] > 0)
+            mass[i] -= left * right
+            node[i] = 2 * node[i] + right
+    return node
+
+
+_set = set_compiled if COMPILED else set_levelwise
+_sample = sample_compiled if COMPILED else sample_levelwise

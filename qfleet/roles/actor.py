@@ -1,0 +1,148 @@
+"""The actor: steps an environment with a policy and ships what happened.
+
+    step k:    recv ─ row of step k-1 is complete ─ chunk shipped if full ─ newer weights ─ act ─ send
+               (whoever runs between two steps runs while the environment computes)
+
+The order of events is fixed, so a run is the same whether or not the environment works in the background.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qfleet.explore import Explorer
+from qfleet.replay.chunker import Chunker
+from qfleet.roles.policy import Policy
+from qfleet.types import Chunk, Metrics, Obs, Outcome, Replay, VectorEnv, Weights
+
+
+class Recorder:
+    """Turns an actor's rows into chunks and holds them until the replay takes them."""
+
+    def __init__(self, chunker: Chunker, replay: Replay) -> None:
+        self.chunker, self.replay = chunker, replay
+        self.outbox: deque[Chunk] = deque()
+        self.extras: dict[str, np.ndarray] = {}
+
+    def deliver(self) -> bool:
+        """Ship what waits; False while the replay says: wait."""
+        while self.outbox:
+            if self.replay.add(self.outbox[0]) is None:
+                return False
+            self.outbox.popleft()
+        return True
+
+    def row(self, obs: Obs, action: np.ndarray, reward: np.ndarray, discount: np.ndarray, last: np.ndarray) -> None:
+        """Record one row per lane: the observation, and what leaving it brought."""
+        self.outbox.extend(chunk for _, chunk in self.chunker.append(obs, action, reward, discount, last, self.extras))
+        self.deliver()
+
+    def flush(self) -> None:
+        """Ship the unfinished chunks, too: every lane has just been given its final row."""
+        self.outbox.extend(chunk for _, chunk in self.chunker.flush())
+        self.deliver()
+
+
+class Actor:
+    """Plays all lanes of one vector environment. Without a recorder it only plays (an evaluator)."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        env: VectorEnv,
+        explorer: Explorer,
+        metrics: Metrics,
+        weights: Weights | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
+        self.weights, self.recorder = weights, recorder
+        self.steps = 0
+        self._sent: np.ndarray | None = None
+        self._fresh = True
+        self._faults = 0
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Start an episode in every lane."""
+        self._obs = self.env.reset(seeds)
+        self._last = np.zeros(self.env.lanes, bool)
+        self._return = np.zeros(self.env.lanes)
+        self._length = np.zeros(self.env.lanes, np.int64)
+        self._sent, self._fresh = None, True
+
+    def step(self) -> bool:
+        """Finish the step under way and start the next one; False while the replay does not take our chunks."""
+        if self.recorder is not None and not self.recorder.deliver():
+            return False
+        self.land()
+        self._refresh()
+        action, extras = self.policy.act(self._obs, self.explorer.arms(self.steps))
+        self.env.send(action)
+        self._sent, self._fresh = action, False
+        taken = self.env.lanes - int(self._last.sum())
+        self.steps += taken
+        if self.recorder is not None:
+            self.recorder.extras = extras
+            self.recorder.replay.tick(taken)
+        return True
+
+    def land(self) -> None:
+        """Receive the outcome of the step under way, if there is one, and book it."""
+        if self._sent is None:
+            return
+        out = self.env.recv()
+        final = self._last | out.cut
+        if self.recorder is not None:
+            alive = ~final
+            self.recorder.row(self._obs, self._sent, out.reward * alive, out.discount * alive, final)
+        self._tally(out, final)
+        self._obs, self._last, self._sent = out.obs, out.last, None
+
+    def cut(self, seeds: Sequence[int]) -> None:
+        """Break all episodes off here, as truncations, ship everything, and start anew from given seeds."""
+        self.land()
+        self._finish_rows()
+        self.begin(seeds)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"steps": self.steps, "policy": self.policy.state_dict(), "fresh": self._fresh,
+                                 "obs": self._obs}
+        if self.recorder is not None:
+            state["chunker"] = self.recorder.chunker.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore; episodes that were running end, truncated, at the last observation seen. `begin` must follow."""
+        self.steps = state["steps"]
+        self.policy.load_state_dict(state["policy"])
+        if self.recorder is not None:
+            self.recorder.chunker.load_state_dict(state["chunker"])
+            self._obs, self._fresh = state["obs"], state["fresh"]
+            self._finish_rows()
+
+    def _finish_rows(self) -> None:
+        if self.recorder is None or self._fresh:
+            return
+        nothing = np.zeros(self.env.lanes, np.float32)
+        self.recorder.row(self._obs, nothing, nothing, nothing, np.ones(self.env.lanes, bool))
+        self.recorder.flush()
+
+    def _tally(self, out: Outcome, final: np.ndarray) -> None:
+        self._return[final] = 0
+        self._length[final] = 0
+        self._return += out.score
+        self._length += ~final
+        for lane in np.flatnonzero(out.last):
+            self.metrics.episode(int(lane), float(self._return[lane]), int(self._length[lane]))
+        if out.cut.any():
+            self.metrics.count("fault/env_rebuilds", self.env.faults() - self._faults)
+            self._faults = self.env.faults()
+
+    def _refresh(self) -> None:
+        lag = self.policy.refresh(self.weights) if self.weights is not None else None
+        if lag is not None:
+            self.metrics.write({"actor/policy_lag": lag})

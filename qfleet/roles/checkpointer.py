@@ -1,0 +1,85 @@
+"""When and what to save. How it reaches the disk is the business of whoever is handed as `save`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from qfleet.config import Config, Count, PositiveCount
+from qfleet.roles.schedule import Progress, Schedule
+from qfleet.types import Metrics, Segment
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointConfig(Config):
+    """What is kept of a run."""
+
+    period_steps: Count | None = Field(None, description="environment steps between checkpoints")
+    period_updates: Count | None = Field(None, description="updates between checkpoints, instead of period_steps")
+    keep: PositiveCount = Field(2, description="newest checkpoints kept; the best is kept beside them")
+    replay: bool = Field(True, description="save the replay, too: without it a resumed run fills it anew")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a run must remember."""
+
+    progress: Progress
+    policy: dict[str, torch.Tensor]
+    state: dict[str, Any]
+    segments: list[Segment]
+
+
+class Checkpointer:
+    """Saves on schedule. With `cut`, a scheduled checkpoint is an episode boundary (exact resume).
+
+    A disk that is full stops nothing: the failure is counted, the older checkpoint stays, the next one is tried.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        save: Callable[[Snapshot], Any],
+        cfg: CheckpointConfig,
+        progress: Callable[[], Progress],
+        metrics: Metrics,
+        cut: Callable[[int], None] | None = None,
+    ) -> None:
+        self.snapshot, self.write, self.progress, self.metrics, self.cut = snapshot, save, progress, metrics, cut
+        self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
+        self.failed = False
+        self.saved_at: Progress | None = None
+
+    def step(self) -> bool:
+        if not self.schedule.due(self.progress()):
+            return False
+        if self.cut is not None:
+            self.cut(self.schedule.index)
+        self.save()
+        return True
+
+    def save(self) -> None:
+        """Save now, unless nothing has happened since the last time."""
+        if self.saved_at == self.progress():
+            return
+        try:
+            self.write(self.snapshot())
+        except OSError as error:
+            self.failed = True
+            self.metrics.count("fault/checkpoints_failed")
+            log.warning("the checkpoint at step %d could not be saved (%s); training goes on with the older one",
+                        self.progress().steps, error)
+            return
+        self.failed = False
+        self.saved_at = self.progress()
+
+    def resume(self) -> None:
+        """Go on from a checkpoint that has just been loaded."""
+        self.schedule.resume(self.progress())
+        self.saved_at = self.progress()

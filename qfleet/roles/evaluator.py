@@ -1,0 +1,126 @@
+"""Evaluation: an actor with a constant explorer and no recorder, whole episodes of frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from qfleet.config import Config, Count, Fraction, PositiveCount
+from qfleet.explore.constant import Constant
+from qfleet.roles.actor import Actor
+from qfleet.roles.policy import Policy
+from qfleet.roles.schedule import Progress, Schedule
+from qfleet.roles.seeds import lane_seeds, seed_for
+from qfleet.types import VectorEnv, Weights
+
+
+class EvalConfig(Config):
+    """How the agent is judged while it trains."""
+
+    period_steps: Count | None = Field(None, description="environment steps between evaluations")
+    period_updates: Count | None = Field(None, description="updates between evaluations, instead of period_steps")
+    episodes: PositiveCount = Field(10, description="whole, unclipped episodes per evaluation")
+    epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation")
+    lanes: PositiveCount = Field(4, description="environments that evaluation plays side by side")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluation found. `version` is the number of updates behind the weights."""
+
+    returns: list[float]
+    lengths: list[int]
+    version: int
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        return float(np.std(self.returns))
+
+
+class Tally:
+    """Counts the first episodes of every lane, a fixed number each, so that short ones are not favoured."""
+
+    def __init__(self, episodes: int, lanes: int) -> None:
+        self.quota = [episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)]
+        self.results: list[list[tuple[float, int]]] = [[] for _ in range(lanes)]
+
+    def episode(self, lane: int, ret: float, length: int) -> None:
+        if len(self.results[lane]) < self.quota[lane]:
+            self.results[lane].append((ret, length))
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Nothing but episodes counts here."""
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Nothing but episodes counts here."""
+
+    @property
+    def done(self) -> bool:
+        return all(len(results) >= quota for results, quota in zip(self.results, self.quota, strict=True))
+
+
+def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int) -> Score:
+    """Play whole episodes with the policy's weights; the same seed plays the same episodes."""
+    tally = Tally(episodes, env.lanes)
+    policy.rng.manual_seed(seed_for(seed, "evaluation"))
+    actor = Actor(policy, env, Constant(epsilon, env.lanes), tally)
+    actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
+    while not tally.done:
+        actor.step()
+        actor.land()
+    flat = [result for lane in tally.results for result in lane]
+    return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
+
+
+class Evaluator:
+    """Judges the newest weights whenever that is due; `on_score` gets the score and the weights it belongs to."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        env: VectorEnv,
+        weights: Weights,
+        cfg: EvalConfig,
+        seed: int,
+        progress: Callable[[], Progress],
+        on_score: Callable[[Score, dict[str, torch.Tensor]], None],
+    ) -> None:
+        self.policy, self.env, self.weights, self.cfg, self.seed = policy, env, weights, cfg, seed
+        self.progress, self.on_score = progress, on_score
+        self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
+        self.count = 0
+        self.judged = -1
+
+    def step(self) -> bool:
+        """One whole evaluation, if one is due."""
+        if not self.schedule.due(self.progress()):
+            return False
+        self.judge()
+        return True
+
+    def judge(self) -> None:
+        """Evaluate the newest weights now, unless they have just been judged."""
+        self.policy.refresh(self.weights)
+        if self.judged == self.policy.version:
+            return
+        seed = seed_for(self.seed, "evaluations", self.count)
+        score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed)
+        self.judged = score.version
+        self.count += 1
+        self.on_score(score, self.policy.flat.state())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "judged": self.judged}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count, self.judged = state["count"], state["judged"]
+        self.schedule.resume(self.progress())

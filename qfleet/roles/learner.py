@@ -1,0 +1,144 @@
+"""The learner: samples, computes the agent's loss, lets the gradients be applied, hands priorities back.
+
+The one place where losses are weighted and averaged: (weight · per_item).mean() + extra.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.agent import Agent, Loss
+from qfleet.config import Count, Fraction, PositiveCount
+from qfleet.roles.flat import Flat
+from qfleet.roles.gradients import OptimizerConfig, Solo
+from qfleet.roles.policy import PRECISIONS, seeded_network
+from qfleet.types import Metrics, Replay, Sample, Weights
+
+
+class LearnerConfig(OptimizerConfig):
+    """How updates are made."""
+
+    batch_size: PositiveCount = Field(32, description="windows per update")
+    target_period_updates: Count = Field(1000, description="updates between copies to the target network, 0 = soft")
+    target_tau: Fraction = Field(0.005, description="size of the soft step towards the online network, every update")
+    publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="numbers the network computes with")
+    compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
+    metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
+    max_bad_updates: PositiveCount = Field(10, description="updates with NaN or infinite loss in a row before giving up")
+
+    def inactive(self) -> dict[str, str]:
+        return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
+
+
+class Diverged(Exception):
+    """Loss or gradient was not finite, again and again."""
+
+
+class Learner:
+    """`step` makes all updates that are due. `updates` is the run's second clock."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        replay: Replay,
+        weights: Weights,
+        metrics: Metrics,
+        cfg: LearnerConfig,
+        seed: int,
+        device: torch.device,
+        on_bad: Callable[[Sample, int], None] = lambda sample, update: None,
+    ) -> None:
+        self.agent, self.replay, self.weights, self.metrics, self.cfg = agent, replay, weights, metrics, cfg
+        self.on_bad = on_bad
+        dtype = PRECISIONS[cfg.precision]
+        self.flat = Flat(seeded_network(agent, seed).to(device), dtype)
+        self.target = Flat(seeded_network(agent, seed).to(device).requires_grad_(False), dtype)
+        self.net = torch.compile(self.flat.net) if cfg.compile else self.flat.net
+        self.gradients = Solo(cfg)
+        self.gradients.attach(self.flat)
+        self.rng = torch.Generator(device).manual_seed(seed)
+        self.updates = 0
+        self.limit: int | None = None
+        self._published = -1
+        self._bad = 0
+
+    def step(self) -> bool:
+        busy = False
+        while self.limit is None or self.updates < self.limit:
+            sample = self.replay.sample(self.cfg.batch_size)
+            if sample is None:
+                break
+            self._update(sample)
+            busy = True
+        if self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates:
+            self.publish()
+        return busy
+
+    def publish(self) -> None:
+        """Put the present weights into the mailbox, unless they are there already."""
+        if self._published != self.updates:
+            self.weights.publish(self.flat.state(), self.updates)
+            self._published = self.updates
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin from trained weights, online and target alike."""
+        self.flat.load(state)
+        self.target.load(state)
+        self.publish()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradients.state_dict(),
+                "rng": self.rng.get_state(), "updates": self.updates, "published": self._published}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.flat.load(state["net"])
+        self.target.load(state["target"])
+        self.gradients.load_state_dict(state["gradients"])
+        self.rng.set_state(state["rng"])
+        self.updates, self._published = state["updates"], state["published"]
+
+    def _update(self, sample: Sample) -> None:
+        loss = self.agent.loss(self.net, self.target.net, sample, self.rng)
+        total = (sample.weight * loss.per_item).mean()
+        if loss.extra is not None:
+            total = total + loss.extra
+        self.flat.grad.zero_()
+        total.backward()
+        value = float(total.detach())
+        norm = self.gradients.apply() if math.isfinite(value) else math.nan
+        if not math.isfinite(norm):
+            self._skip(sample, value)
+            return
+        self._bad = 0
+        self.updates += 1
+        self.replay.update(sample.keys, loss.priority.cpu().numpy())
+        self._follow()
+        if self.updates % self.cfg.metrics_period_updates == 0:
+            self._measure(loss, value, norm, sample)
+
+    def _follow(self) -> None:
+        if self.cfg.target_period_updates == 0:
+            self.target.follow(self.flat, self.cfg.target_tau)
+        elif self.updates % self.cfg.target_period_updates == 0:
+            self.target.follow(self.flat)
+
+    def _skip(self, sample: Sample, value: float) -> None:
+        """A bad batch moves nothing: no weights, no priorities, no counter but its own."""
+        self._bad += 1
+        self.metrics.count("fault/bad_updates")
+        self.on_bad(sample, self.updates)
+        if self._bad >= self.cfg.max_bad_updates:
+            raise Diverged(
+                f"loss or gradient was not finite in {self._bad} updates in a row (loss {value}, after "
+                f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
+
+    def _measure(self, loss: Loss, value: float, norm: float, sample: Sample) -> None:
+        figures = {"train/loss": value, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
+        figures |= {tag: float(x.mean()) for tag, x in loss.metrics.items()}
+        self.metrics.write(figures | sample.info)

@@ -1,0 +1,111 @@
+"""The meter: gathers figures from everybody and hands one record per log period to the sinks."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from qfleet.roles.schedule import Progress
+
+RECENT = 100
+
+
+class Sink(Protocol):
+    """Where records go: a file, a board, a terminal."""
+
+    def write(self, record: Mapping[str, Any]) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Meter:
+    """Means over a log period, counters since the start, and the mean return of the last 100 episodes.
+
+    A record is flat: step, frames, updates, episodes, time_s (training time over all attempts), then tags.
+    `gauges` are asked for their figures when a record is made.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        progress: Callable[[], Progress],
+        frames_per_step: int,
+        period_steps: int,
+        gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
+    ) -> None:
+        self.sinks, self.progress, self.gauges = sinks, progress, gauges
+        self.frames_per_step, self.period_steps = frames_per_step, period_steps
+        self.episodes = 0
+        self.counters: dict[str, int] = defaultdict(int)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._elapsed, self._since = 0.0, time.monotonic()
+        self._mark = (0.0, Progress(0, 0))
+
+    @property
+    def seconds(self) -> float:
+        return self._elapsed + time.monotonic() - self._since
+
+    def write(self, values: Mapping[str, float]) -> None:
+        for tag, value in values.items():
+            total, count = self._sums.get(tag, (0.0, 0))
+            self._sums[tag] = (total + value, count + 1)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.counters[name] += by
+
+    def episode(self, lane: int, ret: float, length: int) -> None:
+        self.episodes += 1
+        self._recent.append((ret, length))
+
+    def step(self) -> bool:
+        """Emit a record when a log period has passed."""
+        if self.progress().steps // self.period_steps > self._mark[1].steps // self.period_steps:
+            self.emit()
+        return False
+
+    def emit(self, extra: Mapping[str, float] = {}) -> None:
+        """One record of everything since the last, with what is said beside it."""
+        now, seconds = self.progress(), self.seconds
+        record: dict[str, Any] = {
+            "step": now.steps, "frames": now.steps * self.frames_per_step, "updates": now.updates,
+            "episodes": self.episodes, "time_s": round(seconds, 3)}
+        record |= self._rates(now, seconds) | {tag: total / n for tag, (total, n) in self._sums.items()}
+        if self._recent:
+            record["rollout/ep_rew_mean"] = sum(ret for ret, _ in self._recent) / len(self._recent)
+            record["rollout/ep_len_mean"] = sum(length for _, length in self._recent) / len(self._recent)
+        for gauge in self.gauges:
+            record |= gauge()
+        record |= self.counters | dict(extra)
+        self._sums.clear()
+        for sink in self.sinks:
+            sink.write(record)
+
+    def _rates(self, now: Progress, seconds: float) -> dict[str, float]:
+        before, mark = self._mark
+        self._mark = (seconds, now)
+        if seconds <= before or now.steps <= mark.steps:
+            return {}
+        span = seconds - before
+        return {"time/fps": (now.steps - mark.steps) / span, "time/updates_per_s": (now.updates - mark.updates) / span}
+
+    def flush(self) -> None:
+        for sink in self.sinks:
+            sink.flush()
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episodes": self.episodes, "counters": dict(self.counters), "seconds": self.seconds,
+                "recent": [list(pair) for pair in self._recent]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.episodes = state["episodes"]
+        self.counters.update(state["counters"])
+        self._recent.extend((ret, length) for ret, length in state["recent"])
+        self._elapsed, self._since = state["seconds"], time.monotonic()
+        self._mark = (state["seconds"], self.progress())

@@ -1,0 +1,360 @@
+"""Checkpoints: directories that are written beside, hashed into a manifest, and appear whole or not at all.
+
+    checkpoints/step-000000012345/     everything needed to go on (kind "full")
+    checkpoints/best-000000012000/     the policy alone (kind "policy")
+        policy.safetensors  config.yaml
+        state.json  state.safetensors  *.seg               full only; *.seg is replay
+        manifest.json                                      written last: size and sha256 of each file
+
+The newest valid one wins; a damaged one is set aside by name, never deleted. Nothing here is ever unpickled, and
+names, sizes and hashes are checked before anything is parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from qfleet import __version__
+from qfleet.runs import tree
+from qfleet.runs.draft import Draft, FileEntry, discard, drafting, sweep
+from qfleet.types import EnvSpec, Segment, UserError
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MANIFEST, POLICY, CONFIG = "manifest.json", "policy.safetensors", "config.yaml"
+STATE, ARRAYS, SEGMENT = "state.json", "state.safetensors", ".seg"
+JSON_BYTES, CONFIG_BYTES, DATA_BYTES = 2**24, 2**20, 2**36
+"""The largest file of each sort that is written or believed: parsed JSON takes many times its size in memory."""
+LIMITS = {MANIFEST: JSON_BYTES, STATE: JSON_BYTES, CONFIG: CONFIG_BYTES}
+FILE_NAME = r"policy\.safetensors|config\.yaml|state\.json|state\.safetensors|[A-Za-z0-9][A-Za-z0-9_-]{0,120}\.seg"
+"""No slash, no second dot: a manifest cannot point outside of its own directory."""
+
+
+class Damaged(UserError):
+    """A checkpoint is not what was once written: cut short, altered, or with a part missing."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"checkpoint {path} is damaged: {why}; name another checkpoint of the run, "
+                         f"or resume the run itself, which takes the newest valid one")
+        self.why = why
+
+
+class Manifest(BaseModel):
+    """What a checkpoint holds. Its own sha256 stands beside it in the file, in this and every later format."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format_version: int = Field(ge=1, le=FORMAT_VERSION)
+    qfleet: str
+    kind: Literal["full", "policy"]
+    step: int = Field(ge=0)
+    updates: int = Field(ge=0)
+    created: str
+    env: dict[str, Any]
+    notes: dict[str, float | None]
+    files: dict[Annotated[str, StringConstraints(pattern=f"^(?:{FILE_NAME})$")], FileEntry]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Manifest:
+        needed = {POLICY, CONFIG} | ({STATE, ARRAYS} if self.kind == "full" else set())
+        if missing := needed - set(self.files):
+            raise ValueError(f"no {', '.join(sorted(missing))}")
+        return self
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says of its run: the resolved config as YAML, the environment, figures such as a score."""
+
+    config: str
+    spec: EnvSpec
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk. Its parts are read when asked for, to the CPU."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def spec(self) -> EnvSpec:
+        try:
+            return EnvSpec.from_json(self.manifest.env)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Damaged(self.path, f"{MANIFEST} does not describe an environment ({error!r})") from error
+
+    @property
+    def config_text(self) -> str:
+        """The run's resolved config, YAML as written; not parsed here."""
+        try:
+            return self._read(CONFIG).decode()
+        except UnicodeDecodeError as error:
+            raise Damaged(self.path, f"{CONFIG} is not UTF-8 text") from error
+
+    def policy(self) -> dict[str, torch.Tensor]:
+        return self._tensors(POLICY)
+
+    def state(self) -> Any:
+        """The tree given to `save`, value for value."""
+        if self.manifest.kind != "full":
+            raise UserError(f"checkpoint {self.path} holds the policy alone and cannot be resumed; "
+                            f"use it with eval, record or init_from")
+        try:
+            document = json.loads(self._read(STATE))
+            return tree.unpack(document, self._tensors(ARRAYS))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(self.path, f"{STATE} cannot be read ({error})") from error
+
+    def segments(self) -> list[tuple[str, Path]]:
+        """Name and file of every replay segment, in the order they were saved."""
+        names = [name for name in self.manifest.files if name.endswith(SEGMENT)]
+        return [(name.removesuffix(SEGMENT), self.path / name) for name in names]
+
+    def verify(self) -> None:
+        """Compare every file with the manifest; raises Damaged at the first that differs."""
+        for name, entry in self.manifest.files.items():
+            _check_size(self.path, name, entry.size)
+            try:
+                with (self.path / name).open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise Damaged(self.path, f"{name} cannot be read ({error.strerror})") from error
+            if digest != entry.sha256:
+                raise Damaged(self.path, f"the contents of {name} have changed since it was written")
+
+    def _read(self, name: str) -> bytes:
+        return _read(self.path, name, self.manifest.files[name].size)
+
+    def _tensors(self, name: str) -> dict[str, torch.Tensor]:
+        try:
+            return safetensors.torch.load(self._read(name))
+        except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
+            raise Damaged(self.path, f"{name} is not a safetensors file ({error})") from error
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    return (Path(path).expanduser() / MANIFEST).is_file()
+
+
+def open_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
+    """Open one checkpoint by its path, and verify it; whatever is wrong with it is a UserError that says so."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"no checkpoint {folder}: name a directory such as RUN/checkpoints/step-000000012345")
+    if not (folder / MANIFEST).exists():
+        raise Damaged(folder, f"it has no {MANIFEST}, so it is not a checkpoint or not a whole one")
+    try:
+        body = json.loads(_read(folder, MANIFEST))
+        digest = body.pop("sha256")
+        if digest != _digest(body):
+            raise Damaged(folder, f"the contents of {MANIFEST} have changed since it was written")
+        version = body["format_version"]
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise UserError(f"checkpoint {folder} has format {version}, written by qfleet {body.get('qfleet')}; this "
+                            f"qfleet {__version__} reads up to format {FORMAT_VERSION}: pip install --upgrade qfleet")
+        checkpoint = Checkpoint(folder, Manifest.model_validate(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Damaged(folder, f"{MANIFEST} is malformed ({place}: {first['msg']})") from error
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged(folder, f"{MANIFEST} is malformed ({error!r:.200})") from error
+    if verify:
+        checkpoint.verify()
+    return checkpoint
+
+
+def export_policy(checkpoint: Checkpoint, out: str | Path) -> Path:
+    """Write the policy of a checkpoint alone, as a checkpoint of its own at `out`."""
+    target = Path(out).expanduser()
+    if target.exists():
+        raise UserError(f"{target} exists already: choose another place, or delete it")
+    was = checkpoint.manifest
+    notes = {name: math.nan if value is None else value for name, value in was.notes.items()}
+    meta = Meta(checkpoint.config_text, checkpoint.spec, notes)
+    try:
+        with drafting(target) as draft:
+            _write_policy(draft, checkpoint.policy(), meta)
+            _seal(draft, "policy", was.step, was.updates, meta)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}") from error
+    return target
+
+
+class Checkpoints:
+    """The checkpoints of a run: `step-*`, of which the newest `keep` stay, and one policy per other name (`best-*`).
+
+    Only the holder of the run's lock saves. A save that fails raises OSError (DiskFull if there was no room) and
+    leaves everything as it was. Replay segments are hard-linked from the checkpoint before: equal names mean equal
+    bytes within one line of descent, which is why only a checkpoint saved here or given to `follow` is linked from.
+    """
+
+    def __init__(self, root: Path, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least one checkpoint must stay")
+        self.root, self.keep = root, keep
+        self._previous: Checkpoint | None = None
+
+    def follow(self, checkpoint: Checkpoint) -> None:
+        """The run goes on from this checkpoint: the next one may share its replay files."""
+        self._previous = checkpoint
+
+    def save(
+        self,
+        step: int,
+        updates: int,
+        policy: Mapping[str, torch.Tensor],
+        state: Any,
+        segments: Iterable[Segment],
+        meta: Meta,
+    ) -> Path:
+        """Write a full checkpoint; once this returns, it survives a loss of power."""
+        sweep(self.root)
+        target = self._vacant("step", step)
+        with drafting(target) as draft:
+            _write_policy(draft, policy, meta)
+            document, arrays = tree.pack(state)
+            draft.write(STATE, [_limited(STATE, json.dumps(document, allow_nan=False).encode())])
+            draft.write(ARRAYS, [safetensors.torch.save(arrays)])
+            for segment in segments:
+                self._write_segment(draft, segment)
+            manifest = _seal(draft, "full", step, updates, meta)
+        self._previous = Checkpoint(target, manifest)
+        self._rotate("step", self.keep, target)
+        return target
+
+    def save_policy(
+        self, step: int, updates: int, policy: Mapping[str, torch.Tensor], meta: Meta, name: str = "best",
+    ) -> Path:
+        """Write a policy alone and let go of the one before it of that name."""
+        if not re.fullmatch("[a-z]+", name) or name == "step":
+            raise ValueError(f"{name!r} cannot name a policy")
+        sweep(self.root)
+        target = self._vacant(name, step)
+        with drafting(target) as draft:
+            _write_policy(draft, policy, meta)
+            _seal(draft, "policy", step, updates, meta)
+        self._rotate(name, 1, target)
+        return target
+
+    def newest(self, name: str = "step", *, set_aside: bool = True) -> Checkpoint | None:
+        """The newest valid checkpoint of a name, or None. Damaged ones on the way are renamed `*.corrupt`.
+
+        Whoever only reads a run that may be alive passes `set_aside=False`.
+        """
+        for folder in reversed(self.series(name)):
+            try:
+                return open_checkpoint(folder)
+            except Damaged as fault:
+                if not folder.exists():  # rotated away by the run while we looked: newer ones are there
+                    return self.newest(name, set_aside=set_aside)
+                log.warning("checkpoint %s is damaged (%s); trying the one before", folder, fault.why)
+                if set_aside:
+                    _set_aside(folder)
+        return None
+
+    def series(self, name: str = "step") -> list[Path]:
+        """Directories of a name, oldest first, valid or not."""
+        return [folder for _, folder in sorted(self._numbered(name))]
+
+    def _numbered(self, name: str) -> Iterable[tuple[tuple[int, int], Path]]:
+        for folder in self.root.glob(f"{name}-*"):
+            if match := re.fullmatch(rf"{name}-(\d+)(?:-(\d+))?", folder.name):
+                yield (int(match[1]), int(match[2] or 1)), folder
+
+    def _vacant(self, name: str, step: int) -> Path:
+        """A new name for each save, also at the same step: a directory cannot be replaced in one move."""
+        taken = [number[1] for number, _ in self._numbered(name) if number[0] == step]
+        return self.root / (f"{name}-{step:012d}" + (f"-{max(taken) + 1}" if taken else ""))
+
+    def _write_segment(self, draft: Draft, segment: Segment) -> None:
+        file = segment.name + SEGMENT
+        if not re.fullmatch(FILE_NAME, file):
+            raise ValueError(f"{segment.name!r} cannot name a segment")
+        before = self._previous
+        entry = before.manifest.files.get(file) if before else None
+        if before is None or entry is None or not draft.link(file, before.path / file, entry):
+            draft.write(file, segment.blocks())
+
+    def _rotate(self, name: str, keep: int, written: Path) -> None:
+        for folder in self.series(name)[:-keep]:
+            if folder != written and not discard(folder):
+                log.warning("the old checkpoint %s could not be removed", folder)
+
+
+def _write_policy(draft: Draft, policy: Mapping[str, torch.Tensor], meta: Meta) -> None:
+    draft.write(POLICY, [safetensors.torch.save({name: tree.dense(value) for name, value in policy.items()})])
+    draft.write(CONFIG, [_limited(CONFIG, meta.config.encode())])
+
+
+def _seal(draft: Draft, kind: Literal["full", "policy"], step: int, updates: int, meta: Meta) -> Manifest:
+    """Write the manifest, last of all: a directory without one was never finished."""
+    manifest = Manifest(
+        format_version=FORMAT_VERSION, qfleet=__version__, kind=kind, step=step, updates=updates,
+        created=datetime.now().astimezone().isoformat(timespec="seconds"), env=meta.spec.to_json(),
+        notes={name: value if math.isfinite(value) else None for name, value in meta.notes.items()},
+        files=dict(draft.files),
+    )
+    body = manifest.model_dump()
+    draft.write(MANIFEST, [_limited(MANIFEST, json.dumps({"sha256": _digest(body), **body}, indent=1).encode())])
+    return manifest
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _limited(name: str, data: bytes) -> bytes:
+    if len(data) > LIMITS[name]:
+        raise ValueError(f"{name} would have {len(data):,} bytes, and {LIMITS[name]:,} is the limit: "
+                         f"large state belongs into arrays")
+    return data
+
+
+def _check_size(folder: Path, name: str, size: int | None = None) -> None:
+    """A plain file (a pipe would hang, a link may lead anywhere), of the size promised, and of a credible one."""
+    try:
+        found = (folder / name).lstat()
+    except OSError as error:
+        raise Damaged(folder, f"{name} is missing or cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise Damaged(folder, f"{name} is not a plain file")
+    if size is not None and found.st_size != size:
+        raise Damaged(folder, f"{name} has {found.st_size:,} bytes instead of {size:,}")
+    if found.st_size > LIMITS.get(name, DATA_BYTES):
+        raise Damaged(folder, f"{name} has {found.st_size:,} bytes, and {LIMITS.get(name, DATA_BYTES):,} is the limit")
+
+
+def _read(folder: Path, name: str, size: int | None = None) -> bytes:
+    _check_size(folder, name, size)
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise Damaged(folder, f"{name} cannot be read ({error.strerror})") from error
+
+
+def _set_aside(folder: Path) -> None:
+    aside, number = folder.with_name(f"{folder.name}.corrupt"), 2
+    while aside.exists():
+        aside, number = folder.with_name(f"{folder.name}.corrupt-{number}"), number + 1
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        log.warning("cannot rename %s: %s", folder, error.strerror)

@@ -1,0 +1,279 @@
+"""The run directory: where a run lives, who may write there, and what it was made with.
+
+    root/name/  config.yaml  run.json  metrics.jsonl  eval.json  tb/  checkpoints/  videos/  plots/  lock
+
+Every path in it is relative, so a run may be moved or renamed. Nothing is written outside of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from pydantic import Field, field_validator
+
+from qfleet import __version__
+from qfleet.config import Config, Positive, PositiveCount
+from qfleet.runs.owner import Owner
+from qfleet.types import UserError
+
+GIT_TIMEOUT_S = 5
+NAME_BYTES = 200
+PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco")
+
+
+class RunSection(Config):
+    """Where a run lives, what it records and how exactly it resumes."""
+
+    root: str = Field("runs", description="folder that holds the runs", min_length=1)
+    name: str | None = Field(None, description="name of the run, none = <env>__<algo>__<seed>__<time>")
+    exact_resume: bool = Field(False, description="scheduled checkpoints end all episodes, so that resume is bitwise")
+    log_period_steps: PositiveCount = Field(1000, description="environment steps between metric records")
+    tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
+    wandb: bool = Field(False, description="write to Weights & Biases too (offline unless WANDB_MODE says otherwise)")
+    stall_timeout_s: Positive = Field(600.0, description="an environment silent for so long ends the run, seconds")
+    threads: PositiveCount | None = Field(None, description="torch threads, none = planned from the cores")
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str | None) -> str | None:
+        if name is None:
+            return name
+        if not name or name[0] in ".-~" or name != name.strip() or re.search(r"[/\\:\x00-\x1f\x7f]", name):
+            raise ValueError("a run name is one folder name: no slash, colon or line break, and no dot, dash, tilde "
+                             "or blank at its start; choose the folder with run.root")
+        if len(name.encode()) > NAME_BYTES:
+            raise ValueError(f"a run name has at most {NAME_BYTES} bytes")
+        return name
+
+
+def default_name(env_id: str, algo: str, seed: int, now: datetime | None = None) -> str:
+    """`<env>__<algo>__<seed>__<time>` in characters that are safe in a path and in a shell."""
+    parts = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in (env_id, algo, str(seed)))
+    return f"{'__'.join(parts)}__{now or datetime.now():%Y%m%d-%H%M%S}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run on disk. Reading needs nothing; whoever writes holds its lock."""
+
+    path: Path
+
+    @staticmethod
+    def create(section: RunSection, default: str) -> RunDirectory:
+        """Make root/name and lock it. A chosen name that is taken is refused; a default one gets a number."""
+        root = Path(section.root).expanduser()
+        name = section.name or default
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            attempt = 1
+            while not _make(root / name):
+                if section.name:
+                    raise UserError(f"run {name} exists already in {root}: continue it with `qfleet resume {name}`, "
+                                    f"or choose another run.name")
+                attempt += 1
+                name = f"{default}-{attempt}"
+        except OSError as error:
+            raise UserError(f"cannot write the run {root / name}: {error.strerror}; "
+                            f"choose a folder you may write to with run.root") from error
+        run = RunDirectory(root / name)
+        run.lock()
+        return run
+
+    @staticmethod
+    def open(where: str | Path, root: str | Path = "runs") -> RunDirectory:
+        """Find a run by its path, or by its name under root."""
+        here, named = Path(where).expanduser(), Path(root).expanduser() / where
+        for path in (here, named):
+            if str(where) and _is_run(path):
+                return RunDirectory(path)
+        names = run_names(root)
+        close = difflib.get_close_matches(str(where), names, n=3, cutoff=0.5) or names[:3]
+        hint = f"; did you mean {', '.join(close)}?" if close else "; there are no runs there yet"
+        raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}{hint}")
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "eval.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def videos(self) -> Path:
+        return self.path / "videos"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    def add_attempt(self, description: dict[str, Any]) -> None:
+        """Append one start or resume, as `describe` saw it, to run.json: versions may differ between attempts."""
+        attempts = []
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            attempts = list(json.loads(self.record.read_text())["attempts"])
+        replace_text(self.record, json.dumps({"attempts": [*attempts, description]}, indent=2) + "\n")
+
+    def lock(self) -> None:
+        """Become the one writer. A lock whose process is dead is taken over; a living one is a UserError."""
+        try:
+            with self._lock_file() as file:
+                owner = Owner.parse(file.read())
+                alive = owner.alive() if owner else False
+                if owner and alive is not False:
+                    raise UserError(_in_use(self.path, owner, alive is None))
+                file.seek(0)
+                file.truncate()
+                file.write(f"{Owner.current()}\n")
+        except OSError as error:
+            raise UserError(f"cannot lock the run {self.path}: {error.strerror}") from error
+
+    def unlock(self) -> None:
+        """Give the run back; a lock that is not this process's own stays."""
+        with suppress(OSError), self._lock_file() as file:
+            owner = Owner.parse(file.read())
+            if owner is None or owner == Owner.current():
+                (self.path / "lock").unlink()
+
+    @contextmanager
+    def _lock_file(self) -> Iterator[TextIO]:
+        """The lock file, open and ours alone for a moment, so that two takers cannot both find it stale."""
+        path = self.path / "lock"
+        while True:
+            with path.open("a+") as file:
+                _flock(file)
+                # Whoever unlocked meanwhile has unlinked the file we hold: then another one counts.
+                if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    file.seek(0)
+                    yield file
+                    return
+
+
+def run_names(root: str | Path) -> list[str]:
+    """Names of the runs under root, the most recently touched first."""
+    folder = Path(root).expanduser()
+    runs = [path for path in folder.iterdir() if _is_run(path)] if folder.is_dir() else []
+    return [path.name for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, meets the old text or the new one, never a half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def describe() -> dict[str, Any]:
+    """What a run was made with: command, versions, hardware, the state of the working directory, the time."""
+    return {
+        "command": sys.argv,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "directory": str(Path.cwd()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": _versions(),
+        "hardware": _hardware(),
+        "git": _git(),
+    }
+
+
+def _make(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / mark).exists() for mark in ("config.yaml", "run.json", "checkpoints"))
+
+
+def _in_use(path: Path, owner: Owner, unknown: bool) -> str:
+    who = f"process {owner.pid} on {owner.host}"
+    if unknown:
+        return f"another run writes here: {path} is locked by {who}; if that process is gone, delete {path / 'lock'}"
+    if owner == Owner.current():
+        who = "this very process"
+    return f"another run writes here: {path} is in use by {who}; wait for it, stop it, or choose another run.name"
+
+
+def _flock(file: TextIO) -> None:
+    """Ask the system for the file; where it cannot (Windows, some network file systems) a tiny race remains."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _versions() -> dict[str, str]:
+    found = {"qfleet": __version__}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _hardware() -> dict[str, Any]:
+    model, memory = platform.processor(), None
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    with suppress(OSError, ValueError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": cores, "memory_bytes": memory, "gpus": gpus}
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory and whether tracked files differ from it; None outside of a repository."""
+    answers = []
+    for question in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run(["git", *question], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(done.stdout.strip())
+    return {"commit": answers[0], "dirty": bool(answers[1])}

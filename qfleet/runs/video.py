@@ -1,0 +1,139 @@
+"""Films of an agent: a stream of pictures into an MP4 or a GIF, never more than a few pictures in memory for MP4.
+
+A picture is `[H, W, 3]` (or grey, `[H, W]`) uint8. Small ones are enlarged by whole pixels so that a 10x5 board can be
+seen, and sides are padded to even numbers because H.264 in its common form stores colour for 2x2 blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qfleet.types import UserError
+
+SMALLEST_SIDE = 320
+LARGEST_SIDE = 1280
+Progress = Callable[[int], None]
+"""Called with the number of pictures written so far."""
+
+
+def enlargement(height: int, width: int) -> int:
+    """The whole factor that brings the short side to 320 pixels, unless the long side would pass 1280."""
+    wanted = -(-SMALLEST_SIDE // min(height, width))
+    return max(1, min(wanted, LARGEST_SIDE // max(height, width)))
+
+
+def prepare(frame: np.ndarray) -> np.ndarray:
+    """One picture as the encoder wants it: `[H, W, 3]` uint8, contiguous, enlarged, even sides."""
+    if frame.ndim == 2:
+        frame = np.repeat(frame[:, :, None], 3, axis=2)
+    if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8 or 0 in frame.shape:
+        raise UserError(f"a picture must be uint8 with shape [height, width, 3], not {frame.dtype} "
+                        f"{list(frame.shape)}: check what the environment's render() returns")
+    factor = enlargement(*frame.shape[:2])
+    large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
+    odd_rows, odd_columns = large.shape[0] % 2, large.shape[1] % 2
+    return np.ascontiguousarray(np.pad(large, ((0, odd_rows), (0, odd_columns), (0, 0)), mode="edge"))
+
+
+def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: Progress | None = None) -> int:
+    """Encode as H.264 and return how many pictures it took; the file appears under its name only when complete."""
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise UserError("writing MP4 needs imageio-ffmpeg: pip install 'qfleet[video]'") from None
+    target = _target(path, ".mp4", fps)
+    first, pictures = _opened(frames)
+    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}.mp4")
+    height, width = first.shape[:2]
+    encoder = imageio_ffmpeg.write_frames(str(partial), (width, height), fps=fps, quality=7, macro_block_size=2,
+                                          ffmpeg_log_level="error")
+    count = 0
+    try:
+        encoder.send(None)
+        for picture in pictures:
+            encoder.send(picture)
+            count += 1
+            if progress is not None:
+                progress(count)
+        encoder.close()
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {_last_line(error)}; is the disk full?") from error
+    finally:
+        encoder.close()
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def write_gif(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: Progress | None = None) -> int:
+    """Write an endlessly looping GIF and return how many pictures it took.
+
+    The format counts in hundredths of a second and viewers refuse less than two, so 50 pictures a second is the most.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("writing GIF needs pillow: pip install 'qfleet[video]'") from None
+    target = _target(path, ".gif", fps)
+    _, pictures = _opened(frames)
+    palettes: list[Any] = []
+    for count, picture in enumerate(pictures, start=1):
+        # Reduced to 256 colours at once: a third of the memory that whole pictures would take.
+        palettes.append(Image.fromarray(picture).quantize(colors=256, method=Image.Quantize.FASTOCTREE))
+        if progress is not None:
+            progress(count)
+    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}.gif")
+    try:
+        palettes[0].save(partial, save_all=True, append_images=palettes[1:], loop=0,
+                         duration=max(20, round(100 / fps) * 10), optimize=False)
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error}; is the disk full?") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(palettes)
+
+
+def _target(path: str | Path, suffix: str, fps: float) -> Path:
+    target = Path(path)
+    if not 0 < fps <= 240:
+        raise UserError(f"{fps:g} pictures a second is not possible: choose --fps between 1 and 240")
+    if target.suffix.lower() != suffix:
+        raise UserError(f"{target} does not end in {suffix}: name the file with that ending")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create the folder {target.parent}: {error.strerror}") from None
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"cannot write into {target.parent}: choose another place with --out")
+    return target
+
+
+def _opened(frames: Iterable[np.ndarray]) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+    """The first picture, to learn the size, and the whole stream again; a picture of another size is refused."""
+    source = iter(frames)
+    raw = next(source, None)
+    if raw is None:
+        raise UserError("there is no picture to film: the environment rendered nothing (does it support rgb_array?)")
+    first = prepare(raw)
+
+    def stream() -> Iterator[np.ndarray]:
+        yield first
+        for number, frame in enumerate(source, start=2):
+            picture = prepare(frame)
+            if picture.shape != first.shape:
+                raise UserError(f"picture {number} has size {frame.shape[1]}x{frame.shape[0]}, the first had "
+                                f"{raw.shape[1]}x{raw.shape[0]}: the environment must render at one size")
+            yield picture
+
+    return first, stream()
+
+
+def _last_line(error: OSError) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

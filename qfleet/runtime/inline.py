@@ -1,0 +1,137 @@
+"""All roles in one process, one after the other: plain method calls, and on a CPU bitwise reproducible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet.agent import Agent
+from qfleet.explore import Explorer
+from qfleet.replay.chunker import Chunker
+from qfleet.replay.host import HostReplay
+from qfleet.replay.layout import Layout
+from qfleet.roles.actor import Actor, Recorder
+from qfleet.roles.checkpointer import Checkpointer, Snapshot
+from qfleet.roles.evaluator import Evaluator, Score
+from qfleet.roles.learner import Learner
+from qfleet.roles.metrics import Meter, Sink
+from qfleet.roles.policy import Policy
+from qfleet.roles.schedule import Progress
+from qfleet.roles.seeds import lane_seeds, seed_for
+from qfleet.roles.weights import Mailbox
+from qfleet.runtime.plan import Plan, Stop, drive
+from qfleet.types import Sample, VectorEnv
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a run needs of the world around it: where figures, checkpoints and bad batches go."""
+
+    sinks: Sequence[Sink]
+    save: Callable[[Snapshot], Any]
+    save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], Any]
+    on_bad: Callable[[Sample, int], None]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who plays: the agent, the environment it learns in, the one it is judged in, and how it explores."""
+
+    agent: Agent
+    env: VectorEnv
+    eval_env: VectorEnv
+    explorer: Explorer
+
+
+class Inline:
+    """Builds the roles, runs them, and knows their common state."""
+
+    def __init__(self, cast: Cast, plan: Plan, outside: Outside) -> None:
+        self.plan, self.outside, self.cast = plan, outside, cast
+        seed, device = plan.seed, plan.device
+        self.weights = Mailbox()
+        layout = Layout(cast.env.spec, cast.agent.window, plan.replay.chunk_steps)
+        self.replay = HostReplay(layout, plan.replay, seed_for(seed, "replay"), device)
+        self.stop = Stop(plan, self.progress)
+        self.best: float | None = None
+        self.meter = Meter(outside.sinks, self.progress, cast.env.spec.frames_per_step, plan.log_period_steps,
+                           [self.replay.metrics, self._exploration])
+        first = seed_for(seed, "network")
+        self.learner = Learner(cast.agent, self.replay, self.weights, self.meter, plan.learner, first, device,
+                               outside.on_bad)
+        self.learner.limit = plan.total_updates
+        policy = Policy(cast.agent, first, device, plan.learner.precision)
+        self.actor = Actor(policy, cast.env, cast.explorer, self.meter, self.weights,
+                           Recorder(Chunker(layout, cast.env.lanes), self.replay))
+        judge = Policy(cast.agent, first, device, plan.learner.precision)
+        self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, seed, self.progress, self._judged)
+        self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.progress, self.meter,
+                                         self._cut if plan.exact_resume else None)
+        self._begin = ("begin", 0)
+
+    def progress(self) -> Progress:
+        return Progress(self.replay.pace.steps, self.learner.updates)
+
+    def run(self) -> str:
+        """Train to the end, evaluate and save; returns why it ended."""
+        self.actor.begin(lane_seeds(self.plan.seed, self.cast.env.lanes, *self._begin))
+        # The actor has sent its actions when the learner's turn comes: the emulators work while it trains.
+        drive([self.actor, self.learner, self.meter, self.evaluator, self.checkpointer], self.stop)
+        reason = self.stop.reason or "total_steps"
+        if reason in ("total_steps", "total_updates"):
+            self.learner.publish()
+            self.evaluator.judge()
+        self.meter.emit()
+        if not (self.plan.exact_resume and reason in ("interrupted", "preempted") and self.checkpointer.saved_at):
+            self.checkpointer.save()
+        self.meter.flush()
+        return reason
+
+    def snapshot(self) -> Snapshot:
+        parts = {"actor": self.actor, "learner": self.learner, "weights": self.weights, "evaluator": self.evaluator,
+                 "meter": self.meter}
+        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+        keep = self.plan.checkpoint.replay
+        state |= {"best": self.best, "replay": self.replay.state_dict() if keep else None,
+                  "clock": self.replay.pace.state_dict()}
+        return Snapshot(self.progress(), self.learner.flat.state(), state, self.replay.segments() if keep else [])
+
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
+        """Go on from a snapshot; exactly so, if it was taken at a scheduled episode boundary."""
+        if state["replay"] is not None:
+            self.replay.load_state_dict(state["replay"])
+            self.replay.load_segments(segments)
+        else:
+            self.replay.pace.start_anew(state["clock"]["steps"])
+        self.learner.load_state_dict(state["learner"])
+        self.weights.load_state_dict(state["weights"])
+        self.actor.load_state_dict(state["actor"])
+        self.evaluator.load_state_dict(state["evaluator"])
+        self.checkpointer.resume()
+        self.meter.load_state_dict(state["meter"])
+        self.best = state["best"]
+        if self.best is not None:
+            self.stop.score(self.best)
+        if self.plan.exact_resume and state["actor"]["fresh"]:
+            self._begin = ("exact", self.checkpointer.schedule.index)
+        else:
+            self._begin = ("resume", self.progress().steps)
+
+    def _cut(self, index: int) -> None:
+        self.actor.cut(lane_seeds(self.plan.seed, self.cast.env.lanes, "exact", index))
+
+    def _judged(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
+        if self.best is None or score.mean > self.best:
+            self.best = score.mean
+            self.outside.save_best(score, self.progress(), weights)
+        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std, "eval/best_reward": self.best,
+                         "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
+        self.stop.score(score.mean)
+
+    def _exploration(self) -> dict[str, float]:
+        arm = self.cast.explorer.arms(self.actor.steps)
+        return {"rollout/exploration_rate": float(arm.epsilon.mean())}

@@ -1,0 +1,69 @@
+"""A run as data, and the one loop that drives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from qfleet.replay.config import ReplayConfig
+from qfleet.roles.checkpointer import CheckpointConfig
+from qfleet.roles.evaluator import EvalConfig
+from qfleet.roles.learner import LearnerConfig
+from qfleet.roles.schedule import Progress
+
+NAP_S = 0.002
+
+
+class Worker(Protocol):
+    """A role that acts on its own: `step` does what is due and says whether there was anything."""
+
+    def step(self) -> bool: ...
+
+
+def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[float], None] = time.sleep) -> None:
+    """Step all workers in turn until `stop`; between rounds serve others, napping when nobody was busy."""
+    while not stop():
+        busy = [worker.step() for worker in workers]
+        serve(0 if any(busy) else NAP_S)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the roles of a run are built from; every value is resolved."""
+
+    seed: int
+    device: torch.device
+    total_steps: int
+    total_updates: int | None
+    stop_at: float | None
+    exact_resume: bool
+    log_period_steps: int
+    replay: ReplayConfig
+    learner: LearnerConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+
+
+class Stop:
+    """Knows when a run ends and why: `reason` is None while it goes on."""
+
+    def __init__(self, plan: Plan, progress: Callable[[], Progress]) -> None:
+        self.plan, self.progress = plan, progress
+        self.reason: str | None = None
+
+    def score(self, mean: float) -> None:
+        """Judge a greedy evaluation against `stop_at`."""
+        if self.plan.stop_at is not None and mean >= self.plan.stop_at:
+            self.reason = "stop_at"
+
+    def __call__(self) -> bool:
+        now = self.progress()
+        if self.reason is None and now.steps >= self.plan.total_steps:
+            self.reason = "total_steps"
+        if self.reason is None and self.plan.total_updates is not None and now.updates >= self.plan.total_updates:
+            self.reason = "total_updates"
+        return self.reason is not None

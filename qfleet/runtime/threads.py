@@ -1,0 +1,39 @@
+"""Who may use which cores. Oversubscription costs a learner 4-8×, so the plan is made once, at the start."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ThreadPlan:
+    """Threads for torch's operators and for the environment's emulators."""
+
+    torch: int
+    env: int
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, limited by a cgroup quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _quota()))
+
+
+def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
+    """Small networks are fastest on one thread; convolutions take all cores, and the emulators too.
+
+    Emulators and learner share the cores in one process, since each waits while the other's work is the bottleneck.
+    """
+    cores = cores or usable_cores()
+    return ThreadPlan(torch=cores if images else 1, env=cores)
+
+
+def _quota() -> int:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):
+        return 1 << 30

@@ -1,0 +1,177 @@
+"""One attempt at a run: directory, writers and checkpoints around the roles, from the first step to the exit code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from qfleet.assemble import cast_of, describe_plan, make_env, plan_of, settle
+from qfleet.config import to_yaml
+from qfleet.recipe import RunConfig
+from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.evaluator import Score
+from qfleet.roles.metrics import Sink
+from qfleet.roles.schedule import Progress
+from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
+from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
+from qfleet.runs.find import find_checkpoint
+from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter
+from qfleet.runtime.inline import Inline, Outside
+from qfleet.runtime.signals import obeyed
+from qfleet.types import EnvSpec, Sample, UserError, VectorEnv
+
+log = logging.getLogger(__name__)
+
+EXIT_CODES = {"interrupted": 130, "preempted": 75}
+BAD_BATCHES_KEPT = 3
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training ended. `exit_code` is what the command line returns for it."""
+
+    directory: Path
+    steps: int
+    updates: int
+    episodes: int
+    seconds: float
+    best: float | None
+    reason: str
+    exit_code: int
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run."""
+    with ExitStack() as stack:
+        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
+        stack.callback(env.close)
+        config = settle(config, env.spec)
+        weights = _initial_weights(config, env.spec)
+        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
+        stack.callback(directory.unlock)
+        replace_text(directory.config, to_yaml(config))
+        directory.add_attempt(describe() | {"sources": dict(provenance)})
+        attempt = Attempt(config, env, directory, sinks)
+        if weights is not None:
+            attempt.run.learner.load_weights(weights)
+        return attempt.execute()
+
+
+def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+    """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
+    with ExitStack() as stack:
+        directory.lock()
+        stack.callback(directory.unlock)
+        checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+        if checkpoint is None:
+            raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
+                            f"{directory.config}` and another run.name")
+        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
+        stack.callback(env.close)
+        require_same(checkpoint, env.spec)
+        config = settle(config, env.spec)
+        replace_text(directory.config, to_yaml(config))
+        directory.add_attempt(describe() | {"resumed_from": checkpoint.path.name})
+        return Attempt(config, env, directory, sinks, checkpoint).execute()
+
+
+def require_same(checkpoint: Checkpoint, spec: EnvSpec) -> None:
+    """Refuse weights that were trained on other observations or actions."""
+    was, now = checkpoint.spec, spec
+    if was.observation != now.observation or was.actions != now.actions:
+        raise UserError(f"checkpoint {checkpoint.path} was trained on {was.id} with {was.actions} actions and "
+                        f"observations {dict(was.observation)}; the environment {now.id} has {now.actions} actions "
+                        f"and observations {dict(now.observation)}")
+
+
+def _initial_weights(config: RunConfig, spec: EnvSpec) -> dict[str, torch.Tensor] | None:
+    if config.init_from is None:
+        return None
+    checkpoint = find_checkpoint(config.init_from, root=config.run.root, trust=True)  # only its weights are used
+    require_same(checkpoint, spec)
+    return checkpoint.policy()
+
+
+class Attempt:
+    """The roles of a run and all that surrounds them, ready to go."""
+
+    def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, sinks: Sequence[Sink],
+                 checkpoint: Checkpoint | None = None) -> None:
+        torch.set_num_threads(config.run.threads or 1)
+        self.config, self.directory, self.spec = config, directory, env.spec
+        self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)
+        self.text = to_yaml(config)
+        step = checkpoint.manifest.step if checkpoint else None
+        self.sinks = [*self._writers(step), *sinks]
+        for sink in sinks:
+            show: Callable[[list[tuple[str, str]]], None] | None = getattr(sink, "plan", None)
+            if show is not None:
+                show([("run", str(directory.path)), *describe_plan(config, env.spec)])
+        self.cast = cast_of(config, env)
+        outside = Outside(self.sinks, self._save, self._save_best, self._keep_bad)
+        self.run = Inline(self.cast, plan_of(config), outside)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    def execute(self) -> TrainResult:
+        """Train until the run ends or is told to, and close everything."""
+        try:
+            with obeyed(self.run.stop):
+                reason = self.run.run()
+        finally:
+            self.run.meter.close()
+            self.cast.eval_env.close()
+        now = self.run.progress()
+        code = EXIT_CODES.get(reason, 1 if self.run.checkpointer.failed else 0)
+        return TrainResult(self.directory.path, now.steps, now.updates, self.run.meter.episodes,
+                           self.run.meter.seconds, self.run.best, reason, code)
+
+    def _writers(self, resume_step: int | None) -> list[Sink]:
+        writers: list[Sink] = [JsonlWriter(self.directory.metrics, resume_step)]
+        if self.config.run.tensorboard:
+            writers.append(TensorBoardWriter(self.directory.tensorboard, resume_step))
+        if self.config.run.wandb:
+            writers.append(WandbWriter(self.directory.path, self.directory.name, self.config.model_dump(mode="json")))
+        return writers
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            self.run.restore(checkpoint.state(), checkpoint.segments())
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {error}") from error
+        self.store.follow(checkpoint)
+
+    def _save(self, snapshot: Snapshot) -> None:
+        steps, updates = snapshot.progress
+        self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
+                        Meta(self.text, self.spec))
+
+    def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> None:
+        notes = {"mean_reward": score.mean, "std_reward": score.std, "episodes": float(len(score.returns))}
+        try:
+            self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes))
+        except OSError as error:
+            self.run.meter.count("fault/checkpoints_failed")
+            log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)
+
+    def _keep_bad(self, sample: Sample, update: int) -> None:
+        """Keep the first batches whose loss was not finite, for people to look at."""
+        folder = self.directory.path / "faults"
+        path = folder / f"bad-batch-after-update-{update}.safetensors"
+        if path.exists() or (folder.exists() and len(list(folder.iterdir())) >= BAD_BATCHES_KEPT):
+            return
+        arrays: dict[str, Any] = {name: rows.cpu().contiguous() for name, rows in sample.rows.items()}
+        try:
+            folder.mkdir(exist_ok=True)
+            safetensors.torch.save_file(arrays | {"weight": sample.weight.cpu(), "keys": torch.as_tensor(sample.keys)},
+                                        path)
+            log.warning("loss or gradient was not finite after update %d; the batch is in %s", update, path)
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            log.warning("a bad batch could not be kept (%s)", error)

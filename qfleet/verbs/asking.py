@@ -1,0 +1,139 @@
+"""Verbs that answer questions: `recipes`, `config`, `check-env`, `doctor`, `version`; and the hidden `_env-host`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qfleet import __version__
+from qfleet.verbs.telling import clean_stdout, outcome, table
+
+if TYPE_CHECKING:
+    from qfleet.types import VectorEnv
+
+
+def recipes(args: Namespace) -> int:
+    """List the recipes."""
+    from qfleet import recipe
+
+    rows = list(recipe.list_recipes())
+    width = max((len(name) for name, _ in rows), default=0)
+    outcome(args, [f"{name:<{width}}  {description}" for name, description in rows],
+            [{"name": name, "description": description} for name, description in rows])
+    return 0
+
+
+def config(args: Namespace) -> int:
+    """Show, explain or compare configurations, or print the schema of all."""
+    from qfleet.types import UserError
+
+    actions = {"show": (_config_show, 1), "explain": (_config_explain, 1), "schema": (_config_schema, 0),
+               "diff": (_config_diff, 2)}
+    action, *sources = args.words
+    if action not in actions:
+        raise UserError(f"config {action} is not known: choose one of {', '.join(actions)}")
+    function, needed = actions[action]
+    if len(sources) != needed:
+        raise UserError(f"config {action} takes {needed} sources (recipe, file, environment id or run), "
+                        f"not {len(sources)}")
+    function(args, [_source(source) for source in sources])
+    return 0
+
+
+def check_env(args: Namespace) -> int:
+    """Try an environment out and list what was found; errors give exit 1."""
+    from qfleet.config import parse_override, validate
+    from qfleet.envs import EnvConfig
+    from qfleet.envs.check import check
+
+    settings = {key.removeprefix("env."): value for key, value in map(parse_override, args.overrides)}
+    cfg = validate(EnvConfig, {**settings, "id": args.words[0]}, "command line")
+    with clean_stdout(args):
+        findings = check(cfg)
+    lines = [f"{finding.level:<8} {finding.text}" for finding in findings]
+    outcome(args, lines, [{"level": finding.level, "text": finding.text} for finding in findings])
+    return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def doctor(args: Namespace) -> int:
+    """Say what is installed and, for a recipe, what it would take."""
+    from qfleet import doctor as surgery
+    from qfleet.types import UserError
+
+    plan, root = None, "."
+    if args.words:
+        from qfleet import api, recipe
+
+        config = recipe.resolve(_source(args.words[0]), args.overrides).config
+        with clean_stdout(args):
+            plan, root = dict(api.plan(config)), config.run.root
+    elif args.overrides:
+        raise UserError(f"{args.overrides[0]} changes a recipe, and none is named: qfleet doctor RECIPE key=value")
+    report = surgery.examine(plan, root)
+    outcome(args, [surgery.render(report)], report)
+    return 0
+
+
+def version(args: Namespace) -> int:
+    """Print the version."""
+    outcome(args, [f"qfleet {__version__}"], {"version": __version__})
+    return 0
+
+
+def env_host(args: Namespace) -> int:
+    """Host an environment for the process that started this one, until it closes the pipe."""
+    from qfleet.envs import EnvConfig, make
+    from qfleet.runtime.isolate import serve
+
+    def build(request: dict[str, Any]) -> VectorEnv:
+        return make(EnvConfig(**request["env"]), request["lanes"], render=request["render"])
+
+    return serve(build, sys.stdin, sys.stdout)
+
+
+def _config_show(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet import recipe
+    from qfleet.config import to_yaml
+
+    resolved = recipe.resolve(sources[0], args.overrides)
+    outcome(args, [to_yaml(resolved.config).rstrip()], resolved.config.model_dump(mode="json"))
+
+
+def _config_explain(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet import recipe
+
+    rows = recipe.explain(recipe.resolve(sources[0], args.overrides))
+    lines = table([(row.key, row.value, row.source, f"no effect: {row.idle}" if row.idle else row.description)
+                   for row in rows])
+    outcome(args, lines, [{**asdict(row), "active": not row.idle} for row in rows])
+
+
+def _config_schema(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet import recipe
+
+    schema = recipe.schema()
+    outcome(args, [json.dumps(schema, indent=2)], schema)
+
+
+def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet import recipe
+
+    first, second = (recipe.resolve(source, args.overrides) for source in sources)
+    rows = recipe.diff(first.config, second.config)
+    outcome(args, table([("key", *sources), *((row.key, row.a, row.b) for row in rows)]) if rows else ["no difference"],
+            [asdict(row) for row in rows])
+
+
+def _source(word: str) -> str:
+    """A run stands for the configuration that it was trained with."""
+    from qfleet.runs.directory import run_names
+
+    run = Path(word) if (Path(word) / "config.yaml").is_file() else None
+    if run is None and word in run_names("runs"):
+        run = Path("runs") / word
+    return str(run / "config.yaml") if run else word

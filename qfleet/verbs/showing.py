@@ -1,0 +1,128 @@
+"""Verbs that show a trained agent: `eval`, `record`, `play`, `plot` and `export`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qfleet.verbs.telling import clean_stdout, outcome
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qfleet.api import EvalResult
+    from qfleet.runs.find import Which
+
+
+def evaluate(args: Namespace) -> int:
+    """Play whole episodes and report."""
+    from qfleet import api
+
+    with clean_stdout(args):
+        result = api.evaluate(args.words[0], episodes=args.episodes, seed=args.seed, epsilon=args.epsilon,
+                              which=args.which, lanes=args.lanes, trust=args.trust)
+    outcome(args, [verdict(result), f"checkpoint {result.checkpoint}"], result.to_json())
+    return 0
+
+
+def record(args: Namespace) -> int:
+    """Film some episodes."""
+    suffix = ".gif" if args.gif else ".mp4"
+    path = Path(args.out) if args.out else film_path(args.words[0], args.which, args.seed).with_suffix(suffix)
+    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust)
+    with clean_stdout(args):
+        pictures = film(reel, path, args.fps)
+    outcome(args, [f"{pictures} pictures of {len(reel.returns)} episodes, returns {_listed(reel.returns)}", str(path)],
+            {"path": str(path), "pictures": pictures, "episodes": len(reel.returns), "returns": reel.returns})
+    return 0
+
+
+def play(args: Namespace) -> int:
+    """Watch some episodes in a window."""
+    from qfleet.runs import window
+
+    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust)
+    with clean_stdout(args):
+        window.show(reel.frames(), f"qfleet: {args.words[0]}", args.fps)
+    outcome(args, [f"returns {_listed(reel.returns)}"], {"episodes": len(reel.returns), "returns": reel.returns})
+    return 0
+
+
+def plot(args: Namespace) -> int:
+    """Draw learning curves."""
+    from qfleet.runs import plots
+    from qfleet.runs.directory import RunDirectory
+
+    runs = [RunDirectory.open(word).path for word in args.words]
+    path = plots.plot(runs, args.x, args.y, args.smooth, args.out)
+    outcome(args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs]})
+    return 0
+
+
+def export(args: Namespace) -> int:
+    """Write the policy alone."""
+    from qfleet import api
+
+    path = api.export(args.words[0], args.words[1], args.which, trust=args.trust)
+    outcome(args, [str(path)], {"path": str(path)})
+    return 0
+
+
+class Reel:
+    """The pictures of some episodes, one after the other, and the returns of those that ended."""
+
+    def __init__(self, path: str | Path, episodes: int, seed: int, which: Which, trust: bool) -> None:
+        self.path, self.episodes, self.seed, self.which, self.trust = path, episodes, seed, which, trust
+        self.returns: list[float] = []
+
+    def frames(self) -> Iterator[np.ndarray]:
+        from qfleet import api
+
+        total = 0.0
+        for step in api.rollout(self.path, episodes=self.episodes, seed=self.seed, which=self.which, trust=self.trust):
+            total += float(step.reward)
+            if step.frame is not None:
+                yield step.frame
+            if step.done:
+                self.returns.append(total)
+                total = 0.0
+
+
+def film(reel: Reel, path: Path, fps: float) -> int:
+    """Write the film by its ending, counting aloud on a terminal since long episodes take their time."""
+    from qfleet.runs import video
+
+    def count(pictures: int) -> None:
+        if pictures % 100 == 0 and sys.stderr is not None and sys.stderr.isatty():
+            print(f"\r{pictures} pictures", end="", file=sys.stderr, flush=True)
+
+    pictures = (video.write_gif if path.suffix.lower() == ".gif" else video.write_mp4)(reel.frames(), path, fps, count)
+    if pictures >= 100 and sys.stderr is not None and sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr, flush=True)
+    return pictures
+
+
+def film_path(where: str | Path, which: str, seed: int) -> Path:
+    """Films lie in their run; those of a checkpoint that belongs to no run lie beside it."""
+    from qfleet.runs.checkpoint import is_checkpoint
+    from qfleet.runs.directory import RunDirectory
+
+    if not is_checkpoint(where):
+        return RunDirectory.open(where).videos / f"{which}-seed{seed}.mp4"
+    checkpoint = Path(where).expanduser().resolve()
+    run = checkpoint.parent.parent
+    folder = run / "videos" if (run / "run.json").is_file() else checkpoint.parent
+    return folder / f"{checkpoint.name}-seed{seed}.mp4"
+
+
+def verdict(result: EvalResult) -> str:
+    how = "greedy" if result.epsilon == 0 else f"ε = {result.epsilon:g}"
+    return (f"mean return {result.mean_reward:.2f} ± {result.std_reward:.2f} over {result.episodes} episodes "
+            f"({how}, {result.protocol}, seed {result.seed})")
+
+
+def _listed(returns: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in returns) or "none, no episode ended"

@@ -1,0 +1,58 @@
+"""How verbs talk: results to stdout, as lines or as one JSON document; everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+
+def complain(text: str) -> None:
+    """A line on stderr, if anybody can read it."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def say(text: str = "") -> None:
+    """A line of the result; a reader who has left does not change how the command ends."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
+
+
+def outcome(args: Namespace, lines: Iterable[str], document: Any) -> None:
+    """The result of a verb: lines for people, or one JSON document."""
+    if args.json:
+        say(json.dumps(document, indent=2, default=str))
+        return
+    for line in lines:
+        say(line)
+
+
+@contextlib.contextmanager
+def clean_stdout(args: Namespace) -> Iterator[None]:
+    """With --json, what environments print while they run goes to stderr: stdout holds the document only."""
+    if args.json and sys.stderr is not None:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
+
+
+def word(value: Any) -> str:
+    """A value as it would be written in a config: `null`, `true`, `[64, 64]`, `3e-4`; text as it is."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(word(item) for item in value)}]"
+    return json.dumps(value, default=str)
+
+
+def table(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines with columns as wide as their widest cell."""
+    texts = [[word(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*texts, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]

@@ -1,0 +1,212 @@
+"""Verbs that train: `train` and `resume`, with what --show and --record add at their end."""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qfleet.verbs.showing import Reel, film, film_path, verdict
+from qfleet.verbs.telling import clean_stdout, complain, outcome
+
+if TYPE_CHECKING:
+    from qfleet.api import TrainResult
+    from qfleet.recipe import Resolved, RunConfig
+    from qfleet.runs.progress import ProgressView
+
+SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
+SAVED = (75, 130)
+ENDINGS = {"total_steps": "all steps taken", "total_updates": "all updates made",
+           "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted, the state is saved",
+           "preempted": "stopped by a signal, the state is saved"}
+
+
+def train(args: Namespace) -> int:
+    """Train once, or once per seed; an interruption ends the series."""
+    from qfleet import recipe
+
+    source = args.words[0]
+    plans = [recipe.resolve(source, args.overrides)]
+    if args.seeds > 1:
+        more = _per_seed(plans[0].config, args.seeds)
+        plans = [recipe.resolve(source, [*args.overrides, *overrides]) for overrides in more]
+    if args.dry_run:
+        return _dry_run(args, plans)
+    _require_finish(args)
+    _require_free_names([plan.config for plan in plans])
+    documents: list[dict[str, Any]] = []
+    worst = 0
+    for number, plan in enumerate(plans, start=1):
+        if len(plans) > 1 and not args.quiet:
+            complain(f"seed {plan.config.seed}, run {number} of {len(plans)}")
+        code, document = _train_one(args, plan)
+        documents.append(document)
+        worst = max(worst, code, key=lambda each: (each == 1, each))
+        if code in SAVED:
+            break
+    if args.json:
+        outcome(args, [], documents if args.seeds > 1 else documents[0])
+    return worst
+
+
+def resume(args: Namespace) -> int:
+    """Continue a run."""
+    from qfleet import api
+    from qfleet.config import parse_override, read_yaml
+    from qfleet.runs.directory import RunDirectory
+    from qfleet.runs.progress import ProgressView
+
+    _require_finish(args)
+    run = RunDirectory.open(args.words[0])
+    goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
+    view = ProgressView(goal.get("total_steps"), goal.get("total_updates"), mode=_mode(args))
+    with clean_stdout(args), _watched(view):
+        result = api.resume(run.path, args.overrides, sinks=[view])
+    document = _finish(args, result)
+    if args.json:
+        outcome(args, [], document)
+    return result.exit_code
+
+
+def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
+    from qfleet import api
+    from qfleet.runs.progress import ProgressView
+
+    view = ProgressView(plan.config.total_steps, plan.config.total_updates, mode=_mode(args))
+    with clean_stdout(args), _watched(view):
+        result = api.train(plan.config, sinks=[view], provenance=plan.provenance)
+    return result.exit_code, _finish(args, result)
+
+
+@contextlib.contextmanager
+def _watched(view: ProgressView) -> Iterator[None]:
+    """Leave the terminal in order whatever happens, and tell who meets a crash where the run can go on from."""
+    from qfleet.types import UserError
+
+    try:
+        yield
+    except Exception as error:
+        if view.run is not None and not isinstance(error, UserError):
+            saved = sorted(path.name for path in Path(view.run, "checkpoints").glob("step-*"))
+            state = f"its last checkpoint is {saved[-1]}: qfleet resume {view.run}" if saved else "no checkpoint yet"
+            error.add_note(f"the run is in {view.run}; {state}")
+        raise
+    finally:
+        view.close()
+
+
+def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
+    """Say how a training ended and what can be done with it; --show and --record are done here."""
+    run = result.directory
+    document = {"directory": str(run), "steps": result.steps, "updates": result.updates, "episodes": result.episodes,
+                "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code}
+    lines = [_ending(result)]
+    if (args.show or args.record) and result.exit_code not in SAVED:
+        with clean_stdout(args):
+            more, extra = _show(args, run)
+        lines += more
+        document |= extra
+    lines += [f"{name:<10} {command}" for name, command in [
+        ("resume", f"qfleet resume {run}" + (f" total_steps={2 * result.steps}" if result.exit_code == 0 else "")),
+        ("watch", f"tensorboard --logdir {run}"), ("evaluate", f"qfleet eval {run}"),
+        ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}")]]
+    if not args.json:
+        outcome(args, [*lines, str(run)], document)
+    return document
+
+
+def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
+    """Evaluate, draw and film a finished run: the lines that say so, and the same as data.
+
+    What cannot be shown (an environment without pictures, say) is told and does not spoil the training.
+    """
+    from qfleet.types import EnvFault, UserError
+
+    lines: list[str] = []
+    document: dict[str, Any] = {}
+    parts = {"evaluation": _evaluated, "curve": _drawn, "film": _filmed} if args.show else {"film": _filmed}
+    for name, part in parts.items():
+        try:
+            texts, document[name] = part(run)
+            lines += [f"{label:<10} {text}" for label, text in texts]
+        except (UserError, EnvFault) as error:
+            complain(f"no {name}: {error}")
+    return lines, document
+
+
+def _evaluated(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    from qfleet import api
+
+    result = api.evaluate(run, episodes=SHOWN_EPISODES)
+    return [("evaluation", verdict(result)), ("checkpoint", result.checkpoint)], result.to_json()
+
+
+def _drawn(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    from qfleet.runs import plots
+
+    path = str(plots.plot([run]))
+    return [("curve", path)], path
+
+
+def _filmed(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    path = film_path(run, "best", SHOWN_SEED)
+    film(Reel(run, 1, SHOWN_SEED, "best", False), path, SHOWN_FPS)
+    return [("film", str(path))], str(path)
+
+
+def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
+    from qfleet import api
+    from qfleet.config import to_yaml
+
+    first = plans[0].config
+    with clean_stdout(args):
+        rows = dict(api.plan(first))
+    width = max(len(name) for name in rows)
+    outcome(args, [to_yaml(first).rstrip(), "", *(f"# {name:<{width}}  {text}" for name, text in rows.items())],
+            {"config": first.model_dump(mode="json"), "plan": rows, "seeds": [plan.config.seed for plan in plans]})
+    return 0
+
+
+def _per_seed(first: RunConfig, seeds: int) -> list[list[str]]:
+    """The overrides that make one run per seed; a name chosen by the user gets the seed at its end."""
+    name = first.run.name
+    return [[f"seed={seed}", *([f"run.name={name}-s{seed}"] if name else [])]
+            for seed in range(first.seed, first.seed + seeds)]
+
+
+def _require_free_names(configs: Sequence[RunConfig]) -> None:
+    """Find a taken name before the first of several trainings, not after hours."""
+    from qfleet.types import UserError
+
+    taken = [str(path) for cfg in configs if cfg.run.name and (path := Path(cfg.run.root, cfg.run.name)).exists()]
+    if taken:
+        raise UserError(f"{', '.join(taken)} exists already: continue with `qfleet resume {taken[0]}`, "
+                        "or choose another run.name")
+
+
+def _require_finish(args: Namespace) -> None:
+    """Find a missing extra before the training, not after it."""
+    from importlib.util import find_spec
+
+    from qfleet.types import UserError
+
+    needs = {"video": "imageio_ffmpeg"} if args.record or args.show else {}
+    needs |= {"plot": "matplotlib"} if args.show else {}
+    missing = [extra for extra, module in needs.items() if find_spec(module) is None]
+    if missing:
+        raise UserError(f"--{'show' if args.show else 'record'} needs more packages: "
+                        f"pip install 'qfleet[{','.join(missing)}]'")
+
+
+def _mode(args: Namespace) -> str:
+    return "silent" if args.quiet else "auto"
+
+
+def _ending(result: TrainResult) -> str:
+    from qfleet.runs.progress import amount, clock
+
+    best = "" if result.best is None else f", best evaluation {amount(result.best)}"
+    return (f"{ENDINGS.get(result.reason, result.reason)}: {result.steps:,} steps, {result.updates:,} updates, "
+            f"{result.episodes:,} episodes in {clock(result.seconds)}{best}")

@@ -1,0 +1,16 @@
+"""Under CI nothing may be skipped in silence: with QFLEET_NO_SKIPS a skipped test fails the session."""
+
+import os
+
+SKIPPED: list[str] = []
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped:
+        SKIPPED.append(f"{report.nodeid}: {report.longrepr}")
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if SKIPPED and os.environ.get("QFLEET_NO_SKIPS"):
+        print("\nskipped, which CI does not allow:\n" + "\n".join(SKIPPED))
+        session.exitstatus = 1

@@ -1,0 +1,70 @@
+"""Encoder, torsos and heads: shapes, scaling, dueling per item, one-hot, user torsos."""
+
+import pytest
+import torch
+from torch import nn
+
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.heads import DuelingHead, Head
+from qfleet.nets.torsos import find_torso
+from qfleet.types import Leaf, UserError
+
+IMAGE = Leaf((4, 84, 84), "uint8", "image", stack=4)
+
+
+def test_nature_features_are_the_papers():
+    assert Encoder({"obs": IMAGE}, "auto", "none").features == 64 * 7 * 7
+
+
+def test_bytes_become_zero_to_one():
+    encoder = Encoder({"obs": Leaf((1, 4, 4), "uint8", "image")}, "mlp", "none")
+    out = encoder({"obs": torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)}, torch.float32)
+    assert torch.allclose(out, torch.ones(2, 16))
+
+
+def test_leaves_are_joined_and_categories_one_hot():
+    leaves = {"grid": Leaf((1, 8, 8), "uint8", "image"), "speed": Leaf((2,), "float32", "vector"),
+              "room": Leaf((2,), "int32", "category", sizes=(3, 2))}
+    encoder = Encoder(leaves, "mlp", "none")
+    obs = {"grid": torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "speed": torch.tensor([[0.5, -1.0]]),
+           "room": torch.tensor([[2, 1]], dtype=torch.int32)}
+    assert encoder(obs, torch.float32)[0, 64:].tolist() == [0.5, -1.0, 0, 0, 1, 0, 1]
+    assert encoder.features == 64 + 2 + 5
+
+
+@pytest.mark.parametrize("norm,count", [("none", 0), ("group", 3), ("layer", 3)])
+def test_norms_follow_every_convolution_before_its_relu(norm, count):
+    layers = list(find_torso("nature")((4, 84, 84), norm))
+    norms = [i for i, layer in enumerate(layers) if isinstance(layer, nn.GroupNorm)]
+    assert len(norms) == count
+    for i in norms:
+        assert isinstance(layers[i - 1], nn.Conv2d) and isinstance(layers[i + 1], nn.ReLU)
+        assert layers[i].num_groups == (16 if norm == "group" else 1)
+
+
+def test_dueling_is_combined_per_item_not_over_the_batch():
+    torch.manual_seed(0)
+    head = DuelingHead(5, (8,), 3, "none")
+    x = torch.randn(4, 5)
+    together, alone = head(x), torch.cat([head(row[None]) for row in x])
+    assert torch.allclose(together, alone, atol=1e-6)
+    assert torch.allclose(together.mean(1, keepdim=True), head.value(head.hidden(x)), atol=1e-6)
+
+
+def test_heads_without_hidden_layers():
+    assert Head(5, (), 3, "none")(torch.zeros(2, 5)).shape == (2, 3)
+    assert DuelingHead(5, (), 3, "none")(torch.zeros(2, 5)).shape == (2, 3)
+
+
+def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):
+    (tmp_path / "my_torso.py").write_text(
+        "from torch import nn\ndef build(shape, norm):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(7))\n")
+    monkeypatch.chdir(tmp_path)
+    assert Encoder({"obs": IMAGE}, "my_torso:build", "none").features == 7
+
+
+def test_unknown_and_unfit_torsos_are_refused():
+    with pytest.raises(UserError, match="there are mlp, nature, small"):
+        find_torso("natur")
+    with pytest.raises(UserError, match="at least 36"):
+        find_torso("nature")((1, 10, 5), "none")

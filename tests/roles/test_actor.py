@@ -1,0 +1,137 @@
+"""The actor's tape: order of events, rows at ends and cuts, scores, back-pressure."""
+
+import numpy as np
+import torch
+from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
+
+from qfleet.explore.constant import Constant
+from qfleet.replay.chunker import Chunker
+from qfleet.replay.layout import Layout
+from qfleet.roles.actor import Actor, Recorder
+from qfleet.roles.policy import Policy
+from qfleet.roles.weights import Mailbox
+from qfleet.types import Window
+
+
+def actor_with(lengths, truncate=False, chunk_steps=4, future=1):
+    tape = []
+    env = TapeEnv(lengths, truncate, tape)
+    replay = TapeReplay(tape)
+    metrics = ListMetrics()
+    weights = Mailbox()
+    recorder = Recorder(Chunker(Layout(SPEC, Window(future=future), chunk_steps), env.lanes), replay)
+    policy = Policy(linear_agent(), 0, torch.device("cpu"))
+    actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
+    actor.begin(list(range(env.lanes)))
+    return actor, env, replay, metrics, weights, tape
+
+
+def rows_of(replay, name):
+    """The started rows of all chunks of one lane, joined again."""
+    starts = len(replay.chunks[0].valid)
+    return np.concatenate([chunk.columns[name][:starts] for chunk in replay.chunks]).ravel().tolist()
+
+
+def test_step_ends_by_sending_and_begins_by_receiving():
+    actor, _, _, _, _, tape = actor_with([9])
+    for _ in range(3):
+        actor.step()
+    assert tape == ["reset", "send", "recv", "send", "recv", "send"]
+
+
+def test_a_chunk_is_shipped_before_the_next_action():
+    actor, _, replay, _, _, tape = actor_with([9], chunk_steps=2)
+    for _ in range(4):
+        actor.step()
+    assert tape == ["reset", "send", "recv", "send", "recv", "send", "recv", "add", "send"]
+    assert len(replay.chunks) == 1
+
+
+def test_rows_around_a_termination():
+    actor, _, replay, metrics, _, _ = actor_with([2], chunk_steps=6)
+    for _ in range(9):
+        actor.step()
+    assert rows_of(replay, "obs.obs") == [0, 1, 2, 0, 1, 2]
+    assert rows_of(replay, "last") == [False, False, True, False, False, True]
+    assert rows_of(replay, "reward") == [1, 1, 0, 1, 1, 0]
+    assert rows_of(replay, "discount") == [1, 0, 0, 1, 0, 0]
+    assert replay.chunks[0].valid.tolist() == [True, True, False, True, True, False]
+    assert metrics.episodes[:2] == [(0, 20.0, 2), (0, 20.0, 2)]
+
+
+def test_truncation_keeps_the_discount():
+    actor, _, replay, _, _, _ = actor_with([2], truncate=True, chunk_steps=3)
+    for _ in range(6):
+        actor.step()
+    assert rows_of(replay, "discount")[:3] == [1, 1, 0]
+    assert rows_of(replay, "last")[:3] == [False, False, True]
+
+
+def test_autoreset_steps_are_no_environment_steps():
+    actor, _, replay, _, _, _ = actor_with([2, 9])
+    for _ in range(5):
+        actor.step()
+    assert replay.ticks == [2, 2, 1, 2, 2]
+    assert actor.steps == 9
+
+
+def test_a_cut_by_the_environment_makes_the_row_before_final_and_counts_no_score():
+    actor, env, replay, metrics, _, _ = actor_with([5], chunk_steps=6)
+    actor.step()
+    actor.step()
+    env.cut_next[:] = True
+    for _ in range(10):
+        actor.step()
+    assert rows_of(replay, "obs.obs")[:4] == [0, 1, 0, 1]
+    assert rows_of(replay, "last")[:4] == [False, True, False, False]
+    assert metrics.episodes[0] == (0, 50.0, 5)
+    assert metrics.counts == {"fault/env_rebuilds": 1}
+
+
+def test_an_exact_boundary_truncates_every_lane_and_reseeds():
+    actor, env, replay, metrics, _, _ = actor_with([7, 9], chunk_steps=4)
+    for _ in range(3):
+        actor.step()
+    actor.cut([70, 80])
+    assert env.resets == [[0, 1], [70, 80]]
+    assert [chunk.columns["last"][3] for chunk in replay.chunks] == [True, True]
+    assert [chunk.columns["obs.obs"][:4, 0].tolist() for chunk in replay.chunks] == [[0, 1, 2, 3]] * 2
+    assert all(chunk.valid.tolist() == [True, True, True, False] for chunk in replay.chunks)
+    assert metrics.episodes == []
+    actor.step()
+    assert actor.steps == 8
+
+
+def test_a_waiting_replay_holds_the_actor_and_loses_nothing():
+    actor, _, replay, _, _, _ = actor_with([99], chunk_steps=2)
+    replay.waiting = True
+    moved = [actor.step() for _ in range(8)]
+    assert moved == [True] * 4 + [False] * 4
+    replay.waiting = False
+    for _ in range(6):
+        assert actor.step()
+    assert rows_of(replay, "obs.obs") == list(range(8))
+
+
+def test_newer_weights_are_taken_and_their_lag_reported():
+    actor, _, _, metrics, weights, _ = actor_with([9])
+    weights.publish({"weight": torch.full((3, 1), 5.0)}, 0)
+    actor.step()
+    weights.publish({"weight": torch.full((3, 1), 7.0)}, 12)
+    actor.step()
+    assert actor.policy.version == 12
+    assert (actor.policy.flat.master == 7).all()
+    assert metrics.values == [{"actor/policy_lag": 0}, {"actor/policy_lag": 12}]
+
+
+def test_resume_ends_running_episodes_at_the_last_observation_seen():
+    actor, _, _, _, _, _ = actor_with([50], chunk_steps=8)
+    for _ in range(4):
+        actor.step()
+    state = actor.state_dict()
+    other, _, replay, _, _, _ = actor_with([50], chunk_steps=8)
+    other.load_state_dict(state)
+    other.begin([0])
+    assert replay.chunks[0].columns["obs.obs"][:4, 0].tolist() == [0, 1, 2, 3]
+    assert replay.chunks[0].columns["last"][:4].tolist() == [False, False, False, True]
+    assert other.steps == 4

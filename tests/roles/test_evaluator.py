@@ -1,0 +1,68 @@
+"""Evaluation: fixed numbers of whole episodes per lane, frozen weights, schedules."""
+
+import pytest
+import torch
+from fakes import TapeEnv, linear_agent
+
+from qfleet.roles.evaluator import EvalConfig, Evaluator, Tally, evaluate
+from qfleet.roles.policy import Policy
+from qfleet.roles.schedule import Progress, Schedule
+from qfleet.roles.weights import Mailbox
+
+
+def test_short_episodes_are_not_favoured():
+    policy = Policy(linear_agent(), 0, torch.device("cpu"))
+    score = evaluate(policy, TapeEnv([2, 10]), episodes=4, epsilon=0.0, seed=1)
+    assert sorted(score.lengths) == [2, 2, 10, 10]
+    assert score.mean == pytest.approx(60.0)
+
+
+def test_an_uneven_number_of_episodes_is_dealt_to_the_first_lanes():
+    assert Tally(5, 3).quota == [2, 2, 1]
+    assert Tally(2, 4).quota == [1, 1, 0, 0]
+    policy = Policy(linear_agent(), 0, torch.device("cpu"))
+    assert len(evaluate(policy, TapeEnv([2, 3, 4]), 5, 0.0, 1).returns) == 5
+
+
+def evaluator_with(weights, clock, seen, **cfg):
+    policy = Policy(linear_agent(), 0, torch.device("cpu"))
+    return Evaluator(policy, TapeEnv([3]), weights, EvalConfig(episodes=2, **cfg), 1, lambda: clock[0],
+                     lambda score, state: seen.append((score, state)))
+
+
+def test_judges_the_newest_weights_once_per_period():
+    weights, clock, seen = Mailbox(), [Progress(0, 0)], []
+    evaluator = evaluator_with(weights, clock, seen, period_steps=10)
+    assert not evaluator.step()
+    weights.publish({"weight": torch.full((3, 1), 4.0)}, 5)
+    clock[0] = Progress(10, 5)
+    assert evaluator.step() and not evaluator.step()
+    assert seen[0][0].version == 5 and (seen[0][1]["weight"] == 4).all()
+    clock[0] = Progress(20, 5)
+    assert evaluator.step() and len(seen) == 1, "the same weights are not judged twice"
+
+
+def test_evaluations_differ_in_seed_but_not_after_resume():
+    weights, clock, seen = Mailbox(), [Progress(0, 0)], []
+    evaluator = evaluator_with(weights, clock, seen, period_updates=1)
+    for version in (1, 2):
+        weights.publish({"weight": torch.zeros(3, 1)}, version)
+        clock[0] = Progress(version, version)
+        evaluator.step()
+    first, second = evaluator.env.resets
+    assert first != second
+    again = evaluator_with(weights, clock, seen, period_updates=1)
+    again.load_state_dict({"count": 1, "judged": 1})
+    weights.publish({"weight": torch.zeros(3, 1)}, 3)
+    clock[0] = Progress(3, 3)
+    again.step()
+    assert again.env.resets == [second]
+
+
+def test_schedule_by_steps_by_updates_and_never():
+    by_steps, by_updates, never = Schedule(10, None), Schedule(None, 3), Schedule(None, None)
+    assert [n for n in (0, 9, 10, 11, 35, 39, 40) if by_steps.due(Progress(n, 0))] == [10, 35, 40]
+    assert [by_updates.due(Progress(0, n)) for n in (2, 3, 4, 6)] == [False, True, False, True]
+    assert not never.due(Progress(10**9, 10**9))
+    by_steps.resume(Progress(45, 0))
+    assert not by_steps.due(Progress(49, 0)) and by_steps.due(Progress(50, 0))

@@ -1,0 +1,87 @@
+"""Flat parameters: same numbers as the plain network and a plain optimizer."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from qfleet.roles.flat import Flat
+from qfleet.roles.gradients import OptimizerConfig, Solo
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_solo_equals_the_plain_optimizer(optimizer):
+    plain = network()
+    flat = Flat(copy.deepcopy(plain))
+    solo = Solo(OptimizerConfig(optimizer=optimizer, learning_rate=1e-2, clip_norm=0.5, optimizer_eps=1e-5))
+    solo.attach(flat)
+    if optimizer == "adam":
+        reference = torch.optim.Adam(plain.parameters(), 1e-2, eps=1e-5)
+    else:
+        reference = torch.optim.RMSprop(plain.parameters(), 1e-2, alpha=0.95, eps=1e-5, centered=True)
+    for seed in range(10):
+        x = torch.randn(16, 3, generator=torch.Generator().manual_seed(seed))
+        reference.zero_grad()
+        (plain(x) - 5).square().mean().backward()
+        expected = float(nn.utils.clip_grad_norm_(plain.parameters(), 0.5))
+        reference.step()
+        flat.grad.zero_()
+        (flat.net(x) - 5).square().mean().backward()
+        assert solo.apply() == pytest.approx(expected, rel=1e-4)
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(flat.net.state_dict()[name].float(), value.float(), atol=1e-5), name
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    flat = Flat(network())
+    solo = Solo(OptimizerConfig())
+    solo.attach(flat)
+    before = flat.master.clone()
+    flat.grad.fill_(float("nan"))
+    assert solo.apply() != solo.apply()
+    assert torch.equal(flat.master, before)
+
+
+def test_bfloat16_computes_beside_float32_masters():
+    flat = Flat(network(), torch.bfloat16)
+    assert next(flat.net.parameters()).dtype == torch.bfloat16 and flat.master.dtype == torch.float32
+    flat.master += 1e-4
+    flat.sync()
+    assert torch.equal(flat.data, flat.master.bfloat16())
+    assert all(value.dtype == torch.float32 for name, value in flat.state().items() if "weight" in name)
+
+
+def test_state_round_trip_and_refusals():
+    one, other = Flat(network()), Flat(network())
+    one.master.normal_()
+    other.load(one.state())
+    assert torch.equal(one.master, other.master)
+    state = one.state()
+    state["0.weight"] = torch.zeros(8, 4)
+    with pytest.raises(ValueError, match=r"0.weight are \(8, 4\), not \(8, 3\)"):
+        other.load(state)
+    with pytest.raises(ValueError, match="extra"):
+        other.load(one.state() | {"extra": torch.zeros(1)})
+
+
+def test_a_state_is_a_copy():
+    flat = Flat(network())
+    state = flat.state()
+    flat.master.fill_(7)
+    assert not (state["0.weight"] == 7).any()
+
+
+def test_follow_copies_or_moves_part_of_the_way():
+    online, target = Flat(network()), Flat(network())
+    online.master.fill_(1.0)
+    target.master.fill_(0.0)
+    target.follow(online, 0.25)
+    assert torch.allclose(target.master, torch.tensor(0.25))
+    target.follow(online)
+    assert torch.equal(target.master, online.master)

@@ -1,0 +1,138 @@
+"""The learner: order of calls, weighting in one place, targets, publishing, bad batches, resume."""
+
+import numpy as np
+import pytest
+import torch
+from fakes import ListMetrics, TapeReplay, linear_agent, sample_of
+
+from qfleet.agent import Loss
+from qfleet.roles.learner import Diverged, Learner, LearnerConfig
+from qfleet.roles.weights import Mailbox
+
+
+def learner_with(samples, agent=None, on_bad=lambda sample, update: None, **cfg):
+    defaults = {"batch_size": 2, "precision": "fp32", "learning_rate": 0.1, "metrics_period_updates": 1}
+    replay, metrics, weights = TapeReplay(samples=samples), ListMetrics(), Mailbox()
+    learner = Learner(agent or linear_agent(), replay, weights, metrics, LearnerConfig(**(defaults | cfg)), 0,
+                      torch.device("cpu"), on_bad)
+    return learner, replay, metrics, weights
+
+
+def test_all_due_updates_are_made_and_priorities_go_back_with_their_keys():
+    learner, replay, _, weights = learner_with([sample_of([1, 2], keys=np.array([7, 9])), sample_of([3, 4])])
+    assert learner.step()
+    assert replay.tape == ["sample", "update", "sample", "update", "sample"]
+    assert replay.updates[0][0] == [7, 9]
+    assert learner.updates == 2
+    assert weights.fetch(-1)[0] == 2
+
+
+def test_nothing_due_is_not_busy_but_the_first_weights_are_published():
+    learner, _, _, weights = learner_with([])
+    assert not learner.step()
+    assert weights.fetch(-1)[0] == 0
+
+
+def test_importance_weights_scale_the_gradient_of_their_item():
+    weighted, _, _, _ = learner_with([sample_of([1, 2], weight=torch.tensor([0.5, 0.25]))], clip_norm=0)
+    plain, _, _, _ = learner_with([sample_of([0.5, 0.5])], clip_norm=0)
+    weighted.step()
+    plain.step()
+    assert torch.equal(weighted.flat.grad, plain.flat.grad)
+
+
+def test_extra_is_added_to_the_mean():
+    def loss(net, target, batch, rng):
+        return Loss(torch.zeros(2), torch.ones(2), extra=net.weight.sum() * 3)
+
+    learner, _, _, _ = learner_with([sample_of([1, 2])], agent=linear_agent(loss), clip_norm=0)
+    learner.step()
+    assert learner.flat.grad.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_hard_target_follows_every_period():
+    learner, _, _, _ = learner_with([sample_of([1, 2]) for _ in range(3)], target_period_updates=2)
+    start = learner.target.master.clone()
+    online = []
+    for _ in range(3):
+        sample = learner.replay.samples.pop(0)
+        learner._update(sample)
+        online.append(learner.flat.master.clone())
+    assert torch.equal(learner.target.master, online[1])
+    assert not torch.equal(learner.target.master, start)
+
+
+def test_soft_target_moves_every_update():
+    learner, _, _, _ = learner_with([sample_of([1, 2])], target_period_updates=0, target_tau=0.5)
+    start = learner.target.master.clone()
+    learner.step()
+    assert torch.allclose(learner.target.master, (start + learner.flat.master) / 2)
+
+
+def test_publishing_waits_for_its_period():
+    learner, _, _, weights = learner_with([sample_of([1, 2])], publish_period_updates=3)
+    learner.step()
+    assert weights.fetch(-1)[0] == 1  # the first weights at once
+    learner.replay.samples = [sample_of([1, 2])] * 2
+    learner.step()
+    assert weights.fetch(-1)[0] == 1
+    learner.replay.samples = [sample_of([1, 2])]
+    learner.step()
+    assert weights.fetch(-1)[0] == 4
+
+
+def test_published_weights_do_not_change_afterwards():
+    learner, _, _, weights = learner_with([sample_of([1, 2])])
+    learner.step()
+    before = weights.fetch(-1)[1]["weight"].clone()
+    learner.flat.master.fill_(9)
+    assert torch.equal(weights.fetch(-1)[1]["weight"], before)
+
+
+def test_the_limit_of_updates_is_exact():
+    learner, _, _, _ = learner_with([sample_of([1, 2]) for _ in range(5)])
+    learner.limit = 3
+    learner.step()
+    assert learner.updates == 3
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_batch_moves_nothing_and_is_handed_over(bad):
+    seen = []
+    learner, replay, metrics, _ = learner_with([sample_of([1, bad])], on_bad=lambda s, u: seen.append((s, u)))
+    before = learner.flat.master.clone()
+    learner.step()
+    assert torch.equal(learner.flat.master, before)
+    assert replay.updates == [] and learner.updates == 0
+    assert metrics.counts == {"fault/bad_updates": 1}
+    assert len(seen) == 1 and seen[0][1] == 0
+
+
+def test_bad_batches_in_a_row_end_the_run_by_name():
+    learner, _, _, _ = learner_with([sample_of([1, float("nan")]) for _ in range(9)], max_bad_updates=3)
+    with pytest.raises(Diverged, match="3 updates in a row"):
+        learner.step()
+
+
+def test_good_batches_between_bad_ones_clear_the_count():
+    bad, good = sample_of([1, float("nan")]), sample_of([1, 2])
+    learner, _, metrics, _ = learner_with([bad, good, bad, good, bad, good], max_bad_updates=2)
+    learner.step()
+    assert learner.updates == 3 and metrics.counts["fault/bad_updates"] == 3
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_resume_equals_no_interruption(optimizer, precision):
+    batches = [sample_of([i + 1.0, i - 2.0]) for i in range(6)]
+    cfg = {"optimizer": optimizer, "precision": precision, "target_period_updates": 2}
+    whole, _, _, _ = learner_with(list(batches), **cfg)
+    whole.step()
+    first, _, _, _ = learner_with(batches[:3], **cfg)
+    first.step()
+    second, _, _, _ = learner_with(batches[3:], **cfg)
+    second.load_state_dict(first.state_dict())
+    second.step()
+    assert torch.equal(whole.flat.master, second.flat.master)
+    assert torch.equal(whole.target.master, second.target.master)
+    assert second.updates == 6
