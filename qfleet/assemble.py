@@ -17,7 +17,7 @@ from qfleet.replay.layout import Layout
 from qfleet.runtime.inline import Cast
 from qfleet.runtime.isolate import IsolatedEnv
 from qfleet.runtime.plan import Plan
-from qfleet.runtime.threads import thread_plan
+from qfleet.runtime.threads import thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
@@ -28,7 +28,7 @@ def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_
         request = {"env": cfg.model_dump(mode="json"), "lanes": lanes, "render": render}
         command = [sys.executable, "-m", "qfleet", "_env-host"]
         return IsolatedEnv(command, request, lanes, cfg.step_timeout_s, cfg.max_faults)
-    env = envs.make(cfg, lanes, render=render)
+    env = envs.make(cfg.model_copy(update={"threads": cfg.threads or usable_cores()}), lanes, render=render)
     return env if stall_timeout_s is None else Watched(env, stall_timeout_s)
 
 

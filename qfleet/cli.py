@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qfleet import __version__, verbs
-from qfleet.verbs.telling import complain
+from qfleet.verbs.telling import complain, say
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "watch": "play", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
@@ -296,10 +296,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(overview())
+        say(overview())
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
-        print(f"qfleet {__version__}")
+        say(f"qfleet {__version__}")
         return 0
     verb = find_verb(arguments[0])
     args = parse(verb, arguments[1:])
@@ -310,8 +310,6 @@ def explain(error: Exception) -> int:
     """Tell the user what went wrong, as loudly as it deserves, and return the exit code."""
     from qfleet.types import EnvFault, UserError
 
-    if isinstance(error, BrokenPipeError):
-        return 0
     if isinstance(error, UserError):
         lines = str(error).splitlines()
         complain(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
@@ -331,10 +329,9 @@ def _flushed(code: int) -> int:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
-        complain(f"error: cannot write to stdout: {error.strerror}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return code or 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes there
+        if not isinstance(error, BrokenPipeError) and code == 0:
+            complain(f"error: cannot write to stdout: {error.strerror}")
+            return 1
     return code

@@ -81,8 +81,8 @@ class RunConfig(Config):
     init_from: str | None = Field(None, description="checkpoint or run whose trained weights the run starts from")
     placement: Literal["inline"] = Field("inline", description="where the roles live: inline = all in this process")
     env: EnvConfig
-    agent: Annotated[Config, ALGO] = Field(default_factory=ALGO.make)
-    explore: Annotated[Config, EXPLORE] = Field(default_factory=EXPLORE.make)
+    agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
+    explore: Annotated[Any, EXPLORE] = Field(default_factory=EXPLORE.make, description="how actions are tried out")
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
     eval: EvalConfig = EvalConfig()
@@ -273,13 +273,17 @@ def resolve(name: str, overrides: Iterable[str] = (), file: str | Path | None = 
 
 @dataclass(frozen=True)
 class Explained:
-    """One key of a config: what it is, where that came from, and why it has no effect, if it has none."""
+    """One key of a config: its value, where that came from, and why it lies idle, if it has no effect."""
 
     key: str
     value: Any
     source: str
     idle: str
     description: str
+
+    @property
+    def active(self) -> bool:
+        return not self.idle
 
 
 def explain(resolved: Resolved) -> list[Explained]:

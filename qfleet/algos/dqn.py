@@ -78,7 +78,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             y_t = h(y_t) if cfg.rescale else y_t
         td = y_t - q_t
         per_item = huber(td, cfg.huber_delta) if cfg.loss == "huber" else td.square()
-        return Loss(per_item, td.detach().abs(), metrics={"train/q_mean": q_t.detach(), "train/td_abs": td.detach().abs()})
+        size = td.detach().abs()
+        return Loss(per_item, size, metrics={"train/q_mean": q_t.detach(), "train/td_abs": size})
 
     return Agent(network=lambda: QNetwork(cfg, spec), act=epsilon_greedy, loss=loss, window=Window(future=cfg.n_step))
 

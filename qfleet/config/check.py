@@ -196,13 +196,13 @@ def _unknown(key: str, known: Mapping[str, FieldInfo], hints: Mapping[str, str])
     by_name: dict[str, list[str]] = {}
     for other in known:
         by_name.setdefault(other.rpartition(".")[2], []).append(other)
+    siblings = [other for other, paths in by_name.items() if join(section, other) in paths]
+    near = [join(section, close) for close in get_close_matches(name, siblings, 2, 0.65)]
+    far = [path for close in get_close_matches(name, by_name, 2, 0.8) for path in by_name[close]]
     hinted = [hints[name]] if hints.get(name) in known else []
-    near = [path for close in get_close_matches(name, by_name, 4, 0.7) for path in by_name[close]]
-    near.sort(key=lambda path: path.rpartition(".")[0] != section)
-    found = hinted or by_name.get(name) or near or get_close_matches(key, known, 3, 0.85)
+    found = hinted or by_name.get(name) or near or far
     if found:
         return f"unknown key; did you mean {' or '.join(found[:3])}?"
-    siblings = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == section]
     return f"unknown key; there are {', '.join(siblings)}"
 
 
@@ -216,7 +216,7 @@ def _judge_inactive(model: type[Config], sound: Mapping[str, Any],
         for name, reason in section.inactive().items():
             key = join(path, name)
             leaf = next((leaf for leaf in given if leaf == key or leaf.startswith(key + ".")), None)
-            if leaf is None:
+            if leaf is None or getattr(section, name) is None:  # null asks for nothing, so nothing is lost
                 continue
             if _was_active(type(section), path, name, layered.upto(leaf)):
                 superseded.append(key)

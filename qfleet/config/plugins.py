@@ -58,7 +58,7 @@ def _import(name: str, reference: str) -> Any:
 
 
 def _close(name: str, names: list[str]) -> str:
-    close = get_close_matches(name, [other for other in names if not other.startswith("_")], 3, 0.6)
+    close = get_close_matches(name, [other for other in names if not other.startswith("_")], 3, 0.7)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -139,14 +139,14 @@ class Plugin:
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema,
                                      handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        models = [plugin_module(self.package, name).Config for name in plugin_names(self.package)]
-        return {"anyOf": [handler(model.__pydantic_core_schema__) for model in models]}
+        models = {name: plugin_module(self.package, name).Config for name in plugin_names(self.package)}
+        return {"anyOf": [{**handler(model.__pydantic_core_schema__), "title": name} for name, model in models.items()]}
 
 
 def plugin(package: str, key: str, default: str) -> Plugin:
     """How a section is found by name in `package`; `key` is the field that holds the name.
 
-    `ALGO = plugin("qfleet.algos", "algo", "dqn")`, `agent: Annotated[Config, ALGO] = Field(default_factory=ALGO.make)`.
+    `ALGO = plugin("qfleet.algos", "algo", "dqn")`, `agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make)`.
     """
     return Plugin(package, key, default)
 

@@ -57,7 +57,7 @@ class Table:
 
 def claims(id: str) -> bool:
     old = OLD_ID.fullmatch(id)
-    return id.startswith("ALE/") or bool(old and (old[2] or old[1] in _games_if_installed()))
+    return id.startswith("ALE/") or bool(old and (old[2] == "NoFrameskip" or old[1] in _games_if_installed()))
 
 
 def inactive(cfg: EnvConfig) -> dict[str, str]:
@@ -93,6 +93,11 @@ def rules_of(cfg: EnvConfig) -> Table:
     max_frames = cfg.max_episode_steps * cfg.frame_skip if cfg.max_episode_steps else MAX_FRAMES
     return Table(rom, protocol, frame_skip=cfg.frame_skip, stack=cfg.stack or 4, size=cfg.frame_size or 84,
                  grey=cfg.colour == "grey", max_frames=max_frames, **rules)
+
+
+def protocol(cfg: EnvConfig) -> str:
+    """The name of the rules that a config is played by."""
+    return rules_of(cfg).protocol
 
 
 class AtariLanes:

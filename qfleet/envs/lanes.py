@@ -146,6 +146,7 @@ class GymLanes:
         try:
             raw, reward, terminated, truncated, info = lane.env.step(self._actions.decode(action))
             score = float(reward)
+            lives = int(info.get("lives", 0)) if rules.life_loss else 0
         except Exception:
             self._restart(i, row, self._rebuild(i, traceback.format_exc()))
             return
@@ -155,13 +156,9 @@ class GymLanes:
             return
         self._write(i, row.frames, raw)
         row.score[i] = score
-        if terminated:
+        if terminated or 0 < lives < lane.lives:
             row.discount[i] = 0
-        if rules.life_loss:
-            lives = int(info.get("lives", 0))
-            if 0 < lives < lane.lives:
-                row.discount[i] = 0
-            lane.lives = lives
+        lane.lives = lives
         if terminated or truncated or lane.steps == rules.limit:
             row.last[i] = lane.over = True
             lane.streak = 0

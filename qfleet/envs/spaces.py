@@ -87,7 +87,7 @@ class Eyes:
 
     def finite(self, obs: Obs) -> bool:
         """Whether all numbers are finite."""
-        # The sum of squares is finite only if all numbers are, and is found in a fifth of the time.
+        # The sum of squares is finite only if all numbers are, and is found in less than half the time.
         return all(math.isfinite(np.vdot(obs[name], obs[name])) or bool(np.isfinite(obs[name]).all())
                    for name in self._vectors)
 

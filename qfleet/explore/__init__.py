@@ -1,4 +1,6 @@
-"""What varies per lane and per episode while acting. A file here is a kind: `Config` and `build(cfg, lanes, first, total)`.
+"""What varies per lane and per episode while acting.
+
+A file here is a kind of exploration: `Config` and `build(cfg, lanes, first, total)`.
 
 An explorer answers `arms(steps) -> Arm` for its lanes; `first` and `total` place them among all lanes of the run.
 """

@@ -37,9 +37,10 @@ def n_step(
     ret = torch.zeros_like(reward[:, :positions])
     scale = torch.ones_like(ret)
     row = torch.arange(positions, device=reward.device).repeat(len(reward), 1)
+    alive = torch.ones_like(ret, dtype=torch.bool)
     for k in range(n):
         rows = slice(k, k + positions)
-        alive = ~last[:, rows] if k == 0 else alive & ~last[:, rows]
+        alive = alive & ~last[:, rows]
         ret = torch.where(alive, ret + scale * reward[:, rows], ret)
         scale = torch.where(alive, scale * gamma * discount[:, rows], scale)
         row = row + alive

@@ -74,12 +74,11 @@ class HostReplay:
         """Draw n windows, each from its own n-th of the total priority; None = wait."""
         if self._size == 0 or not self.pace.may_sample(n):
             return None
-        leaves = self._priorities.draw(self._rng.random(n))
-        slot = leaves // self._layout.starts
         beta = self._cfg.beta(self.pace.steps)
-        weight = torch.from_numpy(self._priorities.weights(leaves, beta))
+        leaves, weight = self._priorities.draw(self._rng.random(n), beta)
+        slot = leaves // self._layout.starts
         self.pace.draw(n)
-        return Sample(keys=leaves + self._key_offset[slot], weight=weight.to(self._device),
+        return Sample(keys=leaves + self._key_offset[slot], weight=torch.from_numpy(weight).to(self._device),
                       rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts),
                       info={"beta": beta} if self._cfg.alpha else {})
 

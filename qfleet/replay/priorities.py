@@ -37,34 +37,31 @@ class Priorities:
 
     def update(self, leaves: np.ndarray, priority: np.ndarray) -> None:
         """Change leaves after a look at them; those that are 0 stay 0."""
-        if self.alpha == 0:
-            return
-        values = self._clean(priority)
-        values **= self.alpha
-        values[self.tree.get(leaves) == 0] = 0.0
-        self.tree.set(leaves, values)
+        if self.alpha > 0:
+            self.tree.change(leaves, self._clean(priority) ** self.alpha)
 
-    def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """One leaf from each of n equal shares of the total (stratified), given n numbers in [0, 1)."""
-        count = len(uniforms)
-        return self.tree.sample((np.arange(count) + uniforms) / count)
-
-    def weights(self, leaves: np.ndarray, beta: float) -> np.ndarray:
-        """Importance weights float32 [B], (N P(i)) ** -beta over their maximum: N and the total cancel out."""
-        values = self.tree.get(leaves)
+    def draw(self, uniforms: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
+        """Leaves int64 [B], one from each of B equal shares of the total (stratified), in ascending order, given B
+        numbers in [0, 1); and importance weights float32 [B]: (N P(i)) ** -beta over their maximum, where N and the
+        total cancel out."""
+        uniforms += np.arange(len(uniforms))
+        uniforms /= len(uniforms)
+        leaves, values = self.tree.sample(uniforms)
         if self.alpha == 0:
-            return np.ones(len(leaves), np.float32)
-        return ((values.min() / values) ** beta).astype(np.float32)
+            return leaves, np.ones(len(leaves), np.float32)
+        return leaves, ((values.min() / values) ** beta).astype(np.float32)
 
     def _clean(self, priority: np.ndarray) -> np.ndarray:
-        given = np.array(priority, np.float64)
+        given = np.asarray(priority, np.float64)
+        least, most = given.min(initial=1.0), given.max(initial=1.0)
+        if least >= LEAST and most <= MOST:  # false for NaN
+            self.largest = max(self.largest, float(most))
+            return given
         sane = (given >= LEAST) & (given <= MOST)
         # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
-        self.largest = max(self.largest, given[sane].max(initial=0.0))
-        if not sane.all():
-            self.clamped += int((~sane).sum())
-            given = np.clip(np.nan_to_num(given, nan=LEAST, posinf=MOST, neginf=LEAST), LEAST, MOST)
-        return given
+        self.largest = max(self.largest, float(given[sane].max(initial=0.0)))
+        self.clamped += int((~sane).sum())
+        return np.clip(np.nan_to_num(given, nan=LEAST, posinf=MOST, neginf=LEAST), LEAST, MOST)
 
     def state_dict(self) -> dict[str, Any]:
         return {"largest": self.largest, "clamped": self.clamped}

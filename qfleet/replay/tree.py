@@ -36,6 +36,10 @@ class SumTree:
         """Write leaves, int64 [n] and float64 [n]; of equal indices the last one wins."""
         _set(self._nodes, indices + self._offset, values, self.depth)
 
+    def change(self, indices: np.ndarray, values: np.ndarray) -> None:
+        """Like `set`, with positive values; leaves that are zero stay zero."""
+        _change(self._nodes, indices + self._offset, values, self.depth)
+
     def fill(self, values: np.ndarray) -> None:
         """Write all leaves at once."""
         self.leaves[:] = values
@@ -44,11 +48,13 @@ class SumTree:
             children = self._nodes[2 * first:4 * first]
             self._nodes[first:2 * first] = children[0::2] + children[1::2]
 
-    def sample(self, uniforms: np.ndarray) -> np.ndarray:
-        """Leaf indices int64 [n] for points [n] in [0, 1) of the total; never a leaf that is zero."""
+    def sample(self, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Leaves int64 [n] and their values for points [n] in [0, 1) of the total; never a leaf that is zero."""
         if not self.total > 0:
             raise ValueError("nothing to sample: every leaf is zero")
-        return _sample(self._nodes, uniforms * self.total, self.depth) - self._offset
+        node, value = _sample(self._nodes, uniforms * self.total, self.depth)
+        node -= self._offset
+        return node, value
 
 
 def set_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
@@ -59,7 +65,13 @@ def set_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth
         nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
 
 
-def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> np.ndarray:
+def change_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
+    """The plain numpy form of `change`."""
+    alive = nodes[node] > 0
+    set_levelwise(nodes, node[alive], values[alive], depth)
+
+
+def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """The plain numpy form of `sample`: where a child is zero the other one is taken, whatever rounding says."""
     node = np.ones(len(mass), np.int64)
     for _ in range(depth):
@@ -67,7 +79,7 @@ def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> np.ndar
         right = (mass >= left) & (nodes[2 * node + 1] > 0)
         mass = mass - np.where(right, left, 0.0)
         node = 2 * node + right
-    return node
+    return node, nodes[node]
 
 
 @compiled
@@ -84,7 +96,15 @@ def set_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth:
 
 
 @compiled
-def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> np.ndarray:
+def change_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
+    for i in range(len(node)):
+        if nodes[node[i]] == 0:
+            values[i] = 0.0
+    set_compiled(nodes, node, values, depth)
+
+
+@compiled
+def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
     node = np.ones(len(mass), np.int64)
     for _ in range(depth):
         for i in range(len(mass)):
@@ -92,8 +112,9 @@ def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> np.ndarr
             right = (mass[i] >= left) & (nodes[2 * node[i] + 1] > 0)
             mass[i] -= left * right
             node[i] = 2 * node[i] + right
-    return node
+    return node, nodes[node]
 
 
 _set = set_compiled if COMPILED else set_levelwise
+_change = change_compiled if COMPILED else change_levelwise
 _sample = sample_compiled if COMPILED else sample_levelwise

@@ -30,7 +30,7 @@ class LearnerConfig(OptimizerConfig):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="numbers the network computes with")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
-    max_bad_updates: PositiveCount = Field(10, description="updates with NaN or infinite loss in a row before giving up")
+    max_bad_updates: PositiveCount = Field(10, description="updates in a row with a loss that is not finite before giving up")
 
     def inactive(self) -> dict[str, str]:
         return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
@@ -59,7 +59,10 @@ class Learner:
         dtype = PRECISIONS[cfg.precision]
         self.flat = Flat(seeded_network(agent, seed).to(device), dtype)
         self.target = Flat(seeded_network(agent, seed).to(device).requires_grad_(False), dtype)
-        self.net = torch.compile(self.flat.net) if cfg.compile else self.flat.net
+        self.net = self.flat.net
+        if cfg.compile:
+            self.net.compile()
+            self.target.net.compile()
         self.gradients = Solo(cfg)
         self.gradients.attach(self.flat)
         self.rng = torch.Generator(device).manual_seed(seed)

@@ -259,12 +259,15 @@ class Checkpoints:
 
         Whoever only reads a run that may be alive passes `set_aside=False`.
         """
-        for folder in reversed(self.series(name)):
+        # A listing taken while the run saves and rotates may miss the old one and the new one: look twice.
+        for folder in reversed(self.series(name) or self.series(name)):
             try:
                 return open_checkpoint(folder)
-            except Damaged as fault:
+            except UserError as fault:
                 if not folder.exists():  # rotated away by the run while we looked: newer ones are there
                     return self.newest(name, set_aside=set_aside)
+                if not isinstance(fault, Damaged):
+                    raise
                 log.warning("checkpoint %s is damaged (%s); trying the one before", folder, fault.why)
                 if set_aside:
                     _set_aside(folder)
@@ -294,8 +297,10 @@ class Checkpoints:
             draft.write(file, segment.blocks())
 
     def _rotate(self, name: str, keep: int, written: Path) -> None:
-        for folder in self.series(name)[:-keep]:
-            if folder != written and not discard(folder):
+        """Keep what was just written, whatever its number, and the newest of the others."""
+        others = [folder for folder in self.series(name) if folder != written]
+        for folder in others[:max(0, len(others) - (keep - 1))]:
+            if not discard(folder):
                 log.warning("the old checkpoint %s could not be removed", folder)
 
 

@@ -33,13 +33,15 @@ NAMES = {"rollout/ep_rew_mean": "return while training", "eval/mean_reward": "re
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B", "#8C564B")
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
-SEED_ONLY = {("seed",), ("run", "name"), ("run", "root")}
+INCIDENTAL = ("seed", "run.", "replay.max_bytes")
+"""Keys that do not make another experiment: the seed, where and how it is logged, the memory that was just free."""
+
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run as read from its directory; `settings` are the dotted keys of its config, seed and place left out."""
+    """One run as read from its directory; `settings` are the dotted keys of its config, incidental ones left out."""
 
     name: str
     env_id: str
@@ -104,7 +106,7 @@ def read_run(directory: Path) -> Run:
     if not records:
         raise UserError(f"{directory} has not logged anything yet: train it further, then plot again")
     config = read_yaml(directory / "config.yaml") if (directory / "config.yaml").is_file() else {}
-    settings = {".".join(path): str(value) for path, value in _flat(config) if path not in SEED_ONLY}
+    settings = {key: str(value) for key, value in _flat(config) if not key.startswith(INCIDENTAL)}
     return Run(directory.resolve().name, settings.get("env.id", ""), settings, records)
 
 
@@ -252,10 +254,10 @@ def _difference(run: Run, others: Sequence[Run]) -> str:
     return " ".join(f"{key}={run.settings[key]}" for key in keys[:3])
 
 
-def _flat(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    rows: list[tuple[tuple[str, ...], Any]] = []
+def _flat(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        rows += _flat(value, (*path, key)) if isinstance(value, dict) else [((*path, key), value)]
+        rows += _flat(value, f"{path}{key}.") if isinstance(value, dict) else [(path + key, value)]
     return rows
 
 

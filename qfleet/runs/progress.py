@@ -47,11 +47,11 @@ def amount(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit, by 1024: `512 B`, `3.2 MB`."""
+    """Bytes with a unit, by 1000: `512 B`, `3.2 MB`."""
     for unit in ("B", "KB", "MB", "GB"):
-        if count < 1024:
+        if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
+        count /= 1000
     return f"{count:.1f} TB"
 
 
@@ -198,7 +198,7 @@ class PlainFace:
         self._stream = stream
         self._now = now
         self._last_at: float | None = None
-        self._last_line = ""
+        self._shown: tuple[float, Any] | None = None
 
     def say(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -217,10 +217,11 @@ class PlainFace:
 
     def _line(self, tally: Tally) -> None:
         wanted = {"return", "eval", "ε", "loss", "samples/insert", "steps/s", "updates/s"}
-        line = "  ".join([tally.headline(), *(f"{label} {text}" for label, text in tally.figures() if label in wanted)])
-        if line != self._last_line:
-            self._last_line = line
-            self.say(line)
+        news = (tally.count("step"), tally.latest.get("eval/mean_reward"))
+        if news != self._shown:
+            self._shown = news
+            figures = [f"{label} {text}" for label, text in tally.figures() if label in wanted]
+            self.say("  ".join([tally.headline(), *figures]))
 
 
 class LiveFace:

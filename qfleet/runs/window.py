@@ -15,6 +15,7 @@ from qfleet.types import UserError
 
 def show(frames: Iterable[np.ndarray], title: str, fps: float = 30) -> int:
     """Show the pictures until they end or the window is closed (Esc and Q do, too); returns how many were shown."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its greeting would go to stdout
     try:
         import pygame
     except ImportError:

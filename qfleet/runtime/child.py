@@ -85,13 +85,11 @@ class Child:
                 self._listen()
             if self._in in ready:
                 self._flush()
-            if self._out in ready:
-                frame = self._receive()
-                if frame is not None:
-                    return frame
-            elif left <= 0:
+            if self._out in ready and (frame := self._receive()) is not None:
+                return frame
+            if left <= 0:
                 raise ChildLost(f"it gave no answer within {timeout_s:g} s")
-            elif not ready and self._exited():
+            if not ready and self._exited():
                 raise ChildLost("it exited")
 
     def end(self, grace_s: float) -> None:
@@ -112,8 +110,8 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5.0)
-        while self._listen():
-            pass
+        for _ in range(16):  # bounded: what fled from the group may go on writing
+            self._listen()
         for file in self._files[2:]:
             file.close()
 
@@ -136,32 +134,32 @@ class Child:
             self._poll.unregister(self._in)
 
     def _receive(self) -> Frame | None:
+        """Read all that has come; the frame if it is whole."""
         try:
-            count = os.readv(self._out, [self._assembly.space])
-            if count == 0:
-                cut = " in the middle of an answer" if self._assembly.partial else ""
-                raise ChildLost(f"it ended{cut}", EXIT_GRACE_S)
-            return self._assembly.advance(count)
+            while count := os.readv(self._out, [self._assembly.space]):
+                if (frame := self._assembly.advance(count)) is not None:
+                    return frame
+            cut = " in the middle of an answer" if self._assembly.partial else ""
+            raise ChildLost(f"it ended{cut}", EXIT_GRACE_S)
         except BlockingIOError:
             return None
         except FrameError as error:
             raise ChildLost(f"it sent nonsense: {error}") from None
 
-    def _listen(self) -> bool:
-        """Keep and pass on what the child wrote to its stderr (its prints come here, too); False if nothing came."""
+    def _listen(self) -> None:
+        """Keep and pass on what the child wrote to its stderr; its prints come here, too."""
         try:
             data = os.read(self._err, 1 << 16)
         except BlockingIOError:
-            return False
+            return
         if not data:
             with contextlib.suppress(KeyError):
                 self._poll.unregister(self._err)
-            return False
+            return
         text = self._decoder.decode(data)
         self._tail = (self._tail + text)[-TAIL_CHARACTERS:]
         with contextlib.suppress(OSError, ValueError, AttributeError):  # our own stderr may be closed, or None
             sys.stderr.write(text)
-        return True
 
     def _exited(self) -> bool:
         """Whether the child is dead, without reaping it where the system can tell."""

@@ -92,12 +92,11 @@ class Inline:
         return reason
 
     def snapshot(self) -> Snapshot:
-        parts = {"actor": self.actor, "learner": self.learner, "weights": self.weights, "evaluator": self.evaluator,
-                 "meter": self.meter}
-        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
         keep = self.plan.checkpoint.replay
-        state |= {"best": self.best, "replay": self.replay.state_dict() if keep else None,
-                  "clock": self.replay.pace.state_dict()}
+        state = {"actor": self.actor.state_dict(), "learner": self.learner.state_dict(),
+                 "weights": self.weights.state_dict(), "evaluator": self.evaluator.state_dict(),
+                 "meter": self.meter.state_dict(), "best": self.best,
+                 "replay": self.replay.state_dict() if keep else None, "clock": self.replay.pace.state_dict()}
         return Snapshot(self.progress(), self.learner.flat.state(), state, self.replay.segments() if keep else [])
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:

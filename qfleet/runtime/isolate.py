@@ -128,7 +128,7 @@ class IsolatedEnv:
             self._stepping = False
             obs = self._replace(loss)
             nothing, never = np.zeros(self.lanes, np.float32), np.zeros(self.lanes, bool)
-            self._landed = Outcome(obs, nothing, nothing.copy(), never, nothing.copy(), ~never)
+            self._landed = Outcome(obs, nothing, nothing.copy(), never, np.zeros(self.lanes), ~never)
         else:
             self._landed, self._streak = outcome, 0
             self._rebuilt = int(frame.facts.get("faults", 0))

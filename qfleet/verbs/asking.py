@@ -130,10 +130,11 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
 
 
 def _source(word: str) -> str:
-    """A run stands for the configuration that it was trained with."""
+    """A run, by path or name, stands for the configuration that it was trained with; recipes go first."""
+    from qfleet.recipe import recipe_names
     from qfleet.runs.directory import run_names
 
-    run = Path(word) if (Path(word) / "config.yaml").is_file() else None
-    if run is None and word in run_names("runs"):
-        run = Path("runs") / word
-    return str(run / "config.yaml") if run else word
+    if word in recipe_names():
+        return word
+    run = Path("runs", word) if word in run_names("runs") else Path(word)
+    return str(run / "config.yaml") if (run / "config.yaml").is_file() else word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ def record(args: Namespace) -> int:
     reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust)
     with clean_stdout(args):
         pictures = film(reel, path, args.fps)
-    outcome(args, [f"{pictures} pictures of {len(reel.returns)} episodes, returns {_listed(reel.returns)}", str(path)],
+    outcome(args, [f"{pictures} pictures, returns of the episodes: {_listed(reel.returns)}", str(path)],
             {"path": str(path), "pictures": pictures, "episodes": len(reel.returns), "returns": reel.returns})
     return 0
 
@@ -80,20 +81,28 @@ class Reel:
 
     def frames(self) -> Iterator[np.ndarray]:
         from qfleet import api
+        from qfleet.types import UserError
 
         total = 0.0
-        for step in api.rollout(self.path, episodes=self.episodes, seed=self.seed, which=self.which, trust=self.trust):
-            total += float(step.reward)
-            if step.frame is not None:
-                yield step.frame
-            if step.done:
-                self.returns.append(total)
-                total = 0.0
+        steps = api.rollout(self.path, episodes=self.episodes, seed=self.seed, which=self.which, trust=self.trust)
+        try:
+            for step in steps:
+                total += step.reward
+                if step.frame is not None:
+                    yield step.frame
+                if step.done:
+                    self.returns.append(total)
+                    total = 0.0
+        except NotImplementedError:
+            raise UserError("the environment has no render(): let it return an rgb_array picture to be seen") from None
 
 
 def film(reel: Reel, path: Path, fps: float) -> int:
     """Write the film by its ending, counting aloud on a terminal since long episodes take their time."""
     from qfleet.runs import video
+
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL, which many environments draw with, complains
 
     def count(pictures: int) -> None:
         if pictures % 100 == 0 and sys.stderr is not None and sys.stderr.isatty():

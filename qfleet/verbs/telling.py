@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +19,32 @@ def complain(text: str) -> None:
 
 
 def say(text: str = "") -> None:
-    """A line of the result; a reader who has left does not change how the command ends."""
-    with contextlib.suppress(BrokenPipeError):
+    """A line of the result; a reader who has left does not change how the command ends, a full disk does."""
+    try:
         print(text, flush=True)
+    except BrokenPipeError:
+        return
+    except OSError as error:
+        complain(f"error: cannot write to stdout: {error.strerror}")
+        raise SystemExit(1) from None
 
 
 def outcome(args: Namespace, lines: Iterable[str], document: Any) -> None:
     """The result of a verb: lines for people, or one JSON document."""
     if args.json:
-        say(json.dumps(document, indent=2, default=str))
+        say(json.dumps(_finite(document), indent=2, default=str))
         return
     for line in lines:
         say(line)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @contextlib.contextmanager

@@ -109,12 +109,18 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
         lines += more
         document |= extra
     lines += [f"{name:<10} {command}" for name, command in [
-        ("resume", f"qfleet resume {run}" + (f" total_steps={2 * result.steps}" if result.exit_code == 0 else "")),
-        ("watch", f"tensorboard --logdir {run}"), ("evaluate", f"qfleet eval {run}"),
-        ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}")]]
+        ("resume", f"qfleet resume {run}{_further(result)}"), ("watch", f"tensorboard --logdir {run}"),
+        ("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}")]]
     if not args.json:
         outcome(args, [*lines, str(run)], document)
     return document
+
+
+def _further(result: TrainResult) -> str:
+    """The override that lets a finished run go on; one that was broken off needs none."""
+    return {"total_steps": f" total_steps={float(f'{2 * result.steps:.2g}'):.0f}",
+            "total_updates": f" total_updates={float(f'{2 * result.updates:.2g}'):.0f}",
+            "stop_at": " stop_at=null"}.get(result.reason, "")
 
 
 def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
@@ -122,8 +128,6 @@ def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
 
     What cannot be shown (an environment without pictures, say) is told and does not spoil the training.
     """
-    from qfleet.types import EnvFault, UserError
-
     lines: list[str] = []
     document: dict[str, Any] = {}
     parts = {"evaluation": _evaluated, "curve": _drawn, "film": _filmed} if args.show else {"film": _filmed}
@@ -131,8 +135,8 @@ def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
         try:
             texts, document[name] = part(run)
             lines += [f"{label:<10} {text}" for label, text in texts]
-        except (UserError, EnvFault) as error:
-            complain(f"no {name}: {error}")
+        except Exception as error:  # whatever it is, hours of training are not to end in a traceback over a picture
+            complain(f"no {name}: {error or type(error).__name__}")
     return lines, document
 
 

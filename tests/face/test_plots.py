@@ -26,7 +26,8 @@ def write_run(root, name, seed=1, double=True, rows=None):
     directory = root / name
     directory.mkdir()
     (directory / "config.yaml").write_text(f"seed: {seed}\nenv:\n  id: CartPole-v1\nagent:\n"
-                                           f"  double: {str(double).lower()}\nrun:\n  name: {name}\n")
+                                           f"  double: {str(double).lower()}\nrun:\n  name: {name}\n"
+                                           f"replay:\n  max_bytes: {10**9 + seed}\n  capacity: 1000\n")
     lines = [json.dumps(row) for row in (records() if rows is None else rows)]
     (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n" if lines else "")
     return directory

@@ -101,17 +101,18 @@ class ListMetrics:
         self.episodes.append((lane, ret, length))
 
 
-def linear_agent(loss=None, window=Window()):
+def linear_agent(loss=None):
     """One weight per action; acts with a constant action 2; the loss is w·reward unless given."""
 
     def act(net, obs, memory, arm, rng):
         return Decision(torch.full((len(obs["obs"]),), 2))
 
     def weighted(net, target, batch, rng):
-        value = net(batch.rows["obs.obs"][:, 0].to(next(net.parameters()).dtype)).float().sum(1) * batch.rows["reward"][:, 0]
+        obs = batch.rows["obs.obs"][:, 0].to(next(net.parameters()).dtype)
+        value = net(obs).float().sum(1) * batch.rows["reward"][:, 0]
         return Loss(value, value.detach().abs() + 1)
 
-    return Agent(lambda: nn.Linear(1, 3, bias=False), act, loss or weighted, window)
+    return Agent(lambda: nn.Linear(1, 3, bias=False), act, loss or weighted, Window())
 
 
 def sample_of(rewards, weight=None, keys=None):

@@ -56,6 +56,14 @@ def test_newest_is_by_number_and_rotation_keeps_the_newest(tmp_path):
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3, 6, 9])
+def test_rotation_keeps_as_many_as_told(tmp_path, keep):
+    checkpoints = Checkpoints(tmp_path, keep)
+    for count in range(1, 8):
+        save(checkpoints, count)
+        assert [int(path.name[5:]) for path in checkpoints.series()] == list(range(1, count + 1))[-keep:]
+
+
 def test_saving_twice_at_one_step_never_leaves_a_moment_without(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     first = save(checkpoints, 5)
@@ -65,10 +73,12 @@ def test_saving_twice_at_one_step_never_leaves_a_moment_without(tmp_path):
     assert checkpoints.newest().path == third == tmp_path / "step-000000000005-3"
 
 
-def test_rotation_spares_what_was_just_written(tmp_path):
+def test_what_was_just_written_stays_also_after_a_step_back(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
-    save(checkpoints, 100)
-    assert save(checkpoints, 50).exists()
+    for step in (100, 50):  # a resumed run may find its best anew at an earlier step
+        saved, best = save(checkpoints, step), checkpoints.save_policy(step, step, POLICY, META)
+    assert checkpoints.newest().path == saved and checkpoints.newest("best").path == best
+    assert best.name == "best-000000000050"
 
 
 def test_best_is_apart_and_replaced(tmp_path):

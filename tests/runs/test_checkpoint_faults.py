@@ -20,6 +20,7 @@ from qfleet.runs.owner import Owner
 from qfleet.types import Segment
 
 
+@pytest.mark.slow
 def test_a_reader_is_not_confused_by_a_run_that_rotates(tmp_path, caplog):
     checkpoints = Checkpoints(tmp_path, keep=1)
     save(checkpoints, 1)
@@ -27,19 +28,18 @@ def test_a_reader_is_not_confused_by_a_run_that_rotates(tmp_path, caplog):
 
     def read():
         while not stop.is_set():
-            found = Checkpoints(tmp_path, keep=1).newest(set_aside=False)
-            if found is None:
-                faults.append("none")
-                continue
-            seen.add(found.manifest.step)
+            try:
+                seen.add(Checkpoints(tmp_path, keep=1).newest(set_aside=False).manifest.step)
+            except Exception as fault:
+                faults.append(repr(fault))
 
     reader = threading.Thread(target=read)
     reader.start()
-    for step in range(2, 40):
+    for step in range(2, 30):
         save(checkpoints, step)
     stop.set()
     reader.join(timeout=30)
-    assert not reader.is_alive() and not faults and seen
+    assert not reader.is_alive() and faults == [] and seen
     assert "damaged" not in caplog.text
 
 
@@ -150,7 +150,7 @@ root = Path(sys.argv[1])
 meta = Meta("seed: 1", EnvSpec("x", {"obs": Leaf((4,), "float32", "vector")}, 2))
 policy = {"weight": torch.zeros(20000)}
 
-def save_for_ever():
+def save_for_ever(done):
     checkpoints = Checkpoints(root, keep=2)
     found = checkpoints.newest()
     step = 0
@@ -162,17 +162,22 @@ def save_for_ever():
         names = range(step // 4, step // 4 + 5)
         segments = [Segment(f"replay-{n}", lambda n=n: [bytes([n % 256]) * 20000] * 3) for n in names]
         checkpoints.save(step, step, policy, {"step": step}, segments, meta)
+        os.write(done, b".")
 
 generator, last = random.Random(5), 0
 for turn in range(20):
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        save_for_ever()
-    time.sleep(0.15 * generator.random() + (0.3 if turn == 0 else 0))
+        save_for_ever(writing)
+    os.read(reading, 1)
+    begin = time.monotonic()
+    os.read(reading, 1)
+    time.sleep(1.5 * generator.random() * (time.monotonic() - begin))  # somewhere within the third save or the fourth
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     found = Checkpoints(root, keep=2).newest(set_aside=False)
-    assert found is not None and found.state()["step"] == found.manifest.step >= last, (turn, last, found)
+    assert found is not None and found.state()["step"] == found.manifest.step >= last + 2, (turn, last, found)
     for name, file in found.segments():
         assert file.read_bytes() == bytes([int(name.split("-")[1]) % 256]) * 60000
     last = found.manifest.step
@@ -186,6 +191,6 @@ def test_kill_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", KILL_LOOP, str(tmp_path)], capture_output=True,
                           text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20 and done.stderr == ""
+    assert int(done.stdout) >= 40 and done.stderr == ""
     save(Checkpoints(tmp_path, keep=2), 10**6)
     assert not list(tmp_path.glob(".tmp-*"))

@@ -1,0 +1,108 @@
+"""The codec gives back what it was given, and believes nothing that is malformed."""
+
+import zlib
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_twin import Twin, append, layout_for
+
+from qfleet.replay import framing
+from qfleet.replay.chunker import Chunker
+from qfleet.replay.codec import Codec, Packed
+from qfleet.types import Window
+
+
+def some_chunk(layout, seed=0):
+    twin, chunker = Twin(1, seed), Chunker(layout, 1)
+    while True:
+        for _, chunk in append(chunker, twin):
+            return chunk
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**16), st.data())
+@settings(deadline=None, max_examples=40)
+def test_decoding_undoes_encoding(chunk_steps, future, seed, data):
+    layout = layout_for(Window(future=future), chunk_steps)
+    chunk, codec = some_chunk(layout, seed), Codec(layout)
+    packed = Packed.from_bytes(codec.pack(chunk).to_bytes(), layout)
+    again = codec.unpack(packed)
+    assert list(again.columns) == list(chunk.columns)
+    for name, values in chunk.columns.items():
+        assert again.columns[name].dtype == values.dtype
+        np.testing.assert_array_equal(again.columns[name], values)
+    np.testing.assert_array_equal(again.valid, chunk.valid)
+    first = data.draw(st.integers(0, layout.rows - 1))
+    stop = data.draw(st.integers(first + 1, layout.rows))
+    rows = codec.rows(packed.blocked["obs.image"], first, stop)
+    np.testing.assert_array_equal(rows, chunk.columns["obs.image"][first:stop].reshape(stop - first, -1))
+
+
+def test_wide_columns_are_compressed_and_the_rest_is_not():
+    layout = layout_for(Window(), 16)
+    packed = Codec(layout).pack(some_chunk(layout))
+    assert set(packed.blocked) == {"obs.image", "obs.wide"}
+    assert {"action", "reward", "discount", "last", "row", "obs.small", "obs.vector"} == set(packed.dense)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_damaged_bytes_raise_value_error(data):
+    layout = layout_for(Window(), 8)
+    good = Codec(layout).pack(some_chunk(layout)).to_bytes()
+    kind = data.draw(st.sampled_from(["cut", "flip", "grow", "noise"]))
+    if kind == "cut":
+        bad = good[:data.draw(st.integers(0, len(good) - 1))]
+    elif kind == "flip":
+        at = data.draw(st.integers(0, len(good) - 1))
+        bad = good[:at] + bytes([good[at] ^ data.draw(st.integers(1, 255))]) + good[at + 1:]
+    elif kind == "grow":
+        bad = good + b"\0"
+    else:
+        bad = data.draw(st.binary(max_size=200))
+    with pytest.raises(ValueError):
+        Packed.from_bytes(bad, layout)
+
+
+@given(st.binary(max_size=120), st.integers(0, 4))
+@settings(deadline=None, max_examples=300)
+def test_frames_with_a_right_checksum_but_wrong_insides_raise_value_error(body, count):
+    head = framing.MAGIC + framing.VERSION.to_bytes(2, "little") + count.to_bytes(2, "little")
+    data = head + zlib.crc32(body).to_bytes(4, "little") + body
+    if count == 0 and body == b"":
+        assert framing.from_bytes(data) == {}
+        return
+    try:
+        framing.from_bytes(data)
+    except ValueError:
+        return
+    pytest.fail("random bytes were read as arrays")
+
+
+def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
+    layout = layout_for(Window(), 8)
+    packed = Codec(layout).pack(some_chunk(layout))
+    with pytest.raises(ValueError, match="another layout"):
+        Packed.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
+    arrays = dict(framing.from_bytes(packed.to_bytes()))
+    del arrays["dense.reward"]
+    with pytest.raises(ValueError, match="other columns"):
+        Packed.from_bytes(framing.to_bytes(arrays), layout)
+    bomb = zstandard.ZstdCompressor().compress(bytes(10**7))
+    arrays = dict(framing.from_bytes(packed.to_bytes()))
+    arrays["data.obs.image"] = np.frombuffer(bomb, np.uint8)
+    arrays["ends.obs.image"] = np.array([len(bomb)], np.uint32)
+    assert layout.blocks == 1
+    with pytest.raises(ValueError, match="announces 10000000 bytes"):
+        Packed.from_bytes(framing.to_bytes(arrays), layout)
+    arrays["data.obs.image"] = np.frombuffer(b"not zstd", np.uint8)
+    arrays["ends.obs.image"] = np.array([8], np.uint32)
+    with pytest.raises(ValueError, match="not zstd"):
+        Packed.from_bytes(framing.to_bytes(arrays), layout)
+
+
+def test_objects_are_not_framed():
+    with pytest.raises(ValueError, match="dtype"):
+        framing.to_bytes({"x": np.array([object()])})

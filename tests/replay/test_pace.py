@@ -1,0 +1,87 @@
+"""Pacing is arithmetic: hand-made timelines."""
+
+import pytest
+
+from qfleet.replay.pace import Pace
+
+
+def opened(**arguments) -> Pace:
+    pace = Pace(**arguments)
+    pace.open()
+    return pace
+
+
+def test_no_sample_before_min_steps_and_no_burst_after():
+    pace = opened(samples_per_insert=8, min_steps=100)
+    pace.tick(99)
+    assert not pace.may_sample(1)
+    pace.tick(1)
+    assert not pace.may_sample(32)
+    pace.tick(4)
+    assert pace.may_sample(32)
+    pace.draw(32)
+    assert not pace.may_sample(1)
+
+
+def test_counting_waits_for_something_to_sample():
+    pace = Pace(samples_per_insert=8, min_steps=10)
+    pace.tick(500)
+    assert not pace.may_sample(1)
+    pace.open()
+    assert not pace.may_sample(32)
+    pace.tick(4)
+    assert pace.may_sample(32) and not pace.may_sample(33)
+
+
+def test_an_emptied_replay_warms_up_again():
+    pace = opened(samples_per_insert=1, min_steps=10)
+    pace.tick(50)
+    pace.draw(40)
+    again = Pace(samples_per_insert=1, min_steps=10)
+    again.load_state_dict(pace.state_dict())
+    again.tick(20)
+    again.open()
+    again.tick(9)
+    assert not again.may_sample(1)
+    again.tick(6)
+    assert again.may_sample(5) and not again.may_sample(6)
+
+
+def test_slack_on_both_sides():
+    pace = opened(samples_per_insert=2, min_steps=0, ahead=6, behind=10)
+    assert pace.may_sample(6) and not pace.may_sample(7)
+    pace.tick(5)
+    assert pace.may_insert()
+    pace.tick(1)
+    assert not pace.may_insert()
+    pace.draw(2)
+    assert pace.may_insert()
+
+
+def test_actors_never_wait_by_default():
+    pace = opened(samples_per_insert=1000, min_steps=0)
+    pace.tick(10**9)
+    assert pace.may_insert()
+
+
+@pytest.mark.parametrize("per_insert", [0.25, 1.0, 8.0])
+def test_the_long_run_ratio_is_the_one_asked_for(per_insert):
+    pace, start = opened(samples_per_insert=per_insert, min_steps=64), 2**31 - 2
+    pace.load_state_dict({"steps": start, "samples": 0, "origin": [start, 0], "samples_per_insert": per_insert})
+    for _ in range(1000):
+        pace.tick(16)
+        while pace.may_sample(32):
+            pace.draw(32)
+    assert pace.steps == start + 16_000
+    assert pace.ratio == pytest.approx(per_insert, abs=32 / 16_000)
+
+
+def test_a_ratio_changed_on_resume_holds_from_then_on():
+    pace = opened(samples_per_insert=1, min_steps=0)
+    pace.tick(1000)
+    pace.draw(1000)
+    changed = Pace(samples_per_insert=8, min_steps=0)
+    changed.load_state_dict(pace.state_dict())
+    assert not changed.may_sample(1)
+    changed.tick(2)
+    assert changed.may_sample(16) and not changed.may_sample(17)
