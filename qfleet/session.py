@@ -24,6 +24,7 @@ from qfleet.runs.directory import RunDirectory, default_name, describe, replace_
 from qfleet.runs.find import find_checkpoint
 from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter
 from qfleet.runtime.inline import Inline, Outside
+from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.signals import obeyed
 from qfleet.types import EnvSpec, Sample, UserError, VectorEnv
 
@@ -104,6 +105,7 @@ class Attempt:
 
     def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, sinks: Sequence[Sink],
                  checkpoint: Checkpoint | None = None) -> None:
+        keep_pages()
         torch.set_num_threads(config.run.threads or 1)
         self.config, self.directory, self.spec = config, directory, env.spec
         self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)

@@ -13,28 +13,37 @@ from torch import nn
 
 
 class Flat:
-    """The parameters of `net`, re-seated as views of one vector, their gradients as views of another.
+    """The parameters of `net`, re-seated as views of one vector.
 
-    Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`.
+    Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`. `grad` is the
+    float32 gradient of the last backward pass, once `gather` has been called.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self.net = net.to(dtype)
-        parameters = list(net.parameters())
-        device = parameters[0].device
+        self.parameters = list(net.parameters())
+        device = self.parameters[0].device
         self.shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
-        size = sum(parameter.numel() for parameter in parameters)
+        size = sum(parameter.numel() for parameter in self.parameters)
         self.data = torch.empty(size, dtype=dtype, device=device)
-        trained = parameters[0].requires_grad
-        self.grad = torch.zeros(size if trained else 0, dtype=dtype, device=device)
-        at = 0
-        for parameter in parameters:
-            room = slice(at, at + parameter.numel())
-            self.data[room] = parameter.detach().reshape(-1)
-            parameter.data = self.data[room].view(parameter.shape)
-            parameter.grad = self.grad[room].view(parameter.shape) if trained else None
-            at += parameter.numel()
+        for parameter, room in zip(self.parameters, self._named(self.data).values(), strict=True):
+            room.copy_(parameter.detach())
+            parameter.data = room
         self.master = self.data if dtype == torch.float32 else self.data.float()
+        trained = self.parameters[0].requires_grad
+        self.grad = torch.zeros(size if trained else 0, device=device)
+        self._grads = list(self._named(self.grad).values()) if trained else []
+
+    def forget(self) -> None:
+        """Before a backward pass: let autograd hand over its own buffers instead of adding to ours."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gather(self) -> torch.Tensor:
+        """After a backward pass: the gradient as one float32 vector; a parameter that took no part has zeros."""
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        torch._foreach_copy_(self._grads, grads)
+        return self.grad
 
     def sync(self) -> None:
         """Let the network compute with what the optimizer wrote."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,6 +11,9 @@ from pydantic import Field
 
 from qfleet.config import Config, NonNegative, Positive
 from qfleet.roles.flat import Flat
+
+BETAS = (0.9, 0.999)
+RMS_DECAY = 0.95
 
 
 class OptimizerConfig(Config):
@@ -28,33 +32,46 @@ class Solo:
         self.cfg = cfg
 
     def attach(self, flat: Flat) -> None:
-        """Build the optimizer for the network's float32 vector."""
+        """The network's float32 vector is what the optimizer moves: one tensor, whatever the architecture."""
         self.flat = flat
-        self.vector = torch.nn.Parameter(flat.master, requires_grad=False)
-        self.vector.grad = torch.zeros_like(flat.master) if flat.grad.dtype != torch.float32 else flat.grad
-        rate, eps = self.cfg.learning_rate, self.cfg.optimizer_eps
-        if self.cfg.optimizer == "adam":
-            self.optimizer: torch.optim.Optimizer = torch.optim.Adam([self.vector], rate, eps=eps, fused=True)
-        else:
-            self.optimizer = torch.optim.RMSprop([self.vector], rate, alpha=0.95, eps=eps, centered=True)
+        self.steps = torch.zeros((), device=flat.master.device)
+        self.mean, self.square = torch.zeros_like(flat.master), torch.zeros_like(flat.master)
 
     def apply(self) -> float:
         """Clip and step; returns the gradient's norm. A norm that is not finite changes nothing."""
-        gradient = self.vector.grad
-        assert gradient is not None
-        if gradient is not self.flat.grad:
-            gradient.copy_(self.flat.grad)
-        norm = float(torch.linalg.vector_norm(gradient))
-        if norm != norm or norm == float("inf"):
+        gradient = self.flat.gather()
+        norm = math.sqrt(float(torch.dot(gradient, gradient)))
+        if not math.isfinite(norm):
             return norm
         if 0 < self.cfg.clip_norm < norm:
             gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
-        self.optimizer.step()
+        with torch.no_grad():
+            self.steps += 1
+            if self.cfg.optimizer == "adam":
+                self._adam(gradient)
+            else:
+                self._rmsprop(gradient)
         self.flat.sync()
         return norm
 
+    def _adam(self, gradient: torch.Tensor) -> None:
+        """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
+        torch._fused_adam_(
+            [self.flat.master], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
+            lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
+            maximize=False, grad_scale=None, found_inf=None)
+
+    def _rmsprop(self, gradient: torch.Tensor) -> None:
+        """Centred RMSProp, as Mnih et al. 2015 used it."""
+        self.square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
+        self.mean.lerp_(gradient, 1 - RMS_DECAY)
+        spread = self.square.addcmul(self.mean, self.mean, value=-1).sqrt_().add_(self.cfg.optimizer_eps)
+        self.flat.master.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
+
     def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+        return {"steps": self.steps.clone(), "mean": self.mean.clone(), "square": self.square.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(dict(state))
+        self.steps.copy_(state["steps"])
+        self.mean.copy_(state["mean"])
+        self.square.copy_(state["square"])

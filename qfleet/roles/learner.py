@@ -30,7 +30,7 @@ class LearnerConfig(OptimizerConfig):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="numbers the network computes with")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
-    max_bad_updates: PositiveCount = Field(10, description="updates in a row with a loss that is not finite before giving up")
+    max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
     def inactive(self) -> dict[str, str]:
         return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
@@ -111,7 +111,7 @@ class Learner:
         total = (sample.weight * loss.per_item).mean()
         if loss.extra is not None:
             total = total + loss.extra
-        self.flat.grad.zero_()
+        self.flat.forget()
         total.backward()
         value = float(total.detach())
         norm = self.gradients.apply() if math.isfinite(value) else math.nan

@@ -31,7 +31,7 @@ def test_solo_equals_the_plain_optimizer(optimizer):
         (plain(x) - 5).square().mean().backward()
         expected = float(nn.utils.clip_grad_norm_(plain.parameters(), 0.5))
         reference.step()
-        flat.grad.zero_()
+        flat.forget()
         (flat.net(x) - 5).square().mean().backward()
         assert solo.apply() == pytest.approx(expected, rel=1e-4)
     for name, value in plain.state_dict().items():
@@ -43,9 +43,24 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     solo = Solo(OptimizerConfig())
     solo.attach(flat)
     before = flat.master.clone()
-    flat.grad.fill_(float("nan"))
-    assert solo.apply() != solo.apply()
+    for parameter in flat.parameters:
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    norm = solo.apply()
+    assert norm != norm
     assert torch.equal(flat.master, before)
+
+
+def test_a_parameter_that_took_no_part_stays():
+    flat = Flat(network())
+    solo = Solo(OptimizerConfig())
+    solo.attach(flat)
+    before = flat.state()
+    flat.forget()
+    flat.net[0](torch.ones(2, 3)).sum().backward()
+    solo.apply()
+    after = flat.state()
+    assert torch.equal(before["3.weight"], after["3.weight"])
+    assert not torch.equal(before["0.weight"], after["0.weight"])
 
 
 def test_bfloat16_computes_beside_float32_masters():
