@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/per.py [--out results/per.json]
 
 Both draw stratified indices, compute importance weights and gather the same small transition (observations of four
-floats at both ends, action, reward, discount or done); then both take back new priorities. Rounds alternate, so that
-both meet the same disturbances. cpprb is not a dependency: without it only our own figure is printed.
+floats at both ends, action, reward, discount or done); then both take back new priorities. Turns of 100
+rounds alternate, so that both meet the same disturbances and neither works in a cache filled by the other. cpprb is not
+a dependency: without it only our own figure is printed.
 Bars: at most 150 us for sample + update, and at least 3 times cpprb.
 """
 
@@ -26,7 +27,7 @@ from qfleet.replay.layout import Layout
 from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
 SPEC = EnvSpec("vector", {"obs": Leaf((4,), "float32", "vector")}, actions=2)
-CHUNK = 64
+CHUNK, TURN = 64, 100
 Turn = Callable[[np.ndarray], tuple[float, float]]
 
 
@@ -95,9 +96,9 @@ def main() -> None:
     makers = {"qfleet": ours, "cpprb": theirs}
     turns = {name: turn for name, make in makers.items() if (turn := make(options.capacity, options.batch, rng))}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
-    for _ in range(options.rounds):
+    for _ in range(options.rounds // TURN):
         for name, turn in turns.items():
-            times[name].append(turn(rng.random(options.batch) + 0.01))
+            times[name] += [turn(rng.random(options.batch) + 0.01) for _ in range(TURN)]
     result: dict[str, object] = {"capacity": options.capacity, "batch": options.batch, "rounds": options.rounds,
                                  "load": round(os.getloadavg()[0], 2)}
     measured = {name: figures(values[len(values) // 10:]) for name, values in times.items()}

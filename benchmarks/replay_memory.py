@@ -4,8 +4,8 @@
 
 Every game is played in a process of its own by AtariVectorEnv: random actions, each held for a few steps, so that play
 wanders. The figure is the growth of the resident set from just before the replay is made until it is full, everything
-included, the actor's chunker too; with fewer --steps it is extrapolated to a million. Bars: mean at most 0.3 GB, worst at most 0.5 GB;
-a batch decoded and stacked in at most 2.5 ms on one core.
+included, the actor's chunker too; with fewer --steps it is extrapolated to a million. Bars: mean at most 0.3 GB, worst
+at most 0.5 GB; a batch decoded and stacked in at most 2.5 ms on one core.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def measure(game: str, steps: int) -> dict[str, float | str]:
         replay.sample(BATCH)
         times.append(time.perf_counter() - begin)
     env.close()
-    return {"game": game, "rss_gb": round(grown / 1e9, 4), "gb_per_million": round(((grown - waiting) / steps * 1e6 + waiting) / 1e9, 4),
+    return {"game": game, "rss_gb": round(grown / 1e9, 4),
+            "gb_per_million": round(((grown - waiting) / steps * 1e6 + waiting) / 1e9, 4),
             "counted_gb": round(replay.nbytes / 1e9, 4), "store_us_per_step": round(spent / steps * 1e6, 2),
             "sample_ms": round(float(np.median(times)) * 1e3, 3),
             "sample_ms_quiet": round(float(np.percentile(times, 10)) * 1e3, 3)}

@@ -134,7 +134,11 @@ class TrainedAgent:
         self.spec: EnvSpec = checkpoint.spec
         torch.set_num_threads(config.run.threads or 1)
         self.policy = Policy(make_agent(config, self.spec), 0, device)
-        self.policy.load(checkpoint.policy(), checkpoint.manifest.updates)
+        try:
+            self.policy.load(checkpoint.policy(), checkpoint.manifest.updates)
+        except ValueError as error:
+            raise UserError(f"checkpoint {checkpoint.path}: the weights are not those of the network that its config "
+                            f"describes ({error}); it was not written by qfleet as it is now") from error
 
     def act(self, obs: Any, epsilon: float = 0.0) -> Any:
         """The action for one observation (an int), or for a batch of them (an array).

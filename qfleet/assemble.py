@@ -25,7 +25,9 @@ from qfleet.types import EnvSpec, UserError, VectorEnv
 def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_s: float | None = None) -> VectorEnv:
     """The environment, in a process of its own if asked for, watched if it may not hang for ever."""
     if cfg.isolate:
-        request = {"env": cfg.model_dump(mode="json"), "lanes": lanes, "render": render}
+        # The child looks for the user's modules where this process does: beside a script, for instance.
+        request = {"env": cfg.model_dump(mode="json"), "lanes": lanes, "render": render,
+                   "path": [str(place) for place in sys.path]}
         command = [sys.executable, "-m", "qfleet", "_env-host"]
         return IsolatedEnv(command, request, lanes, cfg.step_timeout_s, cfg.max_faults)
     env = envs.make(cfg.model_copy(update={"threads": cfg.threads or usable_cores()}), lanes, render=render)
@@ -51,8 +53,15 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch}),
     })
     memory = planner.plan(layout_of(settled, spec), settled.replay)
+    if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
+        return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _most_bytes(memory: planner.Plan) -> float:
+    """What a replay takes if nothing in it can be compressed."""
+    return memory.fixed + 1.05 * planner.IMAGE_RATIO * memory.blob_bytes_estimate
 
 
 def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
@@ -73,8 +82,6 @@ def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
     lanes = min(config.eval.lanes, config.eval.episodes)
     judge = make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
     return Cast(make_agent(config, env.spec), env, judge, explorer)
-
-
 
 
 def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:

@@ -314,7 +314,11 @@ def explain(error: Exception) -> int:
         lines = str(error).splitlines()
         complain(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
         return 2
-    if isinstance(error, EnvFault):
+    from qfleet.roles.learner import Diverged  # after the mistakes that need no torch to be told
+
+    if isinstance(error, Diverged):
+        complain("\n".join([f"training failed: {error}", *getattr(error, "__notes__", [])]))
+    elif isinstance(error, EnvFault):
         if error.__cause__ is not None:
             complain("".join(traceback.format_exception(error.__cause__)).rstrip())
         complain("\n".join([f"environment failed: {error}", *getattr(error, "__notes__", [])]))

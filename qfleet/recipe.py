@@ -322,7 +322,7 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
 
 
 RESUMABLE = frozenset({
-    "total_steps", "total_updates", "stop_at", "device",
+    "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes",
     *(f"eval.{name}" for name in EvalConfig.model_fields),
     *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields),
     *(f"run.{name}" for name in RunSection.model_fields if name not in ("exact_resume", "root", "name")),
@@ -330,7 +330,8 @@ RESUMABLE = frozenset({
 """Keys that may change when a run goes on: how long, how judged, how kept and shown, but not what is learnt."""
 
 EXACT = frozenset({
-    "device", "run.threads", "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
+    "device", "replay.max_bytes", "run.threads", "checkpoint.period_steps", "checkpoint.period_updates",
+    "checkpoint.replay",
 })
 """Of those, the ones that an exact resume must keep: they change the numbers, or where episodes are cut."""
 

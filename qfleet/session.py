@@ -57,11 +57,14 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         weights = _initial_weights(config, env.spec)
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
-        replace_text(directory.config, to_yaml(config))
-        directory.add_attempt(describe() | {"sources": dict(provenance)})
-        attempt = Attempt(config, env, directory, sinks)
-        if weights is not None:
-            attempt.run.learner.load_weights(weights)
+        try:
+            _introduce(directory, config, {"sources": dict(provenance)})
+            attempt = Attempt(config, env, directory, sinks)
+            if weights is not None:
+                attempt.begin_from(weights)
+        except BaseException:
+            directory.discard()  # or its name would be taken by a run that never began
+            raise
         return attempt.execute()
 
 
@@ -78,9 +81,18 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         stack.callback(env.close)
         require_same(checkpoint, env.spec)
         config = settle(config, env.spec)
-        replace_text(directory.config, to_yaml(config))
-        directory.add_attempt(describe() | {"resumed_from": checkpoint.path.name})
+        _introduce(directory, config, {"resumed_from": checkpoint.path.name})
         return Attempt(config, env, directory, sinks, checkpoint).execute()
+
+
+def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any]) -> None:
+    """Write down what is about to be run."""
+    try:
+        replace_text(directory.config, to_yaml(config))
+        directory.add_attempt(describe() | dict(origin))
+    except OSError as error:
+        raise UserError(f"cannot write to the run {directory.path}: {error.strerror}; make room there, or choose "
+                        "another folder with run.root") from error
 
 
 def require_same(checkpoint: Checkpoint, spec: EnvSpec) -> None:
@@ -118,9 +130,21 @@ class Attempt:
                 show([("run", str(directory.path)), *describe_plan(config, env.spec)])
         self.cast = cast_of(config, env)
         outside = Outside(self.sinks, self._save, self._save_best, self._keep_bad)
-        self.run = Inline(self.cast, plan_of(config), outside)
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        try:
+            self.run = Inline(self.cast, plan_of(config), outside)
+            if checkpoint is not None:
+                self._restore(checkpoint)
+        except BaseException:
+            self.cast.eval_env.close()
+            raise
+
+    def begin_from(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Start from trained weights instead of random ones."""
+        try:
+            self.run.learner.load_weights(weights)
+        except ValueError as error:
+            raise UserError(f"init_from={self.config.init_from}: its network is another one ({error}); set the agent's "
+                            "keys as they were there, see `qfleet config diff`") from error
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is told to, and close everything."""
@@ -131,7 +155,7 @@ class Attempt:
             self.run.meter.close()
             self.cast.eval_env.close()
         now = self.run.progress()
-        code = EXIT_CODES.get(reason, 1 if self.run.checkpointer.failed else 0)
+        code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
         return TrainResult(self.directory.path, now.steps, now.updates, self.run.meter.episodes,
                            self.run.meter.seconds, self.run.best, reason, code)
 

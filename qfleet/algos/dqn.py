@@ -19,7 +19,7 @@ from torch import nn
 from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Tensors
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, Positive, PositiveCount
-from qfleet.maths.bellman import huber, pick
+from qfleet.maths.bellman import huber, pick, squared
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
 from qfleet.nets.encoder import Encoder
@@ -53,12 +53,11 @@ class QNetwork(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec) -> None:
         super().__init__()
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
-        head = DuelingHead if cfg.dueling else Head
-        self.head = head(self.encoder.features, cfg.hidden, spec.actions, cfg.norm)
+        kind = DuelingHead if cfg.dueling else Head
+        self.head = kind(self.encoder.features, cfg.hidden, spec.actions, cfg.norm)
 
     def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        dtype = next(self.head.parameters()).dtype
-        q: torch.Tensor = self.head(self.encoder(obs, dtype))
+        q: torch.Tensor = self.head(self.encoder(obs, self.head.dtype))
         return q.float()
 
 
@@ -76,10 +75,10 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             v_n = pick(q_n, a_n)
             y_t = step.ret[:, 0] + step.discount[:, 0] * (h_inverse(v_n) if cfg.rescale else v_n)
             y_t = h(y_t) if cfg.rescale else y_t
-        td = y_t - q_t
-        per_item = huber(td, cfg.huber_delta) if cfg.loss == "huber" else td.square()
-        size = td.detach().abs()
-        return Loss(per_item, size, metrics={"train/q_mean": q_t.detach(), "train/td_abs": size})
+        per_item = huber(q_t, y_t, cfg.huber_delta) if cfg.loss == "huber" else squared(q_t, y_t)
+        q_t = q_t.detach()
+        td_abs = (y_t - q_t).abs()
+        return Loss(per_item, td_abs, metrics={"train/q_mean": q_t, "train/td_abs": td_abs})
 
     return Agent(network=lambda: QNetwork(cfg, spec), act=epsilon_greedy, loss=loss, window=Window(future=cfg.n_step))
 

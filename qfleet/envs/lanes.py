@@ -13,6 +13,7 @@ import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -23,6 +24,9 @@ from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
 from qfleet.types import EnvFault, EnvSpec, Obs, Outcome, UserError
 
 log = logging.getLogger("qfleet.envs")
+
+FAILURES = (Exception, SystemExit)
+"""What an environment may raise and be rebuilt for; one that calls exit() must not end the training in silence."""
 
 BOUNDS_WATCH_STEPS = 1000
 """Bounds of observations are compared for so many steps; a space that lies is found early or not at all."""
@@ -83,8 +87,7 @@ class GymLanes:
         self._sent: list[int] | None = None
         self._watch_steps = BOUNDS_WATCH_STEPS
         if rules.limit is None:
-            log.warning("%s has no time limit: an episode that never ends is never scored; "
-                        "set env.max_episode_steps", cfg.id)
+            _warn_endless(cfg.id)
 
     def reset(self, seeds: Sequence[int]) -> Obs:
         row = Row(self._eyes.blank(self.lanes), self.lanes)
@@ -147,7 +150,7 @@ class GymLanes:
             raw, reward, terminated, truncated, info = lane.env.step(self._actions.decode(action))
             score = float(reward)
             lives = int(info.get("lives", 0)) if rules.life_loss else 0
-        except Exception:
+        except FAILURES:
             self._restart(i, row, self._rebuild(i, traceback.format_exc()))
             return
         lane.steps += 1
@@ -175,7 +178,7 @@ class GymLanes:
                 raw, info = lane.env.reset(seed=seed)
                 lane.lives = int(info.get("lives", 0))
                 break
-            except Exception:
+            except FAILURES:
                 seed, rebuilt = self._rebuild(i, traceback.format_exc()), True
         lane.steps, lane.over = 0, False
         self._write(i, frames, raw)
@@ -207,7 +210,7 @@ class GymLanes:
             try:
                 lane.env = self._build()
                 break
-            except Exception:
+            except FAILURES:
                 reason = traceback.format_exc()
         return int(np.random.SeedSequence([lane.seed, lane.rebuilt]).generate_state(1)[0] >> 1)
 
@@ -223,3 +226,9 @@ class GymLanes:
         if complaint:
             log.warning("%s: %s; training goes on", self.spec.id, complaint)
             self._watch_steps = 0
+
+
+@cache
+def _warn_endless(id: str) -> None:
+    """Said once, however many copies are built."""
+    log.warning("%s has no time limit: an episode that never ends is never scored; set env.max_episode_steps", id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 
 def pick(q_BA: torch.Tensor, action_B: torch.Tensor) -> torch.Tensor:
@@ -10,7 +11,11 @@ def pick(q_BA: torch.Tensor, action_B: torch.Tensor) -> torch.Tensor:
     return q_BA.gather(1, action_B.long().unsqueeze(1)).squeeze(1)
 
 
-def huber(error: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
-    """½e² near zero, δ(|e| − ½δ) beyond δ."""
-    size = error.abs()
-    return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
+def huber(q: torch.Tensor, y: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
+    """½e² near zero, δ(|e| − ½δ) beyond δ, of e = y − q; one number per item."""
+    return F.huber_loss(q, y, reduction="none", delta=delta)
+
+
+def squared(q: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """(y − q)², one number per item."""
+    return F.mse_loss(q, y, reduction="none")

@@ -27,6 +27,10 @@ class Head(nn.Module):
         self.hidden = dense(features, hidden, norm)
         self.q = nn.Linear(hidden[-1] if hidden else features, actions)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.q.weight.dtype
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q: torch.Tensor = self.q(self.hidden(x))
         return q
@@ -43,8 +47,12 @@ class DuelingHead(nn.Module):
         shared, own = hidden[:-1], hidden[-1:]
         self.hidden = dense(features, shared, norm)
         width = shared[-1] if shared else features
-        self.value = nn.Sequential(dense(width, own, norm), nn.Linear(own[-1] if own else width, 1))
-        self.advantage = nn.Sequential(dense(width, own, norm), nn.Linear(own[-1] if own else width, actions))
+        self.value = Head(width, own, 1, norm)
+        self.advantage = Head(width, own, actions, norm)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.hidden(x)

@@ -34,7 +34,8 @@ class Gatherer:
     def windows(self, slots: np.ndarray, starts: np.ndarray) -> dict[str, torch.Tensor]:
         """Rows of the windows that begin at start `starts[i]` of the chunk in `slots[i]`."""
         first = self._layout.context + starts * self._layout.window.stride
-        records = self._records.take((slots * self._layout.rows + first)[:, None] + self._window)
+        # Indices are added up along the batch, the long axis: broadcast over T they cost as much as a gather.
+        records = self._records.take((self._window[:, None] + (slots * self._layout.rows + first)).T)
         gathered = {}
         for column in self._layout.dense:
             values = records[column.name]

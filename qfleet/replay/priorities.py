@@ -49,7 +49,7 @@ class Priorities:
         leaves, values = self.tree.sample(uniforms)
         if self.alpha == 0:
             return leaves, np.ones(len(leaves), np.float32)
-        return leaves, ((values.min() / values) ** beta).astype(np.float32)
+        return leaves, (values.min() / values).astype(np.float32) ** np.float32(beta)
 
     def _clean(self, priority: np.ndarray) -> np.ndarray:
         given = np.asarray(priority, np.float64)

@@ -12,7 +12,8 @@ class SumTree:
 
     A parent is always recomputed as left + right, never by a difference, so that no error accumulates and equal
     leaves mean a bitwise equal tree. `set` and `sample` go through the tree level by level for all items at once:
-    the memory accesses of one level do not wait for each other.
+    the memory accesses of one level do not wait for each other. Ascending draws need not descend from the root: one
+    sweep along a level in the middle finds all their nodes there.
     """
 
     def __init__(self, leaves: int) -> None:
@@ -49,7 +50,7 @@ class SumTree:
             self._nodes[first:2 * first] = children[0::2] + children[1::2]
 
     def sample(self, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Leaves int64 [n] and their values for points [n] in [0, 1) of the total; never a leaf that is zero."""
+        """Leaves int64 [n] and their values for ascending points [n] in [0, 1) of the total; never a zero leaf."""
         if not self.total > 0:
             raise ValueError("nothing to sample: every leaf is zero")
         node, value = _sample(self._nodes, uniforms * self.total, self.depth)
@@ -73,8 +74,13 @@ def change_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, de
 
 def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """The plain numpy form of `sample`: where a child is zero the other one is taken, whatever rounding says."""
-    node = np.ones(len(mass), np.int64)
-    for _ in range(depth):
+    top = depth // 2
+    level = nodes[1 << top:2 << top]
+    after = np.cumsum(level)
+    place = np.minimum(np.searchsorted(after, mass, side="right"), np.flatnonzero(level)[-1])
+    mass = mass - np.where(place > 0, after[place - 1], 0.0)
+    node = place + (1 << top)
+    for _ in range(depth - top):
         left = nodes[2 * node]
         right = (mass >= left) & (nodes[2 * node + 1] > 0)
         mass = mass - np.where(right, left, 0.0)
@@ -105,8 +111,19 @@ def change_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, dep
 
 @compiled
 def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    node = np.ones(len(mass), np.int64)
-    for _ in range(depth):
+    top = depth // 2
+    final = (2 << top) - 1
+    while nodes[final] == 0:
+        final -= 1
+    place, before, after = 1 << top, 0.0, nodes[1 << top]
+    node = np.empty(len(mass), np.int64)
+    for i in range(len(mass)):
+        while mass[i] >= after and place < final:
+            place += 1
+            before, after = after, after + nodes[place]
+        node[i] = place
+        mass[i] -= before
+    for _ in range(depth - top):
         for i in range(len(mass)):
             left = nodes[2 * node[i]]
             right = (mass[i] >= left) & (nodes[2 * node[i] + 1] > 0)

@@ -46,6 +46,10 @@ class Score:
         return float(np.std(self.returns))
 
 
+class BrokenOff(Exception):
+    """An evaluation was told to stop before its last episode."""
+
+
 class Tally:
     """Counts the first episodes of every lane, a fixed number each, so that short ones are not favoured."""
 
@@ -68,13 +72,16 @@ class Tally:
         return all(len(results) >= quota for results, quota in zip(self.results, self.quota, strict=True))
 
 
-def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int) -> Score:
-    """Play whole episodes with the policy's weights; the same seed plays the same episodes."""
+def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int,
+             stop: Callable[[], bool] = lambda: False) -> Score:
+    """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop."""
     tally = Tally(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
     actor = Actor(policy, env, Constant(epsilon, env.lanes), tally)
     actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
     while not tally.done:
+        if stop():
+            raise BrokenOff
         actor.step()
         actor.land()
     flat = [result for lane in tally.results for result in lane]
@@ -82,7 +89,10 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
 
 
 class Evaluator:
-    """Judges the newest weights whenever that is due; `on_score` gets the score and the weights it belongs to."""
+    """Judges the newest weights whenever that is due; `on_score` gets the score and the weights it belongs to.
+
+    `stop` breaks an evaluation off, which may take minutes, for somebody who cannot wait; it is made up for on resume.
+    """
 
     def __init__(
         self,
@@ -93,34 +103,41 @@ class Evaluator:
         seed: int,
         progress: Callable[[], Progress],
         on_score: Callable[[Score, dict[str, torch.Tensor]], None],
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.policy, self.env, self.weights, self.cfg, self.seed = policy, env, weights, cfg, seed
-        self.progress, self.on_score = progress, on_score
+        self.progress, self.on_score, self.stop = progress, on_score, stop
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.count = 0
         self.judged = -1
+        self.owed = False
 
     def step(self) -> bool:
         """One whole evaluation, if one is due."""
-        if not self.schedule.due(self.progress()):
+        if not (self.schedule.due(self.progress()) or self.owed):
             return False
         self.judge()
         return True
 
     def judge(self) -> None:
         """Evaluate the newest weights now, unless they have just been judged."""
+        self.owed = False
         self.policy.refresh(self.weights)
         if self.judged == self.policy.version:
             return
         seed = seed_for(self.seed, "evaluations", self.count)
-        score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed)
+        try:
+            score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.stop)
+        except BrokenOff:
+            self.owed = True
+            return
         self.judged = score.version
         self.count += 1
         self.on_score(score, self.policy.flat.state())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "judged": self.judged}
+        return {"count": self.count, "judged": self.judged, "owed": self.owed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count, self.judged = state["count"], state["judged"]
+        self.count, self.judged, self.owed = state["count"], state["judged"], state.get("owed", False)
         self.schedule.resume(self.progress())

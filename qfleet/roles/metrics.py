@@ -43,6 +43,7 @@ class Meter:
         self._sums: dict[str, tuple[float, int]] = {}
         self._elapsed, self._since = 0.0, time.monotonic()
         self._mark = (0.0, Progress(0, 0))
+        self._told: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
 
     @property
     def seconds(self) -> float:
@@ -80,8 +81,18 @@ class Meter:
             record |= gauge()
         record |= self.counters | dict(extra)
         self._sums.clear()
+        self._told = self._state()
         for sink in self.sinks:
             sink.write(record)
+
+    def finish(self) -> None:
+        """The last record, unless nothing has happened since the one before; everything is on the disk afterwards."""
+        if self._state() != self._told:
+            self.emit()
+        self.flush()
+
+    def _state(self) -> tuple[Progress, dict[str, int]]:
+        return self.progress(), dict(self.counters)
 
     def _rates(self, now: Progress, seconds: float) -> dict[str, float]:
         before, mark = self._mark
@@ -109,3 +120,4 @@ class Meter:
         self._recent.extend((ret, length) for ret, length in state["recent"])
         self._elapsed, self._since = state["seconds"], time.monotonic()
         self._mark = (state["seconds"], self.progress())
+        self._told = self._state()

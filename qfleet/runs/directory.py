@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,7 +91,11 @@ class RunDirectory:
             raise UserError(f"cannot write the run {root / name}: {error.strerror}; "
                             f"choose a folder you may write to with run.root") from error
         run = RunDirectory(root / name)
-        run.lock()
+        try:
+            run.lock()
+        except UserError:
+            run.discard()
+            raise
         return run
 
     @staticmethod
@@ -160,7 +165,8 @@ class RunDirectory:
                 file.truncate()
                 file.write(f"{Owner.current()}\n")
         except OSError as error:
-            raise UserError(f"cannot lock the run {self.path}: {error.strerror}") from error
+            raise UserError(f"cannot lock the run {self.path}: {error.strerror}; make room there and let it be written "
+                            f"to, or choose another folder with run.root") from error
 
     def unlock(self) -> None:
         """Give the run back; a lock that is not this process's own stays."""
@@ -168,6 +174,10 @@ class RunDirectory:
             owner = Owner.parse(file.read())
             if owner is None or owner == Owner.current():
                 (self.path / "lock").unlink()
+
+    def discard(self) -> None:
+        """Remove a run that never began: it holds nothing but its description."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     @contextmanager
     def _lock_file(self) -> Iterator[TextIO]:

@@ -68,7 +68,8 @@ class Inline:
         self.actor = Actor(policy, cast.env, cast.explorer, self.meter, self.weights,
                            Recorder(Chunker(layout, cast.env.lanes), self.replay))
         judge = Policy(cast.agent, first, device, plan.learner.precision)
-        self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, seed, self.progress, self._judged)
+        self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, seed, self.progress, self._judged,
+                                   lambda: self.stop.told)
         self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.progress, self.meter,
                                          self._cut if plan.exact_resume else None)
         self._begin = ("begin", 0)
@@ -80,16 +81,17 @@ class Inline:
         """Train to the end, evaluate and save; returns why it ended."""
         self.actor.begin(lane_seeds(self.plan.seed, self.cast.env.lanes, *self._begin))
         # The actor has sent its actions when the learner's turn comes: the emulators work while it trains.
-        drive([self.actor, self.learner, self.meter, self.evaluator, self.checkpointer], self.stop)
-        reason = self.stop.reason or "total_steps"
-        if reason in ("total_steps", "total_updates"):
-            self.learner.publish()
-            self.evaluator.judge()
-        self.meter.emit()
-        if not (self.plan.exact_resume and reason in ("interrupted", "preempted") and self.checkpointer.saved_at):
-            self.checkpointer.save()
-        self.meter.flush()
-        return reason
+        try:
+            drive([self.actor, self.learner, self.meter, self.evaluator, self.checkpointer], self.stop)
+            if self.stop.reason in ("total_steps", "total_updates"):
+                self.learner.publish()
+                self.evaluator.judge()
+            # An exact run goes on from its last scheduled checkpoint: one taken anywhere else would not be exact.
+            if not (self.plan.exact_resume and self.stop.told and self.checkpointer.saved_at):
+                self.checkpointer.save()
+        finally:
+            self.meter.finish()
+        return self.stop.reason or "total_steps"
 
     def snapshot(self) -> Snapshot:
         keep = self.plan.checkpoint.replay

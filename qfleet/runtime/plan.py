@@ -24,7 +24,13 @@ class Worker(Protocol):
     def step(self) -> bool: ...
 
 
-def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[float], None] = time.sleep) -> None:
+def rest(nap_s: float) -> None:
+    """Serve nobody: sleep, if there is time to."""
+    if nap_s:
+        time.sleep(nap_s)
+
+
+def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[float], None] = rest) -> None:
     """Step all workers in turn until `stop`; between rounds serve others, napping when nobody was busy."""
     while not stop():
         busy = [worker.step() for worker in workers]
@@ -54,6 +60,11 @@ class Stop:
     def __init__(self, plan: Plan, progress: Callable[[], Progress]) -> None:
         self.plan, self.progress = plan, progress
         self.reason: str | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody outside asked for the end, who will not wait long."""
+        return self.reason in ("interrupted", "preempted")
 
     def score(self, mean: float) -> None:
         """Judge a greedy evaluation against `stop_at`."""

@@ -91,6 +91,7 @@ def env_host(args: Namespace) -> int:
     from qfleet.runtime.isolate import serve
 
     def build(request: dict[str, Any]) -> VectorEnv:
+        sys.path += [place for place in request["path"] if place not in sys.path]
         return make(EnvConfig(**request["env"]), request["lanes"], render=request["render"])
 
     return serve(build, sys.stdin, sys.stdout)

@@ -212,5 +212,8 @@ def _ending(result: TrainResult) -> str:
     from qfleet.runs.progress import amount, clock
 
     best = "" if result.best is None else f", best evaluation {amount(result.best)}"
-    return (f"{ENDINGS.get(result.reason, result.reason)}: {result.steps:,} steps, {result.updates:,} updates, "
+    ending = ENDINGS.get(result.reason, result.reason)
+    if result.exit_code == 1:
+        ending = f"{ending.partition(',')[0]}, but the last checkpoint could not be saved: an older one stays"
+    return (f"{ending}: {result.steps:,} steps, {result.updates:,} updates, "
             f"{result.episodes:,} episodes in {clock(result.seconds)}{best}")

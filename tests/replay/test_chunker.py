@@ -123,6 +123,8 @@ def test_layout_counts_rows_and_blocks():
     assert (layout.context, layout.starts, layout.rows) == (3, 64, 68)
     assert (layout.blocks, layout.block_rows) == (4, 17)
     assert [c.name for c in layout.blocked] == ["obs.obs"]
+    strided = Layout(atari, Window(past=2, unroll=4, future=2, stride=4), 16)
+    assert (strided.starts, strided.rows) == (4, 3 + 12 + 8)  # the last window starts at step 12
     for chunk_steps in (1, 7, 16, 641, 1000):
         sized = Layout(atari, Window(future=2), chunk_steps)
         assert sum(sized.rows_of_block(i) for i in range(sized.blocks)) == sized.rows

@@ -21,6 +21,11 @@ def test_a_million_atari_steps():
     assert planned.max_bytes == pytest.approx(0.8 * 8 * GB)
 
 
+def test_an_empty_store_counts_what_was_planned():
+    cfg = ReplayConfig(capacity=10_000)
+    assert HostReplay(ATARI, cfg, 0, torch.device("cpu")).nbytes == plan(ATARI, cfg, available_bytes=GB).fixed
+
+
 def test_vectors_are_not_expected_to_shrink():
     wide = Layout(EnvSpec("w", {"obs": Leaf((100,), "float32", "vector")}, 2), Window(), 50)
     planned = plan(wide, ReplayConfig(capacity=5000, chunk_steps=50), available_bytes=GB)

@@ -1,4 +1,4 @@
-"""Real runs in real processes, for tests: start them, kill them, compare their weights."""
+"""Real runs for tests: in this process where a process is not the point, in others to be killed; and their traces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from qfleet import api
 from qfleet.runs.checkpoint import Checkpoints
+from qfleet.session import TrainResult
 
 TINY = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
         "replay.samples_per_insert=4", "eval.episodes=2", "run.tensorboard=false", "run.log_period_steps=200",
@@ -19,24 +23,43 @@ TINY = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def qfleet(*args: str, cwd: Path, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+def train(source: str, *overrides: str, sinks=()) -> TrainResult:
+    """A tiny run in this process, under `runs` of the working directory."""
+    return api.train(source, [*TINY, *overrides], sinks=sinks)
+
+
+class Spy:
+    """A sink that keeps all records, and does something with each."""
+
+    def __init__(self, act: Callable[[Mapping[str, Any]], None] = lambda record: None) -> None:
+        self.records: list[Mapping[str, Any]] = []
+        self.act = act
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.records.append(dict(record))
+        self.act(record)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "qfleet", *args]
+
+
+def qfleet(*args: str, cwd: Path, timeout: float = 110, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
-    return subprocess.run([sys.executable, "-m", "qfleet", *args], cwd=cwd, capture_output=True, text=True,
-                          timeout=timeout, env=ENVIRONMENT)
+    return subprocess.run(command(*args), cwd=cwd, capture_output=True, text=True, timeout=timeout,
+                          env=ENVIRONMENT | env)
 
 
 def killed_when(args: list[str], cwd: Path, ready, signum: int = signal.SIGKILL, timeout: float = 60) -> int:
     """Start the command line, send a signal as soon as `ready()` says so, and return the exit code."""
-    process = subprocess.Popen([sys.executable, "-m", "qfleet", *args], cwd=cwd, env=ENVIRONMENT,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(*args), cwd=cwd, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + timeout
-        while not ready():
-            if process.poll() is not None:
-                raise AssertionError(f"ended by itself with {process.returncode} before it could be killed")
-            if time.monotonic() > deadline:
-                raise AssertionError("was never ready to be killed")
-            time.sleep(0.005)
+        wait_until(ready, process, timeout)
         process.send_signal(signum)
         return process.wait(timeout)
     finally:
@@ -44,15 +67,36 @@ def killed_when(args: list[str], cwd: Path, ready, signum: int = signal.SIGKILL,
         process.wait()
 
 
+def wait_until(ready: Callable[[], Any], process: subprocess.Popen, timeout: float = 60) -> None:
+    """Wait for something that a living process is to bring about."""
+    deadline = time.monotonic() + timeout
+    while not ready():
+        assert process.poll() is None, f"ended by itself with {process.returncode} before it was due"
+        assert time.monotonic() < deadline, "was never ready"
+        time.sleep(0.005)
+
+
 def weights_hash(run: Path) -> str:
     """A fingerprint of the weights in the newest checkpoint."""
-    checkpoint = Checkpoints(run / "checkpoints", 9).newest()
-    assert checkpoint is not None, f"{run} has no valid checkpoint"
     digest = hashlib.sha256()
-    for name, value in sorted(checkpoint.policy().items()):
+    for name, value in sorted(newest(run).policy().items()):
         digest.update(name.encode() + value.numpy().tobytes())
     return digest.hexdigest()
 
 
+def newest(run: Path):
+    """The newest valid checkpoint, which there must be."""
+    checkpoint = Checkpoints(run / "checkpoints", 9).newest(set_aside=False)
+    assert checkpoint is not None, f"{run} has no valid checkpoint"
+    return checkpoint
+
+
 def records(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_no_step_twice(run: Path) -> None:
+    """Log records and evaluation records each go forward, across all attempts."""
+    for evaluated in (False, True):
+        steps = [record["step"] for record in records(run) if ("eval/mean_reward" in record) == evaluated]
+        assert steps == sorted(set(steps)), steps

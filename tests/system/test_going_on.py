@@ -1,0 +1,128 @@
+"""One writer per run, what a resumed run may change, and new runs that start from trained weights (faults 18, 31-36)."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from runs import ENVIRONMENT, TINY, command, newest, qfleet, records, train, wait_until, weights_hash
+
+from qfleet import api
+from qfleet.cli import main
+from qfleet.replay import planner
+from qfleet.roles.seeds import seed_for
+from qfleet.types import UserError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    args = [*TINY, "total_steps=1000000", "checkpoint.period_steps=200", "run.name=x"]
+    first = subprocess.Popen(command("train", "cartpole", *args), cwd=tmp_path, env=ENVIRONMENT,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: list(Path("runs/x/checkpoints").glob("step-*")), first)
+        with pytest.raises(UserError, match=f"in use by process {first.pid}"):
+            api.resume("x")
+        assert main(["train", "cartpole", *args]) == 2
+        assert api.evaluate("x", episodes=1, which="latest").episodes == 1, "reading is always allowed"
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    assert api.resume("x", [f"total_steps={newest(Path('runs/x')).manifest.step + 50}"]).exit_code == 0, \
+        "the lock of the dead is taken over"
+
+
+def test_resume_refuses_other_learning_and_names_both_values(capsys):
+    train("cartpole", "run.name=x", "total_steps=200")
+    before = {path: path.read_bytes() for path in Path("runs/x").rglob("*") if path.is_file()}
+    code = main(["resume", "x", "seed=4", "agent.hidden=[32]", "total_steps=400"])
+    err = capsys.readouterr().err
+    assert code == 2 and "seed: is 4, but the run was started with 1" in err
+    assert "agent.hidden: is (32,), but the run was started with (16,)" in err and "total_steps" in err
+    assert {path: path.read_bytes() for path in Path("runs/x").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_may_be_extended_moved_and_judged_otherwise():
+    first = train("cartpole", "run.name=x", "total_steps=300")
+    shutil.move("runs/x", "elsewhere")
+    more = api.resume("elsewhere", ["total_steps=600", "eval.episodes=3", "checkpoint.keep=1", "stop_at=9999",
+                                    "eval.period_steps=200"])
+    assert more.exit_code == 0 and 600 <= more.steps < 610 and more.updates > first.updates
+    assert len(list(Path("elsewhere/checkpoints").glob("step-*"))) == 1 and not Path("runs/x").exists()
+    same = api.resume("elsewhere")
+    assert (same.steps, same.updates, same.reason) == (more.steps, more.updates, "total_steps")
+    assert len(records(Path("elsewhere"))) == len({(r["step"], "eval/mean_reward" in r) for r in records(Path("elsewhere"))})
+
+
+def test_a_solved_run_goes_on_only_when_told():
+    done = train("cartpole", "run.name=x", "total_steps=600", "stop_at=5", "eval.period_steps=100")
+    assert done.reason == "stop_at" and done.steps < 600
+    assert api.resume("x").steps == done.steps
+    assert api.resume("x", ["stop_at=null"]).reason == "total_steps"
+
+
+@pytest.mark.parametrize("limit", [[], ["replay.max_bytes=60e6"]])
+def test_less_free_memory_than_at_the_start_does_not_keep_a_run_from_going_on(monkeypatch, limit):
+    train("cartpole", "run.name=x", "total_steps=200", *limit)
+    monkeypatch.setattr(planner, "available_memory", lambda: 50_000_000)
+    if limit:
+        with pytest.raises(UserError, match="max_bytes=60 MB is more than the 50 MB of free memory"):
+            api.resume("x", ["total_steps=300"])
+    result = api.resume("x", ["total_steps=300", *(["replay.max_bytes=40e6"] if limit else [])])
+    assert result.exit_code == 0 and result.steps >= 300
+
+
+@pytest.mark.parametrize("mistake", ["agent.torso=nosuch", "init_from=nowhere", "agent.norm=layers"])
+def test_a_run_that_never_began_leaves_nothing_behind(mistake, capsys):
+    args = [*TINY, "toy/Catch-v0", "env.kwargs={pixels: true, side: 10}", "run.name=x", "total_steps=200", mistake]
+    assert main(["train", *args]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("runs/x").exists(), "its name is free for the next try"
+
+
+def test_init_from_begins_with_the_weights_of_another_run():
+    source = train("cartpole", "run.name=a", "total_steps=1500", "eval.episodes=5")
+    seed = seed_for(7, "evaluations", 0)
+    known = api.evaluate("a", which="latest", episodes=5, seed=seed)
+    # The first evaluation comes before the first update: it judges what was loaded.
+    result = train("cartpole", "run.name=b", "total_steps=150", "init_from=a", "seed=7", "eval.period_steps=4",
+                   "replay.min_steps=100", "eval.episodes=5", "eval.epsilon=0")
+    first = next(record for record in records(result.directory) if "eval/mean_reward" in record)
+    best = api.evaluate("a", which="best", episodes=5, seed=seed)
+    assert first["updates"] == 0 and first["eval/mean_reward"] in (known.mean_reward, best.mean_reward)
+    fresh = train("cartpole", "run.name=c", "total_steps=150", "seed=7", "eval.period_steps=4",
+                  "replay.min_steps=100", "eval.episodes=5", "eval.epsilon=0")
+    other = next(record for record in records(fresh.directory) if "eval/mean_reward" in record)
+    assert other["eval/mean_reward"] != first["eval/mean_reward"]
+    assert source.updates > 100 and weights_hash(result.directory) != weights_hash(source.directory)
+
+
+def test_init_from_another_environment_or_network_is_refused_with_both(capsys):
+    train("cartpole", "run.name=a", "total_steps=100")
+    assert main(["train", "toy/Chain-v0", *TINY, "total_steps=100", "init_from=a", "run.name=b"]) == 2
+    err = capsys.readouterr().err
+    assert "CartPole-v1 with 2 actions" in err and "(4,)" in err and "toy/Chain-v0 has 2 actions" in err and "(5,)" in err
+    assert main(["train", "cartpole", *TINY, "agent.hidden=[17]", "total_steps=100", "init_from=a", "run.name=b"]) == 2
+    err = capsys.readouterr().err
+    assert "init_from=a" in err and "(16, 4)" in err and "(17, 4)" in err and "Traceback" not in err
+    assert not Path("runs/b").exists()
+
+
+def test_evaluating_on_a_changed_environment_is_refused(tmp_path):
+    """The environment's code has changed since: another space is found before the first step (fault 18)."""
+    Path("changing_env.py").write_text("from qfleet.envs.toy import Chain\n\n"
+                                       "def make():\n    return Chain(5)\n")
+    done = qfleet("train", "changing_env:make", *TINY, "total_steps=100", "run.name=x", "env.max_episode_steps=20",
+                  cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = Path("changing_env.py").read_text()
+    Path("changing_env.py").write_text(text.replace("Chain(5)", "Chain(6)"))
+    for verb in (["eval", "x"], ["resume", "x", "total_steps=200"]):
+        assert main(verb) == 2
