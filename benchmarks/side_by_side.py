@@ -88,8 +88,8 @@ def machine() -> dict:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {"date": date.today().isoformat(), "cpu": model, "cores": os.cpu_count(), "python": platform.python_version(),
-            "versions": found, "command": " ".join(sys.argv)}
+    return {"date": date.today().isoformat(), "cpu": model, "cores": os.cpu_count(),
+            "python": platform.python_version(), "versions": found, "command": " ".join(sys.argv)}
 
 
 def _round(name: str, steps: int) -> dict[str, float]:

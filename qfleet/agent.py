@@ -46,10 +46,12 @@ class Loss:
 class Agent:
     """`network()` builds the module that is trained; `act` and `loss` are pure in it.
 
-    `act(net, obs, memory, arm, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`.
+    `act(net, obs, memory, arm, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`. `columns` declares what
+    `Decision.extras` adds to every row: name -> (shape, dtype).
     """
 
     network: Callable[[], nn.Module]
     act: Callable[[nn.Module, Tensors, Memory, Arm, torch.Generator], Decision]
     loss: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]
     window: Window
+    columns: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)

@@ -52,7 +52,10 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch}),
     })
-    memory = planner.plan(layout_of(settled, spec), settled.replay)
+    layout = layout_of(settled, spec)
+    if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.env.lanes):
+        raise UserError("\n".join(problems))
+    memory = planner.plan(layout, settled.replay)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
@@ -65,7 +68,8 @@ def _most_bytes(memory: planner.Plan) -> float:
 
 
 def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
-    return Layout(spec, make_agent(config, spec).window, config.replay.chunk_steps)
+    agent = make_agent(config, spec)
+    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns)
 
 
 def plan_of(config: RunConfig) -> Plan:
@@ -97,7 +101,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
                        for name, leaf in spec.observation.items())
     return [
         ("environment", f"{spec.id}, {config.env.lanes} lanes, {spec.actions} actions, observes {leaves}"),
-        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, {config.run.threads} threads"),
+        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {_bytes(memory.total)} for replay of {config.replay.capacity:,} steps"
                    + (f", {_bytes(memory.available)} free" if memory.available else "")),

@@ -113,6 +113,10 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.total_steps <= cfg.replay.min_steps:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins, replay.min_steps="
                      f"{cfg.replay.min_steps}: raise total_steps or lower min_steps")
+    if cfg.total_steps <= cfg.env.lanes * cfg.replay.chunk_steps:
+        found.append(f"total_steps={cfg.total_steps} ends before learning begins: the first chunks are full after "
+                     f"env.lanes={cfg.env.lanes} x replay.chunk_steps={cfg.replay.chunk_steps} steps; raise "
+                     "total_steps or lower chunk_steps")
     schedules: dict[str, EvalConfig | CheckpointConfig] = {"eval": cfg.eval, "checkpoint": cfg.checkpoint}
     for name, section in schedules.items():
         if section.period_steps and section.period_updates:

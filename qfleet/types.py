@@ -7,7 +7,7 @@ S window starts of a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -154,7 +154,6 @@ class Sample:
     keys: np.ndarray
     weight: torch.Tensor
     rows: dict[str, torch.Tensor]
-    info: dict[str, float] = field(default_factory=dict)
 
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
         """Observations [B, ...] of one row of the window, or of a row [B] chosen per item."""

@@ -71,8 +71,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         with torch.no_grad():
             obs_n = batch.obs(step.row[:, 0])
             q_n = target(obs_n)
-            a_n = (net(obs_n) if cfg.double else q_n).argmax(1)
-            v_n = pick(q_n, a_n)
+            v_n = pick(q_n, net(obs_n).argmax(1)) if cfg.double else q_n.amax(1)
             y_t = step.ret[:, 0] + step.discount[:, 0] * (h_inverse(v_n) if cfg.rescale else v_n)
             y_t = h(y_t) if cfg.rescale else y_t
         per_item = huber(q_t, y_t, cfg.huber_delta) if cfg.loss == "huber" else squared(q_t, y_t)

@@ -34,14 +34,14 @@ def n_step(
     positions = reward.shape[1] - n
     if n < 1 or positions < 1:
         raise ValueError(f"{reward.shape[1]} rows hold no {n}-step window")
-    reward, discount, last = (rows[:, :-1].unfold(1, n, 1) for rows in (reward, discount, last))  # [B, U, n]
-    alive = (~last).cumprod(2)
-    scale = torch.where(alive > 0, discount * _per_item(gamma), 1).cumprod(2)
-    earned = reward * alive
-    ret = earned[..., 0] + (earned[..., 1:] * scale[..., :-1]).sum(2)
-    return NStep(ret, scale[..., -1], alive.sum(2) + torch.arange(positions, device=alive.device))
-
-
-def _per_item(gamma: float | torch.Tensor) -> float | torch.Tensor:
-    """γ as it multiplies [B, U, n]: a number, or one per item [B, 1]."""
-    return gamma if isinstance(gamma, float) else gamma.unsqueeze(2)
+    alive = ~last[:, :positions]
+    ret = reward[:, :positions] * alive
+    scale = torch.where(alive, gamma * discount[:, :positions], 1.0)
+    row = torch.arange(positions, device=last.device) + alive
+    for k in range(1, n):
+        rows = slice(k, k + positions)
+        alive = alive & ~last[:, rows]
+        ret = ret + scale * reward[:, rows] * alive
+        scale = torch.where(alive, scale * gamma * discount[:, rows], scale)
+        row = row + alive
+    return NStep(ret, scale, row)

@@ -79,8 +79,7 @@ class HostReplay:
         slot = leaves // self._layout.starts
         self.pace.draw(n)
         return Sample(keys=leaves + self._key_offset[slot], weight=torch.from_numpy(weight).to(self._device),
-                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts),
-                      info={"beta": beta} if self._cfg.alpha else {})
+                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts))
 
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
         """Give sampled keys [B] their new priorities [B]; keys of chunks that are gone are ignored."""

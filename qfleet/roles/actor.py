@@ -16,17 +16,21 @@ import numpy as np
 
 from qfleet.explore import Explorer
 from qfleet.replay.chunker import Chunker
+from qfleet.replay.layout import Layout
 from qfleet.roles.policy import Policy
 from qfleet.types import Chunk, Metrics, Obs, Outcome, Replay, VectorEnv, Weights
+
+Choice = tuple[np.ndarray, dict[str, np.ndarray]]
+"""Actions [N] and the extra columns that the agent remembers of them."""
 
 
 class Recorder:
     """Turns an actor's rows into chunks and holds them until the replay takes them."""
 
-    def __init__(self, chunker: Chunker, replay: Replay) -> None:
-        self.chunker, self.replay = chunker, replay
+    def __init__(self, layout: Layout, lanes: int, replay: Replay) -> None:
+        self.layout, self.lanes, self.replay = layout, lanes, replay
+        self.chunker = Chunker(layout, lanes)
         self.outbox: deque[Chunk] = deque()
-        self.extras: dict[str, np.ndarray] = {}
 
     def deliver(self) -> bool:
         """Ship what waits; False while the replay says: wait."""
@@ -36,13 +40,17 @@ class Recorder:
             self.outbox.popleft()
         return True
 
-    def row(self, obs: Obs, action: np.ndarray, reward: np.ndarray, discount: np.ndarray, last: np.ndarray) -> None:
-        """Record one row per lane: the observation, and what leaving it brought."""
-        self.outbox.extend(chunk for _, chunk in self.chunker.append(obs, action, reward, discount, last, self.extras))
+    def row(self, obs: Obs, choice: Choice, reward: np.ndarray, discount: np.ndarray, last: np.ndarray) -> None:
+        """Record one row per lane: the observation, what was chosen there, and what leaving it brought."""
+        action, extras = choice
+        self.outbox.extend(chunk for _, chunk in self.chunker.append(obs, action, reward, discount, last, extras))
         self.deliver()
 
-    def flush(self) -> None:
-        """Ship the unfinished chunks, too: every lane has just been given its final row."""
+    def end(self, obs: Obs) -> None:
+        """Make the observations the final rows of their episodes, and ship the unfinished chunks, too."""
+        zeros = np.zeros(self.lanes, np.float32)
+        extras = {name: np.zeros((self.lanes, *shape), dtype) for name, (shape, dtype) in self.layout.extras.items()}
+        self.row(obs, (zeros.astype(np.int32), extras), zeros, zeros, np.ones(self.lanes, bool))
         self.outbox.extend(chunk for _, chunk in self.chunker.flush())
         self.deliver()
 
@@ -62,7 +70,7 @@ class Actor:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
         self.weights, self.recorder = weights, recorder
         self.steps = 0
-        self._sent: np.ndarray | None = None
+        self._sent: Choice | None = None
         self._fresh = True
         self._faults = 0
 
@@ -80,13 +88,11 @@ class Actor:
             return False
         self.land()
         self._refresh()
-        action, extras = self.policy.act(self._obs, self.explorer.arms(self.steps))
-        self.env.send(action)
-        self._sent, self._fresh = action, False
+        self._sent, self._fresh = self.policy.act(self._obs, self.explorer.arms(self.steps)), False
+        self.env.send(self._sent[0])
         taken = self.env.lanes - int(self._last.sum())
         self.steps += taken
         if self.recorder is not None:
-            self.recorder.extras = extras
             self.recorder.replay.tick(taken)
         return True
 
@@ -125,19 +131,17 @@ class Actor:
             self._finish_rows()
 
     def _finish_rows(self) -> None:
-        if self.recorder is None or self._fresh:
-            return
-        nothing = np.zeros(self.env.lanes, np.float32)
-        self.recorder.row(self._obs, nothing, nothing, nothing, np.ones(self.env.lanes, bool))
-        self.recorder.flush()
+        if self.recorder is not None and not self._fresh:
+            self.recorder.end(self._obs)
 
     def _tally(self, out: Outcome, final: np.ndarray) -> None:
-        self._return[final] = 0
-        self._length[final] = 0
+        if final.any():
+            self._return[final] = 0
+            self._length[final] = 0
         self._return += out.score
         self._length += ~final
-        for lane in np.flatnonzero(out.last):
-            self.metrics.episode(int(lane), float(self._return[lane]), int(self._length[lane]))
+        for lane in out.last.nonzero()[0].tolist():
+            self.metrics.episode(lane, float(self._return[lane]), int(self._length[lane]))
         if out.cut.any():
             self.metrics.count("fault/env_rebuilds", self.env.faults() - self._faults)
             self._faults = self.env.faults()

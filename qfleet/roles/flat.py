@@ -6,7 +6,7 @@ vector in float32 runs and a bfloat16 copy beside it in bfloat16 runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ class Flat:
     """The parameters of `net`, re-seated as views of one vector.
 
     Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`. `grad` is the
-    float32 gradient of the last backward pass, once `gather` has been called.
+    float32 gradient that was gathered last.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -30,19 +30,18 @@ class Flat:
             room.copy_(parameter.detach())
             parameter.data = room
         self.master = self.data if dtype == torch.float32 else self.data.float()
+        self._buffers = dict(net.named_buffers())
+        self._views = self._named(self.master) | self._buffers
         trained = self.parameters[0].requires_grad
         self.grad = torch.zeros(size if trained else 0, device=device)
         self._grads = list(self._named(self.grad).values()) if trained else []
 
-    def forget(self) -> None:
-        """Before a backward pass: let autograd hand over its own buffers instead of adding to ours."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def gather(self) -> torch.Tensor:
-        """After a backward pass: the gradient as one float32 vector; a parameter that took no part has zeros."""
-        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        torch._foreach_copy_(self._grads, grads)
+    def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
+        pairs = [(room, grad) for room, grad in zip(self._grads, grads, strict=True) if grad is not None]
+        if len(pairs) < len(self._grads):
+            self.grad.zero_()
+        torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
         return self.grad
 
     def sync(self) -> None:
@@ -52,14 +51,13 @@ class Flat:
 
     def state(self) -> dict[str, torch.Tensor]:
         """A float32 copy of all weights and buffers, by name."""
-        return self._named(self.master.clone()) | {k: v.clone() for k, v in self.net.named_buffers()}
+        return self._named(self.master.clone()) | {name: value.clone() for name, value in self._buffers.items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take weights and buffers, by name; every name and shape must fit."""
-        views = self._named(self.master) | dict(self.net.named_buffers())
-        if set(views) != set(state):
-            raise ValueError(f"weights differ in {sorted(set(views) ^ set(state))}")
-        for name, view in views.items():
+        if self._views.keys() != state.keys():
+            raise ValueError(f"weights differ in {sorted(self._views.keys() ^ state.keys())}")
+        for name, view in self._views.items():
             if view.shape != state[name].shape:
                 raise ValueError(f"weights of {name} are {tuple(state[name].shape)}, not {tuple(view.shape)}")
             view.copy_(state[name])
@@ -71,8 +69,8 @@ class Flat:
             self.master.copy_(other.master)
         else:
             self.master.lerp_(other.master, tau)
-        for mine, theirs in zip(self.net.buffers(), other.net.buffers(), strict=True):
-            mine.copy_(theirs)
+        for name, mine in self._buffers.items():
+            mine.copy_(other._buffers[name])
         self.sync()
 
     def _named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:

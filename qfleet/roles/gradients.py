@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ class OptimizerConfig(Config):
 
 
 class Solo:
-    """One learner, its own optimizer. `attach` once, `apply` after every backward pass."""
+    """One learner, its own optimizer. `attach` once, then `apply` every gradient."""
 
     def __init__(self, cfg: OptimizerConfig) -> None:
         self.cfg = cfg
@@ -37,9 +37,9 @@ class Solo:
         self.steps = torch.zeros((), device=flat.master.device)
         self.mean, self.square = torch.zeros_like(flat.master), torch.zeros_like(flat.master)
 
-    def apply(self) -> float:
+    def apply(self, grads: Sequence[torch.Tensor | None]) -> float:
         """Clip and step; returns the gradient's norm. A norm that is not finite changes nothing."""
-        gradient = self.flat.gather()
+        gradient = self.flat.gather(grads)
         norm = math.sqrt(float(torch.dot(gradient, gradient)))
         if not math.isfinite(norm):
             return norm

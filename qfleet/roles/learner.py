@@ -1,7 +1,4 @@
-"""The learner: samples, computes the agent's loss, lets the gradients be applied, hands priorities back.
-
-The one place where losses are weighted and averaged: (weight · per_item).mean() + extra.
-"""
+"""The learner: samples, derives the agent's loss, lets the gradient be applied, hands priorities back."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Agent, Loss
+from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
+from qfleet.roles.derive import Captured, Derivative, Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
 from qfleet.roles.policy import PRECISIONS, seeded_network
@@ -29,6 +27,7 @@ class LearnerConfig(OptimizerConfig):
     publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="numbers the network computes with")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
+    capture: bool = Field(False, description="record the first update and play it back: faster for small networks")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
@@ -59,13 +58,14 @@ class Learner:
         dtype = PRECISIONS[cfg.precision]
         self.flat = Flat(seeded_network(agent, seed).to(device), dtype)
         self.target = Flat(seeded_network(agent, seed).to(device).requires_grad_(False), dtype)
-        self.net = self.flat.net
         if cfg.compile:
-            self.net.compile()
+            self.flat.net.compile()
             self.target.net.compile()
         self.gradients = Solo(cfg)
         self.gradients.attach(self.flat)
         self.rng = torch.Generator(device).manual_seed(seed)
+        eager = Eager(agent, self.flat.net, self.target.net, self.rng)
+        self.derive = Captured(eager) if cfg.capture else eager
         self.updates = 0
         self.limit: int | None = None
         self._published = -1
@@ -107,23 +107,18 @@ class Learner:
         self.updates, self._published = state["updates"], state["published"]
 
     def _update(self, sample: Sample) -> None:
-        loss = self.agent.loss(self.net, self.target.net, sample, self.rng)
-        total = (sample.weight * loss.per_item).mean()
-        if loss.extra is not None:
-            total = total + loss.extra
-        self.flat.forget()
-        total.backward()
-        value = float(total.detach())
-        norm = self.gradients.apply() if math.isfinite(value) else math.nan
+        found = self.derive(sample)
+        value = float(found.total)
+        norm = self.gradients.apply(found.grads) if math.isfinite(value) else math.nan
         if not math.isfinite(norm):
             self._skip(sample, value)
             return
         self._bad = 0
         self.updates += 1
-        self.replay.update(sample.keys, loss.priority.cpu().numpy())
+        self.replay.update(sample.keys, found.priority.cpu().numpy())
         self._follow()
         if self.updates % self.cfg.metrics_period_updates == 0:
-            self._measure(loss, value, norm, sample)
+            self._measure(found, value, norm)
 
     def _follow(self) -> None:
         if self.cfg.target_period_updates == 0:
@@ -141,7 +136,6 @@ class Learner:
                 f"loss or gradient was not finite in {self._bad} updates in a row (loss {value}, after "
                 f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
 
-    def _measure(self, loss: Loss, value: float, norm: float, sample: Sample) -> None:
+    def _measure(self, found: Derivative, value: float, norm: float) -> None:
         figures = {"train/loss": value, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
-        figures |= {tag: float(x.mean()) for tag, x in loss.metrics.items()}
-        self.metrics.write(figures | sample.info)
+        self.metrics.write(figures | {tag: float(x.mean()) for tag, x in found.metrics.items()})

@@ -1,6 +1,6 @@
 """The run directory: where a run lives, who may write there, and what it was made with.
 
-    root/name/  config.yaml  run.json  metrics.jsonl  eval.json  tb/  checkpoints/  videos/  plots/  lock
+    root/name/  config.yaml  run.json  metrics.jsonl  tb/  checkpoints/  videos/  plots/  lock
 
 Every path in it is relative, so a run may be moved or renamed. Nothing is written outside of it.
 """
@@ -125,10 +125,6 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.path / "eval.json"
 
     @property
     def tensorboard(self) -> Path:

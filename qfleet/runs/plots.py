@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import os
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -154,6 +158,7 @@ def tick(value: float) -> str:
 
 def draw(groups: Sequence[Group], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5) -> Any:
     """The matplotlib Figure: one panel per tag of `y` (None = both returns in one), one colour per group."""
+    _spare_the_home()
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -263,3 +268,14 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 def _cycled(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
+
+
+def _spare_the_home() -> None:
+    """Keep matplotlib from beginning a cache in the home directory: until it has one, it is lent a folder."""
+    if "MPLCONFIGDIR" in os.environ or "matplotlib" in sys.modules:
+        return
+    homes = [("XDG_CACHE_HOME", ".cache"), ("XDG_CONFIG_HOME", ".config")]
+    if any(Path(os.environ.get(name) or Path.home() / place, "matplotlib").exists() for name, place in homes):
+        return
+    os.environ["MPLCONFIGDIR"] = folder = tempfile.mkdtemp(prefix="qfleet-matplotlib-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)

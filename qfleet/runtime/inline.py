@@ -11,7 +11,6 @@ import torch
 
 from qfleet.agent import Agent
 from qfleet.explore import Explorer
-from qfleet.replay.chunker import Chunker
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Actor, Recorder
@@ -54,7 +53,7 @@ class Inline:
         self.plan, self.outside, self.cast = plan, outside, cast
         seed, device = plan.seed, plan.device
         self.weights = Mailbox()
-        layout = Layout(cast.env.spec, cast.agent.window, plan.replay.chunk_steps)
+        layout = Layout(cast.env.spec, cast.agent.window, plan.replay.chunk_steps, cast.agent.columns)
         self.replay = HostReplay(layout, plan.replay, seed_for(seed, "replay"), device)
         self.stop = Stop(plan, self.progress)
         self.best: float | None = None
@@ -66,7 +65,7 @@ class Inline:
         self.learner.limit = plan.total_updates
         policy = Policy(cast.agent, first, device, plan.learner.precision)
         self.actor = Actor(policy, cast.env, cast.explorer, self.meter, self.weights,
-                           Recorder(Chunker(layout, cast.env.lanes), self.replay))
+                           Recorder(layout, cast.env.lanes, self.replay))
         judge = Policy(cast.agent, first, device, plan.learner.precision)
         self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, seed, self.progress, self._judged,
                                    lambda: self.stop.told)

@@ -1,4 +1,4 @@
-"""Keep freed memory in the process: a training step that gives pages back and faults them in again is a third slower."""
+"""Keep freed memory in the process: to give pages back and fault them in again at every update takes time."""
 
 from __future__ import annotations
 

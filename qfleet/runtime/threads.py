@@ -26,9 +26,16 @@ def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
     """Small networks are fastest on one thread; convolutions take all cores, and the emulators too.
 
     Emulators and learner share the cores in one process, since each waits while the other's work is the bottleneck.
+    OMP_NUM_THREADS, if the user has set it, limits torch: on a machine that is shared, threads that wait for one
+    another are several times slower than one.
     """
     cores = cores or usable_cores()
-    return ThreadPlan(torch=cores if images else 1, env=cores)
+    return ThreadPlan(torch=min(cores, _wished() or cores) if images else 1, env=cores)
+
+
+def _wished() -> int | None:
+    wish = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wish) if wish.isdecimal() and int(wish) > 0 else None
 
 
 def _quota() -> int:

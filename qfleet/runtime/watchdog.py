@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -53,8 +54,9 @@ class Watched:
         while not self._closed.wait(min(1.0, self.limit_s / 4)):
             since = self._since
             if since is not None and time.monotonic() - since > self.limit_s:
-                print(f"the environment {self.spec.id} has not answered for {self.limit_s:g} s "
-                      "(run.stall_timeout_s); env.isolate=true with env.step_timeout_s survives that. "
-                      "Where every thread stands:", file=sys.stderr, flush=True)
-                faulthandler.dump_traceback(sys.stderr)
+                with contextlib.suppress(Exception):  # whatever became of stderr, the end must come
+                    print(f"the environment {self.spec.id} has not answered for {self.limit_s:g} s "
+                          "(run.stall_timeout_s); env.isolate=true with env.step_timeout_s survives that. "
+                          "Where every thread stands:", file=sys.stderr, flush=True)
+                    faulthandler.dump_traceback(2)
                 os._exit(1)

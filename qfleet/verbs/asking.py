@@ -47,11 +47,11 @@ def config(args: Namespace) -> int:
 
 def check_env(args: Namespace) -> int:
     """Try an environment out and list what was found; errors give exit 1."""
-    from qfleet.config import parse_override, validate
+    from qfleet.config import nest, validate
     from qfleet.envs import EnvConfig
     from qfleet.envs.check import check
 
-    settings = {key.removeprefix("env."): value for key, value in map(parse_override, args.overrides)}
+    settings = nest(text.removeprefix("env.") for text in args.overrides)
     cfg = validate(EnvConfig, {**settings, "id": args.words[0]}, "command line")
     with clean_stdout(args):
         findings = check(cfg)

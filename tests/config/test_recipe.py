@@ -104,7 +104,7 @@ BAD = [
     (["eval.period_steps=null"],
      "recipe cartpole and command line: stop_at=475 is judged by evaluations, and there are none: "
      "set eval.period_steps, or stop_at=null"),
-    (["learner.target_tau=0.01"],
+    (["learner.target_period_updates=9", "learner.target_tau=0.01"],
      "command line: learner.target_tau: has no effect unless learner.target_period_updates=0; remove it, or "
      "change that"),
     (["run.exact_resume=true", "checkpoint.period_steps=4000"],

@@ -94,7 +94,7 @@ def test_uniform_weights_are_exactly_one():
     replay = filled(alpha=0.0)[-1]
     replay.update(replay.sample(8).keys, np.full(8, 100.0))
     sample = replay.sample(32)
-    assert torch.equal(sample.weight, torch.ones(32)) and sample.info == {}
+    assert torch.equal(sample.weight, torch.ones(32))
 
 
 def test_draws_follow_priorities_and_weights_undo_them():
@@ -125,7 +125,7 @@ def test_importance_weights_follow_beta_on_the_step_clock():
     keys = np.unique(replay.sample(100).keys)
     replay.update(keys[:1], np.array([16.0]))
     sample = replay.sample(500)
-    assert sample.info["beta"] == pytest.approx(400 / 10_000)
+    assert replay.metrics()["replay/beta"] == pytest.approx(400 / 10_000)
     touched = sample.keys == keys[0]
     assert touched.any()
     np.testing.assert_allclose(sample.weight[torch.from_numpy(touched)], (1 / 4) ** (400 / 10_000), rtol=1e-6)

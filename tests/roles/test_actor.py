@@ -1,11 +1,13 @@
 """The actor's tape: order of events, rows at ends and cuts, scores, back-pressure."""
 
+import dataclasses
+
 import numpy as np
 import torch
 from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
 
+from qfleet.agent import Decision
 from qfleet.explore.constant import Constant
-from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.policy import Policy
@@ -13,14 +15,15 @@ from qfleet.roles.weights import Mailbox
 from qfleet.types import Window
 
 
-def actor_with(lengths, truncate=False, chunk_steps=4, future=1):
+def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None):
+    agent = agent or linear_agent()
     tape = []
     env = TapeEnv(lengths, truncate, tape)
     replay = TapeReplay(tape)
     metrics = ListMetrics()
     weights = Mailbox()
-    recorder = Recorder(Chunker(Layout(SPEC, Window(future=future), chunk_steps), env.lanes), replay)
-    policy = Policy(linear_agent(), 0, torch.device("cpu"))
+    recorder = Recorder(Layout(SPEC, Window(future=future), chunk_steps, agent.columns), env.lanes, replay)
+    policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
     actor.begin(list(range(env.lanes)))
     return actor, env, replay, metrics, weights, tape
@@ -135,3 +138,17 @@ def test_resume_ends_running_episodes_at_the_last_observation_seen():
     assert replay.chunks[0].columns["obs.obs"][:4, 0].tolist() == [0, 1, 2, 3]
     assert replay.chunks[0].columns["last"][:4].tolist() == [False, False, False, True]
     assert other.steps == 4
+
+
+def test_what_the_agent_remembers_of_its_choice_travels_with_the_row():
+    def act(net, obs, memory, arm, rng):
+        return Decision(torch.zeros(len(obs["obs"]), dtype=torch.int64), extras={"mu": obs["obs"][:, 0] * 10})
+
+    agent = dataclasses.replace(linear_agent(), act=act, columns={"mu": ((), "float32")})
+    actor, _, replay, _, _, _ = actor_with([50], chunk_steps=4, agent=agent)
+    for _ in range(6):
+        actor.step()
+    assert replay.chunks[0].columns["mu"][:5].tolist() == [0, 10, 20, 30, 40]
+    other, _, resumed, _, _, _ = actor_with([50], chunk_steps=4, agent=agent)
+    other.load_state_dict(actor.state_dict())
+    assert resumed.chunks[0].columns["mu"][:2].tolist() == [40, 0], "the final row has none"

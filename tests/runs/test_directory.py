@@ -42,10 +42,10 @@ def made(root: Path, name: str) -> RunDirectory:
 def test_a_run_lives_in_root_slash_name(tmp_path):
     run = RunDirectory.create(section(tmp_path / "a" / "b", "mine"), "default")
     assert run.path == tmp_path / "a" / "b" / "mine" and run.name == "mine"
-    paths = [run.config, run.record, run.metrics, run.evaluation,
+    paths = [run.config, run.record, run.metrics,
              run.tensorboard, run.checkpoints, run.videos, run.plots]
     assert [path.name for path in paths] == [
-        "config.yaml", "run.json", "metrics.jsonl", "eval.json", "tb", "checkpoints", "videos", "plots"]
+        "config.yaml", "run.json", "metrics.jsonl", "tb", "checkpoints", "videos", "plots"]
     assert {path.parent for path in paths} == {run.path}
 
 
@@ -168,6 +168,7 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
             run.lock()
     finally:
         first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
     run.lock()  # dead, though nobody has waited for it yet: a zombie writes nothing
     first.communicate(timeout=60)
     assert Owner.parse((run.path / "lock").read_text()) == Owner.current()

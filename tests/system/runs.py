@@ -19,7 +19,7 @@ from qfleet.session import TrainResult
 
 TINY = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
         "replay.samples_per_insert=4", "eval.episodes=2", "run.tensorboard=false", "run.log_period_steps=200",
-        "stop_at=null"]
+        "run.threads=1", "stop_at=null"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 

@@ -1,4 +1,4 @@
-"""A disk that fills while training: the run goes on, the older checkpoint stays, the exit code tells (fault 28)."""
+"""A disk that fills while training: the run goes on, the older checkpoint stays, the exit code tells."""
 
 import os
 import signal

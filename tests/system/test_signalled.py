@@ -1,4 +1,4 @@
-"""Signals: the first saves and ends the run in order, a second SIGINT ends it at once, resume goes on (faults 10, 11)."""
+"""Signals: the first saves and ends the run in order, a second SIGINT ends it at once, resume goes on."""
 
 import os
 import signal
@@ -134,7 +134,7 @@ def test_the_command_line_obeys_also_while_the_environment_hangs(tmp_path):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=30)
     finally:
         process.kill()
         process.wait()

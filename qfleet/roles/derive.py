@@ -1,0 +1,151 @@
+"""From a batch to a gradient: by autograd as usual, or by a recording of what autograd did.
+
+Small networks spend more time in autograd's and the modules' bookkeeping than in arithmetic. `Captured` records the
+operations of one update, forward and backward, and plays them back for every batch of the same shape: the same
+operations in the same order, so the same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from qfleet.agent import Agent
+from qfleet.types import Sample
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The weighted mean loss, its gradient (one tensor per parameter, None = no part), and what else was found."""
+
+    total: torch.Tensor
+    grads: list[torch.Tensor | None]
+    priority: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+
+
+Derive = Callable[[Sample], Derivative]
+
+
+class Eager:
+    """The one place where losses are weighted and averaged: (weight · per_item).mean() + extra."""
+
+    def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator) -> None:
+        self.agent, self.net, self.target, self.rng = agent, net, target, rng
+        self.parameters = list(net.parameters())
+
+    def __call__(self, sample: Sample) -> Derivative:
+        loss = self.agent.loss(self.net, self.target, sample, self.rng)
+        total = (sample.weight * loss.per_item).mean()
+        if loss.extra is not None:
+            total = total + loss.extra
+        grads = torch.autograd.grad(total, self.parameters, allow_unused=True)
+        return Derivative(total.detach(), list(grads), loss.priority, dict(loss.metrics))
+
+
+class Captured:
+    """Plays back the first update; falls back to `eager`, saying why, where it cannot be recorded."""
+
+    def __init__(self, eager: Eager) -> None:
+        self.eager = eager
+        self._play: Derive | None = None
+        self._shapes: Any = None
+
+    def __call__(self, sample: Sample) -> Derivative:
+        shapes = {name: (value.shape, value.dtype) for name, value in sample.rows.items()}
+        if self._play is None or shapes != self._shapes:
+            self._shapes, self._play = shapes, self._record(sample)
+        return self._play(sample)
+
+    def _record(self, sample: Sample) -> Derive:
+        names = list(sample.rows)
+        tags: list[str] = []
+
+        def update(weight: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor | None]:
+            found = self.eager(Sample(sample.keys, weight, dict(zip(names, rows, strict=True))))
+            tags[:] = found.metrics
+            return [found.total, found.priority, *found.metrics.values(), *found.grads]
+
+        @torch.inference_mode()
+        def play(sample: Sample) -> Derivative:
+            total, priority, *rest = module.forward(sample.weight, *[sample.rows[name] for name in names])
+            return Derivative(total, rest[len(tags):], priority, dict(zip(tags, rest, strict=False)))
+
+        try:
+            module = make_fx(update)(sample.weight, *sample.rows.values())
+            _tidy(module)
+            if _same(self.eager(sample), play(sample)):
+                return play
+            reason = "the recording does not repeat it, as with randomness"
+        except Exception as error:  # whatever the tracer meets, the update itself is sound
+            reason = f"{type(error).__name__}: {error}"
+        log.warning("learner.capture: this agent's update cannot be recorded (%s); it runs as it is", reason)
+        return self.eager
+
+
+def _same(one: Derivative, other: Derivative) -> bool:
+    pairs = [(one.total, other.total), (one.priority, other.priority), *zip(one.grads, other.grads, strict=True)]
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+
+aten = torch.ops.aten
+SAME = (aten.detach.default, aten.alias.default)
+VIEWS = (aten.t.default, aten.view.default, aten.expand.default)
+SHAPED = (aten.arange.default, aten.scalar_tensor.default, aten.ones_like.default, aten.new_zeros.default)
+"""Made from shapes alone, whatever the batch: one value for ever."""
+PURE = (*VIEWS, aten.div.Scalar)
+
+
+def _tidy(module: torch.fx.GraphModule) -> None:
+    """Drop what costs time and changes nothing: detaches, transposes of transposes, and values that never change."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        source: Any = node.args[0] if node.args else None
+        if node.target in SAME:
+            node.replace_all_uses_with(source)
+        elif node.target is aten.t.default and getattr(source, "target", None) is aten.t.default:
+            node.replace_all_uses_with(source.args[0])
+    module.graph.eliminate_dead_code()
+    if not any(node.op == "call_function" and node.target._schema.is_mutable for node in module.graph.nodes):
+        _fold(module)
+    module.recompile()
+
+
+def _fold(module: torch.fx.GraphModule) -> None:
+    """Compute what never changes now. Views of parameters count: they show whatever the optimizer writes."""
+    known: dict[torch.fx.Node, torch.Tensor] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            known[node] = getattr(module, node.target)
+        elif node.op == "call_function" and _constant(node, known):
+            args = torch.fx.node.map_arg(node.args, lambda arg: known[arg] if arg in known else _shape_of(arg))
+            name = f"_constant_{len(known)}"
+            known[node] = node.target(*args, **node.kwargs).detach()
+            module.register_buffer(name, known[node], persistent=False)
+            with module.graph.inserting_before(node):
+                constant = module.graph.get_attr(name)
+            known[constant] = known[node]
+            node.replace_all_uses_with(constant)
+    module.graph.eliminate_dead_code()
+
+
+def _shape_of(node: torch.fx.Node) -> torch.Tensor:
+    """A stand-in for a value of which only the shape matters."""
+    seen = node.meta["val"]
+    return torch.empty(seen.shape, dtype=seen.dtype, device=seen.device)
+
+
+def _constant(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+    if node.target in SHAPED:
+        return True
+    inputs = node.all_input_nodes
+    return node.target in PURE and bool(inputs) and all(source in known for source in inputs)

@@ -1,0 +1,84 @@
+"""The examples are what the documentation shows, and train by the commands that it gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "custom_algorithm": "custom-algorithm.md"}
+TINY = ["total_steps=300", "env.lanes=2", "agent.hidden=[16]", "replay.chunk_steps=8", "replay.min_steps=64",
+        "learner.batch_size=8", "replay.samples_per_insert=2", "eval.period_steps=null", "eval.episodes=2",
+        "checkpoint.period_steps=null", "stop_at=null", "run.tensorboard=false"]
+MOST_LINES = 50
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=110,
+                          env=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def documented(name: str) -> list[str]:
+    """The words of the train command that an example's page shows."""
+    commands = re.findall(rf"^\$ qfleet (train .*\b{name}:.*)$", (ROOT / "docs" / PAGES[name]).read_text(), re.M)
+    assert commands, f"docs/{PAGES[name]} shows no command that trains {name}"
+    return commands[0].split()
+
+
+def test_every_example_has_a_page():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_examples_are_short_and_name_their_command(name):
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert len(text.splitlines()) < MOST_LINES
+    assert " ".join(["qfleet", *documented(name)]) in text
+
+
+@pytest.mark.parametrize(("name", "opening"), [("custom_env", "class Dock"), ("custom_torso", "def residual"),
+                                               ("custom_algorithm", "def loss(")])
+def test_excerpts_are_those_of_the_example(name, opening):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / PAGES[name]).read_text(), re.M | re.S)
+    excerpt = next(block for block in blocks if block.startswith(opening))
+    lines = [line.strip() for line in excerpt.splitlines() if line.strip() not in ("", "...")]
+    assert len(lines) > 5
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert [line for line in lines if line not in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_examples_train(name, tmp_path):
+    words = [*documented(name), *TINY, f"run.root={tmp_path}", "run.name=run", "--quiet", "--json"]
+    result = json.loads(run("-m", "qfleet", *words, cwd=EXAMPLES).stdout)
+    assert result["reason"] == "total_steps" and result["updates"] > 20
+    again = run("-m", "qfleet", "eval", str(tmp_path / "run"), "--episodes", "2", "--json", cwd=EXAMPLES)
+    assert json.loads(again.stdout)["episodes"] == 2
+
+
+@pytest.mark.slow
+def test_the_example_environment_passes_its_check():
+    found = json.loads(run("-m", "qfleet", "check-env", "custom_env:Dock-v0", "--json", cwd=EXAMPLES).stdout)
+    assert {finding["level"] for finding in found} == {"info"}
+
+
+@pytest.mark.slow
+def test_the_readme_script_runs_without_a_guard(tmp_path):
+    code = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert code is not None
+    script = code[1].replace('"run.name=from-python"', f'"run.name=from-python", *{[*TINY, "env.isolate=true"]}')
+    assert script != code[1] and "__main__" not in script
+    (tmp_path / "script.py").write_text(script.replace("episodes=50", "episodes=3"))
+    done = run("script.py", cwd=tmp_path)
+    assert done.stdout.startswith("total_steps") and (tmp_path / "runs/from-python/metrics.jsonl").exists()

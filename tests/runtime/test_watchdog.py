@@ -1,0 +1,106 @@
+"""An environment that hangs ends the process with all stacks; one that is merely used slowly does not."""
+
+import io
+import threading
+
+import numpy as np
+import pytest
+from fakes import TapeEnv
+
+from qfleet.runtime import watchdog
+from qfleet.runtime.watchdog import Watched
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Stuck(TapeEnv):
+    """Waits in `recv` or `reset` until it is released."""
+
+    def __init__(self, where):
+        super().__init__([3, 5])
+        self.where, self.release = where, threading.Event()
+
+    def reset(self, seeds):
+        if self.where == "reset":
+            self.release.wait()
+        return super().reset(seeds)
+
+    def recv(self):
+        if self.where == "recv":
+            self.release.wait()
+        return super().recv()
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Instead of ending the process, say so."""
+    codes, event = [], threading.Event()
+
+    def leave(code):
+        codes.append(code)
+        event.set()
+
+    monkeypatch.setattr(watchdog.os, "_exit", leave)
+    return codes, event
+
+
+def play(env):
+    env.reset([1, 2])
+    env.send(np.zeros(2, np.int64))
+    return env.recv()
+
+
+@pytest.mark.parametrize("where", ["reset", "recv"])
+def test_a_hang_ends_the_process_with_every_stack(where, ended, capfd):
+    codes, event = ended
+    inner = Stuck(where)
+    env = Watched(inner, limit_s=0.05)
+    player = threading.Thread(target=play, args=(env,))
+    player.start()
+    assert event.wait(30) and set(codes) == {1}
+    inner.release.set()
+    player.join(30)
+    env.close()
+    err = capfd.readouterr().err
+    assert "the environment tape has not answered for 0.05 s" in err and "run.stall_timeout_s" in err
+    assert f"in {where}" in err and "Thread 0x" in err
+
+
+def test_the_end_comes_even_without_a_stderr(ended, monkeypatch):
+    codes, event = ended
+    broken = io.StringIO()
+    broken.close()
+    monkeypatch.setattr(watchdog.sys, "stderr", broken)
+    inner = Stuck("recv")
+    env = Watched(inner, limit_s=0.05)
+    player = threading.Thread(target=play, args=(env,))
+    player.start()
+    assert event.wait(30) and set(codes) == {1}
+    inner.release.set()
+    player.join(30)
+    env.close()
+
+
+def test_time_between_calls_does_not_count(ended):
+    """A learner may train, or a checkpoint be written, as long as it takes: nobody waits for the environment then."""
+    codes, event = ended
+    env = Watched(TapeEnv([3, 5]), limit_s=0.05)
+    env.reset([1, 2])
+    env.send(np.zeros(2, np.int64))
+    assert not event.wait(0.3)
+    env.recv()
+    assert not event.wait(0.3) and codes == []
+    env.close()
+
+
+def test_it_passes_everything_on_and_its_thread_ends_with_it():
+    inner, before = TapeEnv([3, 5]), set(threading.enumerate())
+    env = Watched(inner, limit_s=0.4)
+    (mine,) = set(threading.enumerate()) - before
+    assert env.spec is inner.spec and env.lanes == 2 and env.faults() == 0 and env.render() is None
+    outcome = play(env)
+    assert outcome.reward.tolist() == [1, 1] and inner.tape == ["reset", "send", "recv"]
+    assert mine.is_alive()
+    env.close()
+    mine.join(30)
+    assert inner.tape[-1] == "close" and not mine.is_alive()

@@ -1,0 +1,35 @@
+"""Every recipe that comes with the package runs: a few hundred steps of it, with its own agent and environment."""
+
+import pytest
+from runs import newest
+
+from qfleet import api
+from qfleet.recipe import recipe_for, recipe_names, resolve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5"}
+"""Recipes without an environment of their own, and one for each."""
+
+
+def small(name):
+    """Overrides that shorten a recipe and leave what it is."""
+    words = ["total_steps=300", "replay.min_steps=128", "replay.capacity=4000", "replay.samples_per_insert=2",
+             "replay.chunk_steps=8", "eval.episodes=1", "env.max_episode_steps=40", "run.threads=1", "run.name=x"]
+    if name in GENERAL:
+        words.append(f"env.id={GENERAL[name]}")
+    return [*words, "env.kwargs={pixels: true, side: 36}"] if name == "pixels" else words
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_recipe_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = api.train(name, small(name))
+    assert result.exit_code == 0 and result.steps >= 300 and result.updates >= 3 and result.best is not None
+    assert newest(result.directory).manifest.updates == result.updates
+    assert api.evaluate(result.directory, episodes=1).episodes == 1
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "PongNoFrameskip-v4", "toy/Catch-v0"])
+def test_an_environment_finds_its_recipe_by_name(env_id):
+    assert resolve(env_id).config.env.id == env_id and recipe_for(env_id) in recipe_names()
