@@ -7,7 +7,9 @@ operations in the same order, so the same numbers.
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +82,7 @@ class Captured:
             return Derivative(total, rest[len(tags):], priority, dict(zip(tags, rest, strict=False)))
 
         try:
+            _import_quietly()
             module = make_fx(update)(sample.weight, *sample.rows.values())
             _tidy(module)
             if _same(self.eager(sample), play(sample)):
@@ -89,6 +92,18 @@ class Captured:
             reason = f"{type(error).__name__}: {error}"
         log.warning("learner.capture: this agent's update cannot be recorded (%s); it runs as it is", reason)
         return self.eager
+
+
+def _import_quietly() -> None:
+    """Import what the tracer needs; left to itself, that makes a cache folder among the temporary files."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ:
+        return
+    os.environ[name] = os.path.dirname(torch.__file__)  # a folder that is there already
+    try:
+        importlib.import_module("torch._inductor.compiler_bisector")
+    finally:
+        del os.environ[name]
 
 
 def _same(one: Derivative, other: Derivative) -> bool:
