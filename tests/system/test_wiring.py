@@ -7,9 +7,11 @@ Spencer 1973: one row of zeros, and a different 3-subset of the other five for e
 
 from itertools import combinations, product
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from runs import train
 
 from qfleet import api
@@ -94,3 +96,31 @@ def test_another_discount_learns_other_values(tmp_path, monkeypatch):
     q, _ = learnt(tmp_path, monkeypatch, "agent.gamma=0.5")
     assert np.abs(q - Chain.optimal_q(LENGTH, GAMMA)).max() > 0.3
     assert np.abs(q - Chain.optimal_q(LENGTH, 0.5)).max() < 0.05
+
+
+class Lottery(gymnasium.Env):
+    """One decision: action 0 pays 0.15 for certain, action 1 pays 1 with probability 0.1 and otherwise nothing."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        reward = float(self.np_random.random() < 0.1) if action else 0.15
+        return np.ones(1, np.float32), reward, True, False, {}
+
+
+@pytest.mark.parametrize("beta", [1, 0])
+def test_importance_weights_undo_the_preference_for_surprises(tmp_path, monkeypatch, beta):
+    """Surprises drawn more often make the lottery look worth 0.2: 0.1 (1-q)^1.6 = 0.9 q^1.6; weights mend that."""
+    monkeypatch.chdir(tmp_path)
+    weights = f"replay.alpha=0.6 replay.beta_start={beta} replay.beta_end={beta} replay.capacity=10000".split()
+    result = train("test_wiring:Lottery", *COMMON[2:], *weights, "learner.learning_rate=3e-4", "total_steps=12000")
+    agent = api.load(result.directory, which="latest")
+    with torch.inference_mode():
+        certain, lottery = agent.policy.flat.net({"obs": torch.ones(1, 1)})[0].tolist()
+    assert certain == pytest.approx(0.15, abs=0.03)
+    assert lottery == pytest.approx(0.1, abs=0.03) if beta else lottery > 0.16
