@@ -30,5 +30,17 @@ check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow"
 
+learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py
+
+bench: $(READY)  ## speed and memory against peers, on a quiet machine; results under benchmarks/results
+	$(PIP) stable-baselines3 pandas cpprb
+	$(BIN)/python benchmarks/cartpole_speed.py --out benchmarks/results/cartpole_speed.json
+	$(BIN)/python benchmarks/atari_speed.py --out benchmarks/results/atari_speed.json
+	$(BIN)/python benchmarks/acting_speed.py --out benchmarks/results/acting_speed.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py
+
 clean:  ## remove the virtual environment and caches, never runs
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

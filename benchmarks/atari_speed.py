@@ -25,7 +25,7 @@ def ours(steps: int, precision: str) -> Rate:
         qfleet.train("pong", [
             f"total_steps={steps}", "stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null",
             "env.lanes=8", "agent.double=false", "replay.min_steps=1000", "replay.capacity=10000",
-            f"learner.precision={precision}", "learner.publish_period_updates=2", f"run.root={root}",
+            f"learner.precision={precision}", f"run.root={root}",
             "run.log_period_steps=200", "run.tensorboard=false",
         ], sinks=[marks])
     return marks.rate(WARM_UP)

@@ -8,19 +8,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from qfleet import recipe, session
+from qfleet import envs, recipe, session
 from qfleet.agent import Arm
 from qfleet.assemble import describe_plan, make_agent, make_env, settle
 from qfleet.config import parse_mapping, validate
+from qfleet.envs.spaces import Interpreter, Misfit, Stray
 from qfleet.explore.constant import Constant
 from qfleet.recipe import RunConfig
 from qfleet.roles.evaluator import evaluate as judge
@@ -29,9 +31,9 @@ from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds
 from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import Place, Which, find_checkpoint
+from qfleet.runs.find import Place, Which, find_checkpoint, require_trusted
 from qfleet.session import TrainResult
-from qfleet.types import EnvSpec, UserError
+from qfleet.types import EnvSpec, Obs, Outcome, UserError, VectorEnv
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,15 @@ def train(config: RunConfig | Mapping[str, Any] | Place, overrides: Sequence[str
     return session.start(config, sinks, provenance or {})
 
 
-def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] = ()) -> TrainResult:
-    """Continue a run from its newest valid checkpoint; some keys may change, see `recipe.RESUMABLE`."""
-    directory = RunDirectory.open(run)
+def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] = (), root: Place = "runs",
+           trust: bool = False) -> TrainResult:
+    """Continue a run from its newest valid checkpoint; some keys may change, see `recipe.RESUMABLE`.
+
+    A run that was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
+    """
+    directory = RunDirectory.open(run, root)
+    if not trust:
+        require_trusted(directory)
     old = recipe.resolve(str(directory.config), []).config
     new = recipe.resolve(str(directory.config), list(overrides)).config
     recipe.changed_on_resume(old, new)
@@ -91,22 +99,24 @@ def plan(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
-             lanes: int | None = None, trust: bool = False) -> EvalResult:
-    """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's."""
-    agent = load(path, which=which, trust=trust)
-    with closing(make_env(agent.config.env, lanes or min(episodes, agent.config.eval.lanes))) as env:
+             lanes: int | None = None, root: Place = "runs", trust: bool = False,
+             told: Callable[[int], None] = lambda episodes: None) -> EvalResult:
+    """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's; `told` counts them."""
+    agent = load(path, which=which, root=root, trust=trust)
+    lanes = lanes or min(episodes, agent.config.eval.lanes)
+    with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
         session.require_same(agent.checkpoint, env.spec)
-        score = judge(agent.policy, env, episodes, epsilon, seed)
+        score = judge(agent.policy, Counted(env, told), episodes, epsilon, seed)
     return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(agent.config), epsilon,
                       score.returns, score.lengths, str(agent.checkpoint.path))
 
 
 def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
-            trust: bool = False) -> Iterator[Step]:
+            root: Place = "runs", trust: bool = False) -> Iterator[Step]:
     """Play greedily, step by step, with pictures."""
-    agent = load(path, which=which, trust=trust)
+    agent = load(path, which=which, root=root, trust=trust)
     greedy = Constant(0.0, 1).arms(0)
-    with closing(make_env(agent.config.env, 1, render=render)) as env:
+    with _threads(agent.config), closing(make_env(agent.config.env, 1, render=render)) as env:
         session.require_same(agent.checkpoint, env.spec)
         obs, episode = env.reset(lane_seeds(seed, 1, "evaluation")), 0
         yield Step(env.render(), 0.0, episode, False)
@@ -119,9 +129,13 @@ def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = 
             episode += done
 
 
-def load(path: Place, *, which: Which = "best", device: str = "cpu", trust: bool = False) -> TrainedAgent:
-    """A trained agent that acts: from a run (by path or name) or from a checkpoint."""
-    checkpoint = find_checkpoint(path, which, trust=trust)
+def load(path: Place, *, which: Which = "best", device: str = "cpu", root: Place = "runs",
+         trust: bool = False) -> TrainedAgent:
+    """A trained agent that acts: from a run (by path, or by name under `root`) or from a checkpoint.
+
+    What was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
+    """
+    checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
     return TrainedAgent(checkpoint, validate(RunConfig, text, str(checkpoint.path)), torch.device(device))
 
@@ -132,7 +146,6 @@ class TrainedAgent:
     def __init__(self, checkpoint: Checkpoint, config: RunConfig, device: torch.device) -> None:
         self.checkpoint, self.config = checkpoint, config
         self.spec: EnvSpec = checkpoint.spec
-        torch.set_num_threads(config.run.threads or 1)
         self.policy = Policy(make_agent(config, self.spec), 0, device)
         try:
             self.policy.load(checkpoint.policy(), checkpoint.manifest.updates)
@@ -141,34 +154,103 @@ class TrainedAgent:
                             f"describes ({error}); it was not written by qfleet as it is now") from error
 
     def act(self, obs: Any, epsilon: float = 0.0) -> Any:
-        """The action for one observation (an int), or for a batch of them (an array).
+        """What `env.step` takes, for one observation or for a batch of them.
 
-        An observation is an array, or a dict of arrays when the environment has several leaves (see `spec`).
+        Observations are the environment's own (a batch of them only if they are plain arrays), or leaves by name, as
+        the network sees them (see `spec`), with or without a batch axis. Stacked images are leaves.
         """
-        leaves = obs if isinstance(obs, Mapping) else {next(iter(self.spec.observation)): obs}
-        if set(leaves) != set(self.spec.observation):
-            raise UserError(f"the agent observes {sorted(self.spec.observation)}, not {sorted(leaves)}")
-        arrays = {name: np.asarray(leaves[name], leaf.dtype) for name, leaf in self.spec.observation.items()}
+        leaves, single = self._leaves(obs)
+        lanes = len(next(iter(leaves.values())))
+        numbers = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon)))[0].tolist()
+        actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
+        return actions[0] if single else np.asarray(actions)
+
+    @cached_property
+    def interpreter(self) -> Interpreter | None:
+        """The environment's own words; built when first needed, since it takes an environment to tell them."""
+        found = envs.interpreter(self.config.env)
+        if found is not None:
+            session.require_same(self.checkpoint, EnvSpec(self.spec.id, found.eyes.leaves, found.actions.n))
+        return found
+
+    def _leaves(self, obs: Any) -> tuple[Obs, bool]:
+        """The network's view [N, ...] of what was given, and whether that was one observation."""
+        try:
+            if self.interpreter is not None:
+                return self.interpreter.leaves(obs)
+        except Stray as error:
+            raise UserError(str(error)) from None
+        except Misfit as error:
+            return self._as_leaves(obs, f" ({error})")
+        return self._as_leaves(obs, "")
+
+    def _as_leaves(self, obs: Any, hint: str) -> tuple[Obs, bool]:
+        given = obs if isinstance(obs, Mapping) else {next(iter(self.spec.observation)): obs}
+        if set(given) != set(self.spec.observation):
+            raise UserError(f"the agent observes {sorted(self.spec.observation)}, not {sorted(map(str, given))}{hint}")
+        try:
+            arrays = {name: np.asarray(given[name], leaf.dtype) for name, leaf in self.spec.observation.items()}
+        except (TypeError, ValueError) as error:
+            raise UserError(f"the observation cannot be read: {error}{hint}") from None
         name, leaf = next(iter(self.spec.observation.items()))
         single = arrays[name].ndim == len(leaf.shape)
         if single:
             arrays = {name: array[None] for name, array in arrays.items()}
+        lanes = arrays[name].shape[:1]
         for name, leaf in self.spec.observation.items():
-            if arrays[name].shape[1:] != leaf.shape:
-                raise UserError(f"observation {name!r} has shape {arrays[name].shape[1:]}; it must be {leaf.shape}")
-        lanes = len(arrays[name])
-        action, _ = self.policy.act(arrays, Arm(torch.full((lanes,), epsilon)))
-        return int(action[0]) if single else action
+            if arrays[name].shape != (*lanes, *leaf.shape):
+                raise UserError(f"observation {name!r} has shape {arrays[name].shape[single:]}; it must be "
+                                f"{leaf.shape}, or a batch of these{hint}")
+        return arrays, single
 
 
-def export(path: Place, out: Place, which: Which = "best", *, trust: bool = False) -> Path:
+class Counted:
+    """A vector environment that tells how many episodes have ended in it."""
+
+    def __init__(self, env: VectorEnv, told: Callable[[int], None]) -> None:
+        self.env, self.told, self.episodes = env, told, 0
+        self.spec, self.lanes = env.spec, env.lanes
+
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        return self.env.reset(seeds)
+
+    def send(self, actions: np.ndarray) -> None:
+        self.env.send(actions)
+
+    def recv(self) -> Outcome:
+        outcome = self.env.recv()
+        if outcome.last.any():
+            self.episodes += int(outcome.last.sum())
+            self.told(self.episodes)
+        return outcome
+
+    def render(self) -> np.ndarray | None:
+        return self.env.render()
+
+    def faults(self) -> int:
+        return self.env.faults()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def export(path: Place, out: Place, which: Which = "best", *, root: Place = "runs") -> Path:
     """Write the policy alone: weights, config and environment, enough to evaluate, record or load it anywhere."""
-    return export_policy(find_checkpoint(path, which, trust=trust), out)
+    return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
+
+
+@contextmanager
+def _threads(config: RunConfig) -> Iterator[None]:
+    """Torch's threads as the run had them, for a while: the process may have other plans."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.run.threads or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def protocol_of(config: RunConfig) -> str:
     """The rules an evaluation played by: the Atari protocol, or the environment's own."""
-    from qfleet.envs import suite
-
-    name = getattr(suite(config.env.id), "protocol", None)
+    name = getattr(envs.suite(config.env.id), "protocol", None)
     return f"{name(config.env)}, full games" if name is not None else "full episodes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from qfleet.recipe import RunConfig
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
 from qfleet.runtime.inline import Cast
-from qfleet.runtime.isolate import IsolatedEnv
+from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.threads import thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
@@ -25,11 +24,7 @@ from qfleet.types import EnvSpec, UserError, VectorEnv
 def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_s: float | None = None) -> VectorEnv:
     """The environment, in a process of its own if asked for, watched if it may not hang for ever."""
     if cfg.isolate:
-        # The child looks for the user's modules where this process does: beside a script, for instance.
-        request = {"env": cfg.model_dump(mode="json"), "lanes": lanes, "render": render,
-                   "path": [str(place) for place in sys.path]}
-        command = [sys.executable, "-m", "qfleet", "_env-host"]
-        return IsolatedEnv(command, request, lanes, cfg.step_timeout_s, cfg.max_faults)
+        return isolated(cfg.model_dump(mode="json"), lanes, cfg.step_timeout_s, cfg.max_faults, render)
     env = envs.make(cfg.model_copy(update={"threads": cfg.threads or usable_cores()}), lanes, render=render)
     return env if stall_timeout_s is None else Watched(env, stall_timeout_s)
 
@@ -42,7 +37,7 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
 def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
-    device = _device(config.device)
+    device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device)
     threads = thread_plan(images)
     precision = config.learner.precision
     if precision == "auto":
@@ -76,7 +71,8 @@ def plan_of(config: RunConfig) -> Plan:
     """What the roles need to know of a settled config."""
     return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
-                log_period_steps=config.run.log_period_steps, replay=config.replay, learner=config.learner,
+                log_period_steps=config.run.log_period_steps,
+                log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
                 eval=config.eval, checkpoint=config.checkpoint)
 
 
@@ -122,7 +118,7 @@ def _device(name: str) -> torch.device:
 
 def _fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     probe: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(probe and probe())
 

@@ -90,7 +90,17 @@ def _which(parser: argparse.ArgumentParser) -> None:
 
 def _trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true",
-                        help="let somebody else's checkpoint import the modules that it names")
+                        help="let a run or checkpoint that was not made here import the modules that it names")
+
+
+def _root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", metavar="DIR", default="runs", help="folder of runs given by name (default: runs)")
+
+
+def _place(parser: argparse.ArgumentParser) -> None:
+    _root(parser)
+    _trust(parser)
+    _json(parser)
 
 
 def _seed(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +129,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 def _resume(parser: argparse.ArgumentParser) -> None:
     _finish(parser)
     _quiet(parser)
-    _json(parser)
+    _place(parser)
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:
@@ -128,8 +138,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", type=at_least(1), default=None, help="environments side by side (default: chosen)")
     _seed(parser)
     _which(parser)
-    _trust(parser)
-    _json(parser)
+    _place(parser)
 
 
 def _record(parser: argparse.ArgumentParser) -> None:
@@ -139,8 +148,7 @@ def _record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fps", type=at_least(1), default=30, help="pictures per second (default: 30)")
     _seed(parser)
     _which(parser)
-    _trust(parser)
-    _json(parser)
+    _place(parser)
 
 
 def _play(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +156,7 @@ def _play(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fps", type=at_least(1), default=30, help="pictures per second (default: 30)")
     _seed(parser)
     _which(parser)
-    _trust(parser)
-    _json(parser)
+    _place(parser)
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
@@ -160,12 +167,13 @@ def _plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smooth", type=at_least(1), default=5, metavar="K",
                         help="moving mean over K records, the raw curve stays faint behind it; 1 = none (default: 5)")
     parser.add_argument("--out", metavar="FILE", help=".png, .svg or .pdf (default: RUN/plots/...)")
+    _root(parser)
     _json(parser)
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
     _which(parser)
-    _trust(parser)
+    _root(parser)
     _json(parser)
 
 
@@ -194,13 +202,13 @@ VERBS = (
     Verb("config", "show, explain or compare configurations",
          "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), verbs.config,
          ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
-          "qfleet config schema > qfleet.schema.json"), _json, True,
+          "qfleet config schema > qfleet.schema.json"), _place, True,
          "SOURCE is a recipe, a YAML file, an environment id or a run. explain says for every key where its value "
          "came from and whether it has an effect."),
     Verb("check-env", "find out whether an environment can be trained on", "ENV_ID [key=value ...] [options]", (1, 1),
          verbs.check_env, ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), _json, True),
     Verb("doctor", "say what is installed and what a run would take", "[RECIPE [key=value ...]] [options]", (0, 1),
-         verbs.doctor, ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6"), _json, True),
+         verbs.doctor, ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6"), _place, True),
     Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
          verbs.export, ("qfleet export my-run my-policy",), _export),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), _json),
@@ -256,13 +264,15 @@ def parse(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
 def _unknown(parser: argparse.ArgumentParser, flag: str, argv: Sequence[str]) -> str:
     """The message for an option that does not exist: how to write it here, or the nearest that does."""
     name, _, value = flag.partition("=")
+    known = [option for action in parser._actions for option in action.option_strings]
+    if HABITS.get(name) == "run.root=" and "--root" in known:
+        return f"{name} is not an option here: write --root DIR"
     if name in HABITS:
         following = argv[argv.index(flag) + 1:][:1] if flag in argv and not value else []
         value = value or next((word for word in following if not word.startswith("-")), "VALUE")
         return f"{name} is not an option here: write {HABITS[name]}{'true' if name == '--track' else value}"
     if name == "--capture-video":
         return "--capture-video is not an option here: write --record"
-    known = [option for action in parser._actions for option in action.option_strings]
     near = difflib.get_close_matches(name, known, 1)
     return f"unknown option {name}" + (f": did you mean {near[0]}?" if near else f" (see {parser.prog} --help)")
 

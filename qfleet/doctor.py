@@ -16,11 +16,9 @@ from qfleet.runs.progress import size
 
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
 EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "video": ("imageio-ffmpeg", "pillow", "pygame"),
-          "plot": ("matplotlib",), "mujoco": ("mujoco",), "ray": ("ray",), "wandb": ("wandb",),
-          "hub": ("huggingface-hub",)}
+          "plot": ("matplotlib",), "wandb": ("wandb",)}
 SERVES = {"atari": "Atari games", "video": "films and the window of `play`", "plot": "learning curves as pictures",
-          "mujoco": "MuJoCo environments", "ray": "runs on a Ray cluster", "wandb": "Weights & Biases",
-          "hub": "sharing on the Hugging Face hub"}
+          "wandb": "Weights & Biases"}
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 
 

@@ -42,6 +42,7 @@ from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
 from qfleet.runs.directory import RunSection
+from qfleet.runtime.isolate import isolated
 from qfleet.types import EnvSpec, UserError, Window
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -248,7 +249,9 @@ def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:
         cfg = EnvConfig.model_validate({**(user.get("env") or {}), "id": env_id})
     except (ValidationError, TypeError):
         return "vector"  # the whole config is checked next, and names this mistake together with all others
-    env = envs.make(cfg, 1)
+    # What may hang while it trains may hang while it is looked at.
+    env = (isolated(cfg.model_dump(mode="json"), 1, cfg.step_timeout_s, cfg.max_faults) if cfg.isolate
+           else envs.make(cfg, 1))
     try:
         return recipe_for(env_id, env.spec) or "vector"
     finally:

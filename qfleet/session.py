@@ -36,7 +36,10 @@ BAD_BATCHES_KEPT = 3
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a training ended. `exit_code` is what the command line returns for it."""
+    """How a training ended. `exit_code` is what the command line returns for it.
+
+    `saved_at` is the step of the checkpoint that it would go on from, None if there is none.
+    """
 
     directory: Path
     steps: int
@@ -46,6 +49,7 @@ class TrainResult:
     best: float | None
     reason: str
     exit_code: int
+    saved_at: int | None = None
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
@@ -57,11 +61,13 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         weights = _initial_weights(config, env.spec)
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, not ours
         try:
-            _introduce(directory, config, {"sources": dict(provenance)})
             attempt = Attempt(config, env, directory, sinks)
+            stack.callback(attempt.close)
             if weights is not None:
                 attempt.begin_from(weights)
+            attempt.open({"sources": dict(provenance)})
         except BaseException:
             directory.discard()  # or its name would be taken by a run that never began
             raise
@@ -81,8 +87,11 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         stack.callback(env.close)
         require_same(checkpoint, env.spec)
         config = settle(config, env.spec)
-        _introduce(directory, config, {"resumed_from": checkpoint.path.name})
-        return Attempt(config, env, directory, sinks, checkpoint).execute()
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        attempt = Attempt(config, env, directory, sinks, checkpoint)
+        stack.callback(attempt.close)
+        attempt.open({"resumed_from": checkpoint.path.name})
+        return attempt.execute()
 
 
 def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any]) -> None:
@@ -122,8 +131,8 @@ class Attempt:
         self.config, self.directory, self.spec = config, directory, env.spec
         self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)
         self.text = to_yaml(config)
-        step = checkpoint.manifest.step if checkpoint else None
-        self.sinks = [*self._writers(step), *sinks]
+        self.sinks: list[Sink] = []
+        self.guests, self.resume_step = sinks, checkpoint.manifest.step if checkpoint else None
         for sink in sinks:
             show: Callable[[list[tuple[str, str]]], None] | None = getattr(sink, "plan", None)
             if show is not None:
@@ -146,26 +155,31 @@ class Attempt:
             raise UserError(f"init_from={self.config.init_from}: its network is another one ({error}); set the agent's "
                             "keys as they were there, see `qfleet config diff`") from error
 
+    def open(self, origin: Mapping[str, Any]) -> None:
+        """Write down what is about to be run and open its records; before this, nothing on the disk has changed."""
+        if self.config.run.wandb:  # first, since it may be missing
+            self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
+                                          self.config.model_dump(mode="json")))
+        _introduce(self.directory, self.config, origin)
+        if self.config.run.tensorboard:
+            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self.resume_step))
+        self.sinks.append(JsonlWriter(self.directory.metrics, self.resume_step))
+        self.sinks.extend(self.guests)
+
+    def close(self) -> None:
+        """Let go of the records and of the environment that judges."""
+        self.run.meter.close()
+        self.cast.eval_env.close()
+
     def execute(self) -> TrainResult:
-        """Train until the run ends or is told to, and close everything."""
-        try:
-            with obeyed(self.run.stop):
-                reason = self.run.run()
-        finally:
-            self.run.meter.close()
-            self.cast.eval_env.close()
+        """Train until the run ends or is told to."""
+        with obeyed(self.run.stop):
+            reason = self.run.run()
         now = self.run.progress()
         code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
+        saved = self.run.checkpointer.saved_at
         return TrainResult(self.directory.path, now.steps, now.updates, self.run.meter.episodes,
-                           self.run.meter.seconds, self.run.best, reason, code)
-
-    def _writers(self, resume_step: int | None) -> list[Sink]:
-        writers: list[Sink] = [JsonlWriter(self.directory.metrics, resume_step)]
-        if self.config.run.tensorboard:
-            writers.append(TensorBoardWriter(self.directory.tensorboard, resume_step))
-        if self.config.run.wandb:
-            writers.append(WandbWriter(self.directory.path, self.directory.name, self.config.model_dump(mode="json")))
-        return writers
+                           self.run.meter.seconds, self.run.best, reason, code, saved.steps if saved else None)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
@@ -179,13 +193,15 @@ class Attempt:
         self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
                         Meta(self.text, self.spec))
 
-    def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> None:
+    def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> bool:
         notes = {"mean_reward": score.mean, "std_reward": score.std, "episodes": float(len(score.returns))}
         try:
             self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes))
         except OSError as error:
             self.run.meter.count("fault/checkpoints_failed")
             log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)
+            return False
+        return True
 
     def _keep_bad(self, sample: Sample, update: int) -> None:
         """Keep the first batches whose loss was not finite, for people to look at."""

@@ -25,7 +25,7 @@ from qfleet.maths.returns import n_step
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head
 from qfleet.nets.norms import Norm
-from qfleet.types import EnvSpec, Sample, Window
+from qfleet.types import EnvSpec, Sample, UserError, Window
 
 
 class Config(Section):
@@ -58,11 +58,17 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         q: torch.Tensor = self.head(self.encoder(obs, self.head.dtype))
-        return q.float()
+        return q
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The DQN agent for an environment."""
+    if not any(leaf.kind == "image" for leaf in spec.observation.values()):
+        if cfg.torso not in ("auto", "mlp"):
+            raise UserError(f"agent.torso={cfg.torso} is for images, and {spec.id} shows none: leave it out")
+        if cfg.norm == "group":
+            raise UserError(f"agent.norm=group follows convolutions, and {spec.id} shows no images: use "
+                            "agent.norm=layer, or leave it out")
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         rows = batch.rows

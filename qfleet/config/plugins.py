@@ -24,8 +24,11 @@ from qfleet.config.sections import Config
 from qfleet.types import UserError
 
 
-def load_attribute(reference: str) -> Any:
-    """The object that `module:attribute` names; modules of the working directory are found as well."""
+def load_attribute(reference: str, *default: Any) -> Any:
+    """The object that `module:attribute` names; modules of the working directory are found as well.
+
+    Given a default, as for `getattr`, it stands for an attribute that the imported module does not have.
+    """
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"{reference!r}: write module:attribute, such as my_module:MyClass")
@@ -33,6 +36,8 @@ def load_attribute(reference: str) -> Any:
     path = module_name
     for name in attribute.split("."):
         if not hasattr(found, name):
+            if default:
+                return default[0]
             raise UserError(f"{reference!r}: {path} has no attribute {name!r}{_close(name, dir(found))}")
         found, path = getattr(found, name), f"{path}.{name}"
     return found

@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, Positive, PositiveCount
 from qfleet.types import VectorEnv
+
+if TYPE_CHECKING:
+    from qfleet.envs.spaces import Interpreter
 
 GENERIC = "gym"
 """The suite that is asked last and refuses nobody before it has tried."""
@@ -78,3 +81,23 @@ def suite(id: str) -> Suite:
 def make(cfg: EnvConfig, lanes: int, *, render: bool = False) -> VectorEnv:
     """Build `lanes` copies of the environment; `render` makes them slower and visible."""
     return suite(cfg.id).make(cfg, lanes, render)
+
+
+def interpreter(cfg: EnvConfig) -> Interpreter | None:
+    """From the environment's own observations and to its own actions; None where the agent's are the same (Atari).
+
+    One environment is built, to look at its spaces, in this process.
+    """
+    from qfleet.envs import gym, toy
+    from qfleet.envs.spaces import Interpreter, View
+
+    if suite(cfg.id) not in (gym, toy):
+        return None
+    toy.register()
+    build, _ = gym.source(cfg)
+    env = build()
+    try:
+        view = View(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+        return Interpreter(env.observation_space, env.action_space, view, cfg.max_action_combinations)
+    finally:
+        env.close()

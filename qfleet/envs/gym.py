@@ -6,18 +6,16 @@ import copy
 import difflib
 import importlib
 import inspect
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.envs.registration import load_env_creator
 
+from qfleet.config import load_attribute
 from qfleet.envs import EnvConfig
 from qfleet.envs.lanes import GymLanes, Rules
 from qfleet.envs.spaces import View
@@ -49,8 +47,8 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
 
 def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:
     """How to build one environment, wrapped as configured, and after how many steps its episodes are truncated."""
-    module, _, name = cfg.id.rpartition(":")
-    target = _attribute(import_module(module), name) if module else None
+    target = load_attribute(cfg.id, None) if ":" in cfg.id else None
+    name = cfg.id.partition(":")[2] or cfg.id  # registered, perhaps by importing the module just now
     if callable(target):
         build, limit = _from_callable(cfg, target, render), None
     else:
@@ -60,7 +58,7 @@ def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:
 
 def wrapped(build: Build, cfg: EnvConfig) -> Build:
     """The same environment inside the configured wrappers, the first of them innermost."""
-    wrappers = [locate(wrapper) for wrapper in cfg.wrappers]
+    wrappers = [load_attribute(wrapper) for wrapper in cfg.wrappers]
 
     def build_wrapped() -> gymnasium.Env[Any, Any]:
         with explained(cfg):
@@ -74,33 +72,6 @@ def wrapped(build: Build, cfg: EnvConfig) -> Build:
             return env
 
     return build_wrapped
-
-
-def locate(name: str) -> Any:
-    """The object named `module:attribute`; modules of the working directory are found, too."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UserError(f"'{name}' does not name an object; write module:attribute")
-    found = _attribute(import_module(module), attribute)
-    if found is None:
-        near = difflib.get_close_matches(attribute, dir(import_module(module)), 3)
-        raise UserError(f"module '{module}' has no '{attribute}'{_hint(near)}")
-    return found
-
-
-def import_module(name: str) -> ModuleType:
-    """Import a user's module, from the working directory first."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UserError(f"there is no module '{name}', neither installed nor in {here}") from None
-        raise UserError(f"importing '{name}' failed: {error}{_remedy(error.name or '')}") from None
-    except Exception:
-        raise UserError(f"importing '{name}' failed:\n{traceback.format_exc(limit=-1)}") from None
 
 
 @contextmanager
@@ -167,13 +138,6 @@ def _draws(cfg: EnvConfig, spec: GymSpec) -> bool:
     with explained(cfg):
         maker = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
     return "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", [])
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _register_atari() -> None:

@@ -44,7 +44,10 @@ class Rules:
 
 @dataclass(slots=True)
 class Lane:
-    """One environment and where it stands. `streak` counts failures with no episode completed between."""
+    """One environment and where it stands. `streak` counts failures with no episode completed between.
+
+    `rebuilt` counts for life, `anew` since the last reset: a run that resumes there gives the same seeds.
+    """
 
     env: gymnasium.Env[Any, Any]
     seed: int = 0
@@ -52,6 +55,7 @@ class Lane:
     over: bool = False
     lives: int = 0
     rebuilt: int = 0
+    anew: int = 0
     streak: int = 0
 
 
@@ -94,7 +98,7 @@ class GymLanes:
         self._stack = Stack(self.spec.observation, self.lanes)
         self._sent = None
         for i, seed in enumerate(seeds):
-            self._lanes[i].seed = int(seed)
+            self._lanes[i].seed, self._lanes[i].anew = int(seed), 0
             self._begin(i, row.frames, int(seed))
         self._mend(row)
         return self._stack.push(row.frames, np.ones(self.lanes, bool))
@@ -122,6 +126,8 @@ class GymLanes:
             else:
                 self._step(i, action, row)
         self._mend(row)
+        for i in row.last.nonzero()[0].tolist():
+            self._lanes[i].streak = 0  # not before the final observation was found to be whole
         if self._watch_steps:
             self._watch(row.frames)
         reward = np.sign(row.score) if self._rules.clip else row.score
@@ -164,7 +170,6 @@ class GymLanes:
         lane.lives = lives
         if terminated or truncated or lane.steps == rules.limit:
             row.last[i] = lane.over = True
-            lane.streak = 0
 
     def _restart(self, i: int, row: Row, seed: int) -> None:
         row.lose(i)
@@ -203,6 +208,7 @@ class GymLanes:
             lane.env.close()
         while True:
             lane.rebuilt += 1
+            lane.anew += 1
             lane.streak += 1
             if lane.streak >= self._cfg.max_faults:
                 raise EnvFault(f"{self.spec.id} failed {lane.streak} times in lane {i} without completing an episode "
@@ -212,7 +218,7 @@ class GymLanes:
                 break
             except FAILURES:
                 reason = traceback.format_exc()
-        return int(np.random.SeedSequence([lane.seed, lane.rebuilt]).generate_state(1)[0] >> 1)
+        return int(np.random.SeedSequence([lane.seed, lane.anew]).generate_state(1)[0] >> 1)
 
     def _write(self, i: int, frames: Obs, raw: Any) -> None:
         try:

@@ -30,6 +30,10 @@ class Misfit(Exception):
     """An observation that does not fit the space its environment announced."""
 
 
+class Stray(Misfit):
+    """An observation of the right shape whose value the space does not hold."""
+
+
 @dataclass(frozen=True)
 class View:
     """How images are seen: frames on top of each other, and, if `size` is given, shrunk to size x size."""
@@ -81,7 +85,7 @@ class Eyes:
             try:
                 out[port.name][lane] = port.convert(port.pick(raw))
             except Misfit as misfit:
-                raise Misfit(f"observation '{port.name}': {misfit}") from None
+                raise type(misfit)(f"observation '{port.name}': {misfit}") from None
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise Misfit(f"observation '{port.name}' cannot be read: {error!r}") from None
 
@@ -150,6 +154,36 @@ def read_actions(space: spaces.Space[Any], limit: int) -> Actions:
                  for choice in itertools.product(*(range(int(size)) for size in space.nvec.flat))]
         return Actions(n, lambda action: table[action].copy())
     raise UserError(f"the action space {space} is not supported by this agent; supported: {SUPPORTED_ACTIONS}")
+
+
+class Interpreter:
+    """Between one environment's own words and an agent's: raw observations to leaves, numbers to actions."""
+
+    def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any], view: View, limit: int) -> None:
+        self.eyes, self.actions = Eyes(observation, view), read_actions(action, limit)
+        self._plain = not isinstance(observation, spaces.Dict | spaces.Tuple)
+
+    def leaves(self, raw: Any) -> tuple[Obs, bool]:
+        """Leaves [N, ...] of one raw observation, or of a batch if they are plain arrays; and whether it was one.
+
+        Raises Misfit if it is neither, or if frames are stacked: one observation does not tell those before it.
+        """
+        if any(leaf.stack > 1 for leaf in self.eyes.leaves.values()):
+            raise Misfit("images are stacked, so they are needed as the agent sees them")
+        try:
+            return self._written([raw]), True
+        except Stray:
+            raise
+        except Misfit:
+            if not self._plain or not isinstance(raw, np.ndarray | list | tuple) or len(raw) == 0:
+                raise
+        return self._written(raw), False
+
+    def _written(self, raws: Any) -> Obs:
+        out = self.eyes.blank(len(raws))
+        for lane, raw in enumerate(raws):
+            self.eyes.write(out, lane, raw)
+        return out
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
@@ -257,7 +291,7 @@ def _category(name: str, path: tuple[Any, ...], sizes: np.ndarray, start: np.nda
             raise Misfit(f"the space says integers {shape}, the environment gave {array.dtype} {array.shape}")
         index = array.reshape(-1).astype(np.int64) - start
         if (index < 0).any() or (index >= sizes).any():
-            raise Misfit(f"{array} lies outside the space, which counts from {start} through {start + sizes - 1}")
+            raise Stray(f"{array} lies outside the space, which counts from {start} through {start + sizes - 1}")
         return index
 
     return Port(name, path, Leaf((len(sizes),), "int32", "category", tuple(int(n) for n in sizes)), convert)

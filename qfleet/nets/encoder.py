@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from qfleet.nets.norms import Norm
 from qfleet.nets.torsos import find_torso
@@ -35,8 +34,9 @@ class Encoder(nn.Module):
 
     def _leaf(self, name: str, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if leaf.kind == "category":
-            columns = x.long().reshape(len(x), -1)
-            return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(leaf.sizes)], 1).to(dtype)
+            columns = x.reshape(len(x), -1)
+            ones = [columns[:, i, None] == torch.arange(n, device=x.device) for i, n in enumerate(leaf.sizes)]
+            return torch.cat(ones, 1).to(dtype)
         if leaf.kind == "vector":
             return x.reshape(len(x), -1).to(dtype)
         pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from qfleet.nets.norms import Norm, dense_norm
 
@@ -19,13 +20,23 @@ def dense(features: int, hidden: Sequence[int], norm: Norm) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class Output(nn.Linear):
+    """A linear layer that adds up in float32, whatever its weights are kept in.
+
+    In bfloat16 two values near 10 differ by 0.06 or not at all, which hides which action is better.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.float(), self.weight.float(), self.bias.float())
+
+
 class Head(nn.Module):
-    """[B, features] -> q [B, A]: all hidden layers, then one linear layer."""
+    """[B, features] -> q [B, A] in float32: all hidden layers, then one linear layer."""
 
     def __init__(self, features: int, hidden: Sequence[int], actions: int, norm: Norm) -> None:
         super().__init__()
         self.hidden = dense(features, hidden, norm)
-        self.q = nn.Linear(hidden[-1] if hidden else features, actions)
+        self.q = Output(hidden[-1] if hidden else features, actions)
 
     @property
     def dtype(self) -> torch.dtype:

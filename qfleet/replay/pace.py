@@ -9,17 +9,14 @@ from typing import Any
 class Pace:
     """Keeps the samples drawn close to `samples_per_insert` times the steps taken.
 
-    Counting begins at `min_steps`, or when something can first be sampled if that is later, and once more when an
-    emptied replay has been filled again (a resumed run that did not save it): no burst catches up on a warm-up.
-    Sampling waits once `ahead` samples beyond the budget; inserting waits once `behind` samples short of it (None =
-    never). A slack of 0 is lock-step.
+    Counting begins at `min_steps`, or when something can first be sampled if that is later: no burst catches up on a
+    warm-up. Sampling waits when the budget is spent; inserting waits once more than `behind` samples of it are unspent
+    (None = never). A slack of 0 is lock-step.
     """
 
-    def __init__(self, samples_per_insert: float, min_steps: int, ahead: float = 0.0,
-                 behind: float | None = None) -> None:
+    def __init__(self, samples_per_insert: float, min_steps: int, behind: float | None = None) -> None:
         self.samples_per_insert = samples_per_insert
         self.min_steps = min_steps
-        self.ahead = ahead
         self.behind = behind
         self.steps = 0
         self.samples = 0
@@ -35,11 +32,9 @@ class Pace:
         self.min_steps += steps
 
     def open(self) -> None:
-        """What was empty holds something: when it has warmed up, steps earn samples."""
+        """There is something to sample: when it has warmed up, steps earn samples. Once open, it stays so."""
         if self._origin is None:
             self._origin = (max(self.steps, self.min_steps), 0)
-        else:
-            self._origin = (self.steps + self.min_steps, self.samples)
 
     def draw(self, n: int) -> None:
         self.samples += n
@@ -60,8 +55,7 @@ class Pace:
         return (self.samples - self._origin[1]) / (self.steps - self._origin[0])
 
     def may_sample(self, n: int) -> bool:
-        return (self._origin is not None and self.steps >= self._origin[0]
-                and self.samples + n <= self.budget + self.ahead)
+        return self._origin is not None and self.steps >= self._origin[0] and self.samples + n <= self.budget
 
     def may_insert(self) -> bool:
         return self.behind is None or self.budget - self.samples <= self.behind

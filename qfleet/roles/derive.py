@@ -42,15 +42,20 @@ class Eager:
 
     def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator) -> None:
         self.agent, self.net, self.target, self.rng = agent, net, target, rng
-        self.parameters = list(net.parameters())
+        parameters = list(net.parameters())
+        self.trained = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
+        self.parameters = parameters
 
     def __call__(self, sample: Sample) -> Derivative:
         loss = self.agent.loss(self.net, self.target, sample, self.rng)
         total = (sample.weight * loss.per_item).mean()
         if loss.extra is not None:
             total = total + loss.extra
-        grads = torch.autograd.grad(total, self.parameters, allow_unused=True)
-        return Derivative(total.detach(), list(grads), loss.priority, dict(loss.metrics))
+        found = torch.autograd.grad(total, [self.parameters[i] for i in self.trained], allow_unused=True)
+        grads: list[torch.Tensor | None] = [None] * len(self.parameters)
+        for i, grad in zip(self.trained, found, strict=True):
+            grads[i] = grad
+        return Derivative(total.detach(), grads, loss.priority, dict(loss.metrics))
 
 
 class Captured:
@@ -64,8 +69,22 @@ class Captured:
     def __call__(self, sample: Sample) -> Derivative:
         shapes = {name: (value.shape, value.dtype) for name, value in sample.rows.items()}
         if self._play is None or shapes != self._shapes:
-            self._shapes, self._play = shapes, self._record(sample)
+            first = self._undisturbed(self.eager, sample)
+            if not torch.isfinite(first.total):
+                return self.eager(sample)  # nothing to learn from this one, nor to compare a recording with
+            self._shapes, self._play = shapes, self._undisturbed(self._record, sample)
         return self._play(sample)
+
+    def _undisturbed(self, do: Callable[[Sample], Any], sample: Sample) -> Any:
+        """Do something that must not count as an update: the generator and all buffers are as before."""
+        buffers = [*self.eager.net.buffers(), *self.eager.target.buffers()]
+        state, kept = self.eager.rng.get_state(), [buffer.clone() for buffer in buffers]
+        try:
+            return do(sample)
+        finally:
+            self.eager.rng.set_state(state)
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
 
     def _record(self, sample: Sample) -> Derive:
         names = list(sample.rows)
@@ -130,9 +149,13 @@ def _tidy(module: torch.fx.GraphModule) -> None:
         elif node.target is aten.t.default and getattr(source, "target", None) is aten.t.default:
             node.replace_all_uses_with(source.args[0])
     module.graph.eliminate_dead_code()
-    if not any(node.op == "call_function" and node.target._schema.is_mutable for node in module.graph.nodes):
+    if not any(_mutates(node) for node in module.graph.nodes):
         _fold(module)
     module.recompile()
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
 def _fold(module: torch.fx.GraphModule) -> None:

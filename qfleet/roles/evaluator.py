@@ -16,7 +16,13 @@ from qfleet.roles.actor import Actor
 from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.roles.seeds import lane_seeds, seed_for
-from qfleet.types import VectorEnv, Weights
+from qfleet.types import EnvFault, UserError, VectorEnv, Weights
+
+ENDLESS_STEPS = 100_000
+"""Vector steps of an evaluation without the end of any episode; the longest Atari game takes 27,000."""
+
+LOSSES_PER_LANE = 10
+"""Episodes that an evaluation may lose in a row, times its lanes: none that was lost counts, so it might never end."""
 
 
 class EvalConfig(Config):
@@ -56,8 +62,10 @@ class Tally:
     def __init__(self, episodes: int, lanes: int) -> None:
         self.quota = [episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)]
         self.results: list[list[tuple[float, int]]] = [[] for _ in range(lanes)]
+        self.completed = 0  # those beyond the quota, too
 
     def episode(self, lane: int, ret: float, length: int) -> None:
+        self.completed += 1
         if len(self.results[lane]) < self.quota[lane]:
             self.results[lane].append((ret, length))
 
@@ -74,16 +82,29 @@ class Tally:
 
 def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int,
              stop: Callable[[], bool] = lambda: False) -> Score:
-    """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop."""
+    """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop.
+
+    EnvFault if the environment loses episode after episode, UserError if none ever ends.
+    """
     tally = Tally(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
     actor = Actor(policy, env, Constant(epsilon, env.lanes), tally)
     actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
+    completed, faults, waited = 0, env.faults(), 0
     while not tally.done:
         if stop():
             raise BrokenOff
         actor.step()
         actor.land()
+        waited += 1
+        if tally.completed > completed:
+            completed, faults, waited = tally.completed, env.faults(), 0
+        elif waited >= ENDLESS_STEPS:
+            raise UserError(f"{env.spec.id} was evaluated for {waited:,} steps without the end of an episode: set "
+                            "env.max_episode_steps, so that episodes that never end are truncated")
+        elif env.faults() - faults >= LOSSES_PER_LANE * env.lanes:
+            raise EnvFault(f"{env.spec.id} lost {env.faults() - faults} episodes of an evaluation without completing "
+                           f"one between, in {env.lanes} lanes: mend what fails there (`qfleet check-env` plays it)")
     flat = [result for lane in tally.results for result in lane]
     return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
 

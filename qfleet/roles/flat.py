@@ -11,17 +11,22 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from qfleet.types import UserError
+
 
 class Flat:
-    """The parameters of `net`, re-seated as views of one vector.
+    """The parameters of `net`, re-seated as views of one vector; buffers (running statistics) stay as they are.
 
     Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`. `grad` is the
     float32 gradient that was gathered last.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        self.net = net.to(dtype)
+        self.net = net
         self.parameters = list(net.parameters())
+        if not self.parameters:
+            raise UserError("the network has no parameters, so there is nothing to train: check agent.torso and "
+                            "agent.hidden")
         device = self.parameters[0].device
         self.shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
         size = sum(parameter.numel() for parameter in self.parameters)
@@ -32,7 +37,7 @@ class Flat:
         self.master = self.data if dtype == torch.float32 else self.data.float()
         self._buffers = dict(net.named_buffers())
         self._views = self._named(self.master) | self._buffers
-        trained = self.parameters[0].requires_grad
+        trained = any(parameter.requires_grad for parameter in self.parameters)
         self.grad = torch.zeros(size if trained else 0, device=device)
         self._grads = list(self._named(self.grad).values()) if trained else []
 

@@ -21,7 +21,7 @@ class OptimizerConfig(Config):
 
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="the rule that moves the weights")
     learning_rate: Positive = Field(1e-4, description="step size")
-    optimizer_eps: Positive = Field(1e-8, description="added to the denominator of the step")
+    optimizer_eps: Positive = Field(1e-8, description="added to the denominator (adam) or under its root (rmsprop)")
     clip_norm: NonNegative = Field(10.0, description="largest norm of the gradient, 0 = unlimited")
 
 
@@ -62,10 +62,12 @@ class Solo:
             maximize=False, grad_scale=None, found_inf=None)
 
     def _rmsprop(self, gradient: torch.Tensor) -> None:
-        """Centred RMSProp, as Mnih et al. 2015 used it."""
+        """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""
         self.square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
         self.mean.lerp_(gradient, 1 - RMS_DECAY)
-        spread = self.square.addcmul(self.mean, self.mean, value=-1).sqrt_().add_(self.cfg.optimizer_eps)
+        # The variance of a gradient that hardly changes is rounded below zero: clamped, or the root would be NaN.
+        variance = self.square.addcmul(self.mean, self.mean, value=-1).clamp_(min=0)
+        spread = variance.add_(self.cfg.optimizer_eps).sqrt_()
         self.flat.master.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
 
     def state_dict(self) -> dict[str, Any]:

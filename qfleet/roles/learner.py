@@ -15,6 +15,7 @@ from qfleet.roles.derive import Captured, Derivative, Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
 from qfleet.roles.policy import PRECISIONS, seeded_network
+from qfleet.roles.seeds import restore_rng, seed_for
 from qfleet.types import Metrics, Replay, Sample, Weights
 
 
@@ -32,7 +33,8 @@ class LearnerConfig(OptimizerConfig):
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
     def inactive(self) -> dict[str, str]:
-        return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
+        idle = {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
+        return idle | ({"capture": "with learner.compile=true"} if self.compile else {})
 
 
 class Diverged(Exception):
@@ -56,16 +58,17 @@ class Learner:
         self.agent, self.replay, self.weights, self.metrics, self.cfg = agent, replay, weights, metrics, cfg
         self.on_bad = on_bad
         dtype = PRECISIONS[cfg.precision]
-        self.flat = Flat(seeded_network(agent, seed).to(device), dtype)
-        self.target = Flat(seeded_network(agent, seed).to(device).requires_grad_(False), dtype)
+        first = seed_for(seed, "network")
+        self.flat = Flat(seeded_network(agent, first).to(device), dtype)
+        self.target = Flat(seeded_network(agent, first).to(device).requires_grad_(False).eval(), dtype)
         if cfg.compile:
             self.flat.net.compile()
             self.target.net.compile()
         self.gradients = Solo(cfg)
         self.gradients.attach(self.flat)
-        self.rng = torch.Generator(device).manual_seed(seed)
+        self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         eager = Eager(agent, self.flat.net, self.target.net, self.rng)
-        self.derive = Captured(eager) if cfg.capture else eager
+        self.derive = Captured(eager) if cfg.capture and not cfg.compile else eager
         self.updates = 0
         self.limit: int | None = None
         self._published = -1
@@ -93,6 +96,7 @@ class Learner:
         """Begin from trained weights, online and target alike."""
         self.flat.load(state)
         self.target.load(state)
+        self._published = -1
         self.publish()
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,7 +107,7 @@ class Learner:
         self.flat.load(state["net"])
         self.target.load(state["target"])
         self.gradients.load_state_dict(state["gradients"])
-        self.rng.set_state(state["rng"])
+        restore_rng(self.rng, state["rng"])
         self.updates, self._published = state["updates"], state["published"]
 
     def _update(self, sample: Sample) -> None:

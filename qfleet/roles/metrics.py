@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from qfleet.roles.schedule import Progress
+from qfleet.roles.schedule import Progress, Schedule
 
 RECENT = 100
 
@@ -32,11 +32,11 @@ class Meter:
         sinks: Sequence[Sink],
         progress: Callable[[], Progress],
         frames_per_step: int,
-        period_steps: int,
+        schedule: Schedule,
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
     ) -> None:
         self.sinks, self.progress, self.gauges = sinks, progress, gauges
-        self.frames_per_step, self.period_steps = frames_per_step, period_steps
+        self.frames_per_step, self.schedule = frames_per_step, schedule
         self.episodes = 0
         self.counters: dict[str, int] = defaultdict(int)
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -63,7 +63,7 @@ class Meter:
 
     def step(self) -> bool:
         """Emit a record when a log period has passed."""
-        if self.progress().steps // self.period_steps > self._mark[1].steps // self.period_steps:
+        if self.schedule.due(self.progress()):
             self.emit()
         return False
 
@@ -120,4 +120,5 @@ class Meter:
         self._recent.extend((ret, length) for ret, length in state["recent"])
         self._elapsed, self._since = state["seconds"], time.monotonic()
         self._mark = (state["seconds"], self.progress())
+        self.schedule.resume(self.progress())
         self._told = self._state()

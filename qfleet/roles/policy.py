@@ -10,6 +10,7 @@ import torch
 
 from qfleet.agent import Agent, Arm, Memory
 from qfleet.roles.flat import Flat
+from qfleet.roles.seeds import restore_rng
 from qfleet.types import Obs, Weights
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -23,7 +24,7 @@ class Policy:
 
     def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32") -> None:
         self.agent, self.device = agent, device
-        self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False), PRECISIONS[precision])
+        self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False).eval(), PRECISIONS[precision])
         self.rng = torch.Generator(device).manual_seed(seed)
         self.version = -1
         self.memory: Memory = None
@@ -55,7 +56,7 @@ class Policy:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load(state["weights"], state["version"])
-        self.rng.set_state(state["rng"])
+        restore_rng(self.rng, state["rng"])
 
 
 def seeded_network(agent: Agent, seed: int) -> torch.nn.Module:

@@ -8,6 +8,7 @@ Every path in it is relative, so a run may be moved or renamed. Nothing is writt
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -43,10 +44,15 @@ class RunSection(Config):
     name: str | None = Field(None, description="name of the run, none = <env>__<algo>__<seed>__<time>")
     exact_resume: bool = Field(False, description="scheduled checkpoints end all episodes, so that resume is bitwise")
     log_period_steps: PositiveCount = Field(1000, description="environment steps between metric records")
+    log_period_updates: PositiveCount | None = Field(
+        None, description="updates between metric records, instead of log_period_steps")
     tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
     wandb: bool = Field(False, description="write to Weights & Biases too (offline unless WANDB_MODE says otherwise)")
     stall_timeout_s: Positive = Field(600.0, description="an environment silent for so long ends the run, seconds")
     threads: PositiveCount | None = Field(None, description="torch threads, none = planned from the cores")
+
+    def inactive(self) -> dict[str, str]:
+        return {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
 
     @field_validator("name")
     @classmethod
@@ -93,9 +99,14 @@ class RunDirectory:
         run = RunDirectory(root / name)
         try:
             run.lock()
+            run._write_record({"home": _home(run.path), "attempts": []})
         except UserError:
             run.discard()
             raise
+        except OSError as error:
+            run.discard()
+            raise UserError(f"cannot write the run {run.path}: {error.strerror}; make room there, or choose another "
+                            "folder with run.root") from error
         return run
 
     @staticmethod
@@ -108,7 +119,8 @@ class RunDirectory:
         names = run_names(root)
         close = difflib.get_close_matches(str(where), names, n=3, cutoff=0.5) or names[:3]
         hint = f"; did you mean {', '.join(close)}?" if close else "; there are no runs there yet"
-        raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}{hint}")
+        raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}{hint} "
+                        "(runs of another folder: --root DIR)")
 
     @property
     def name(self) -> str:
@@ -144,10 +156,27 @@ class RunDirectory:
 
     def add_attempt(self, description: dict[str, Any]) -> None:
         """Append one start or resume, as `describe` saw it, to run.json: versions may differ between attempts."""
-        attempts = []
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            attempts = list(json.loads(self.record.read_text())["attempts"])
-        replace_text(self.record, json.dumps({"attempts": [*attempts, description]}, indent=2) + "\n")
+        record = self._read_record()
+        attempts = record.get("attempts")
+        self._write_record(record | {"attempts": [*(attempts if isinstance(attempts, list) else []), description]})
+
+    def at_home(self) -> bool:
+        """Whether this user made the run, here: not so for a copy or a download, still so when moved or renamed."""
+        try:
+            here = self._read_record().get("home") == _home(self.path)
+            return here and (not hasattr(os, "getuid") or self.record.stat().st_uid == os.getuid())
+        except OSError:
+            return False
+
+    def _read_record(self) -> dict[str, Any]:
+        """run.json, or nothing where it is missing or not readable."""
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads(self.record.read_text())
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _write_record(self, record: dict[str, Any]) -> None:
+        replace_text(self.record, json.dumps(record, indent=2) + "\n")
 
     def lock(self) -> None:
         """Become the one writer. A lock whose process is dead is taken over; a living one is a UserError."""
@@ -222,6 +251,23 @@ def describe() -> dict[str, Any]:
         "hardware": _hardware(),
         "git": _git(),
     }
+
+
+def _home(folder: Path) -> str:
+    """What no copy has: this machine, and the number that its file system gave to the folder.
+
+    The number of the device is left out: for many file systems it changes with every boot.
+    """
+    return hashlib.sha256(f"{_machine()} {folder.stat().st_ino}".encode()).hexdigest()
+
+
+def _machine() -> str:
+    """The identity of this installation, secret enough that a stranger cannot guess it; else the host's name."""
+    for place in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with suppress(OSError, UnicodeDecodeError):
+            if found := Path(place).read_text().strip():
+                return found
+    return platform.node()
 
 
 def _make(path: Path) -> bool:

@@ -17,6 +17,9 @@ from qfleet.runs.owner import Owner
 TEMPORARY = ".tmp-"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
+_seen_whole: set[tuple[int, int, int, str]] = set()
+"""Files whose contents this process has compared with their hash: device, inode, time of change, hash."""
+
 
 class DiskFull(OSError):
     """There was no room: nothing of the attempt remains, and what was there before is untouched."""
@@ -52,7 +55,7 @@ class Draft:
     def link(self, name: str, source: Path, entry: FileEntry) -> bool:
         """Share a file that another directory holds; False if it is not there as it was, or cannot be shared."""
         try:
-            if source.lstat().st_size != entry.size:
+            if not _is_whole(source, entry):
                 return False
             os.link(source, self.folder / name, follow_symlinks=False)
         except OSError as error:
@@ -61,6 +64,20 @@ class Draft:
             return False
         self.files[name] = entry
         return True
+
+
+def _is_whole(file: Path, entry: FileEntry) -> bool:
+    """Whether a file is what it was; read in full once per process, or a rotten one would spread with every link."""
+    found = file.lstat()
+    if found.st_size != entry.size:
+        return False
+    key = (found.st_dev, found.st_ino, found.st_mtime_ns, entry.sha256)
+    if key not in _seen_whole:
+        with file.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
+                return False
+        _seen_whole.add(key)
+    return True
 
 
 @contextmanager

@@ -1,13 +1,12 @@
-"""From what a user names to a checkpoint: a run by path or name, or a checkpoint by path."""
+"""From what a user names to a checkpoint: a run by path or name, or a checkpoint by path; and whether to trust it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from qfleet.config import parse_mapping
+from qfleet.config import parse_mapping, read_yaml
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_checkpoint
 from qfleet.runs.directory import RunDirectory
 from qfleet.types import UserError
@@ -15,13 +14,23 @@ from qfleet.types import UserError
 Which = Literal["best", "latest"]
 Place = str | Path
 
+HARMLESS = ("description", "device", "init_from", "run")
+"""Parts of a config that may hold a colon and are never imported: `cuda:0`, folders, prose."""
+
 
 def find_checkpoint(path: Place, which: Which = "best", *, root: Place = "runs", trust: bool = False) -> Checkpoint:
-    """The checkpoint that a path or a run's name means; one that is not of a run of ours names no code to import."""
+    """The checkpoint that a path or a run's name means; without `trust`, only our own runs may name code to import."""
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
-    if not (trust or _own(checkpoint.path.resolve())):
-        _refuse_imports(checkpoint)
+    if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).at_home()):
+        config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
+        _refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run that you made here")
     return checkpoint
+
+
+def require_trusted(run: RunDirectory) -> None:
+    """To be asked before the config of a run is validated, since that imports what it names."""
+    if not run.at_home():
+        _refuse_imports(read_yaml(run.config), f"run {run.path}", "you did not make it here (it is a copy, perhaps)")
 
 
 def _of_run(path: Place, which: Which, root: Place) -> Checkpoint:
@@ -33,19 +42,14 @@ def _of_run(path: Place, which: Which, root: Place) -> Checkpoint:
     return found
 
 
-def _own(checkpoint: Path) -> bool:
-    """Whether a checkpoint lies in a run that belongs to the user who asks."""
-    record = checkpoint.parent.parent / "run.json"
-    return record.exists() and (not hasattr(os, "getuid") or record.stat().st_uid == os.getuid())
-
-
-def _refuse_imports(checkpoint: Checkpoint) -> None:
-    """A stranger's checkpoint must not choose which code we import: that is for the user to say."""
-    config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-    asked = [text for section in ("env", "agent", "explore") for text in _texts(config.get(section)) if ":" in text]
+def _refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
+    """A stranger's config must not choose which code we import: that is for the user to say."""
+    # No run is written with `extends`, and the file that it names could name anything.
+    asked = [text for name, part in config.items() if name not in HARMLESS for text in _texts(part)
+             if ":" in text or name == "extends"]
     if asked:
-        raise UserError(f"checkpoint {checkpoint.path} asks to import {', '.join(asked)}, and it is not part of a run "
-                        "of yours; if you trust it, pass --trust (in Python: trust=True)")
+        raise UserError(f"{what} asks to import {', '.join(asked)}, and {why}; if you trust it, pass --trust "
+                        "(in Python: trust=True)")
 
 
 def _texts(value: Any) -> Iterator[str]:

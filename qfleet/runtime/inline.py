@@ -32,7 +32,7 @@ class Outside:
 
     sinks: Sequence[Sink]
     save: Callable[[Snapshot], Any]
-    save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], Any]
+    save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], bool]
     on_bad: Callable[[Sample, int], None]
 
 
@@ -57,21 +57,22 @@ class Inline:
         self.replay = HostReplay(layout, plan.replay, seed_for(seed, "replay"), device)
         self.stop = Stop(plan, self.progress)
         self.best: float | None = None
-        self.meter = Meter(outside.sinks, self.progress, cast.env.spec.frames_per_step, plan.log_period_steps,
+        self.meter = Meter(outside.sinks, self.progress, cast.env.spec.frames_per_step, plan.log_schedule,
                            [self.replay.metrics, self._exploration])
-        first = seed_for(seed, "network")
-        self.learner = Learner(cast.agent, self.replay, self.weights, self.meter, plan.learner, first, device,
+        torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
+        self.learner = Learner(cast.agent, self.replay, self.weights, self.meter, plan.learner, seed, device,
                                outside.on_bad)
         self.learner.limit = plan.total_updates
-        policy = Policy(cast.agent, first, device, plan.learner.precision)
+        self.learner.publish()
+        policy = Policy(cast.agent, seed_for(seed, "actor", 0), device, plan.learner.precision)
         self.actor = Actor(policy, cast.env, cast.explorer, self.meter, self.weights,
                            Recorder(layout, cast.env.lanes, self.replay))
-        judge = Policy(cast.agent, first, device, plan.learner.precision)
+        judge = Policy(cast.agent, seed_for(seed, "evaluator"), device, plan.learner.precision)
         self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, seed, self.progress, self._judged,
                                    lambda: self.stop.told)
         self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.progress, self.meter,
                                          self._cut if plan.exact_resume else None)
-        self._begin = ("begin", 0)
+        self._begin: tuple[str, int] = ("begin", 0)
 
     def progress(self) -> Progress:
         return Progress(self.replay.pace.steps, self.learner.updates)
@@ -96,7 +97,8 @@ class Inline:
         keep = self.plan.checkpoint.replay
         state = {"actor": self.actor.state_dict(), "learner": self.learner.state_dict(),
                  "weights": self.weights.state_dict(), "evaluator": self.evaluator.state_dict(),
-                 "meter": self.meter.state_dict(), "best": self.best,
+                 "meter": self.meter.state_dict(), "best": self.best, "begin": list(self._begin),
+                 "torch_rng": torch.get_rng_state(),
                  "replay": self.replay.state_dict() if keep else None, "clock": self.replay.pace.state_dict()}
         return Snapshot(self.progress(), self.learner.flat.state(), state, self.replay.segments() if keep else [])
 
@@ -116,19 +118,20 @@ class Inline:
         self.best = state["best"]
         if self.best is not None:
             self.stop.score(self.best)
-        if self.plan.exact_resume and state["actor"]["fresh"]:
-            self._begin = ("exact", self.checkpointer.schedule.index)
-        else:
-            self._begin = ("resume", self.progress().steps)
+        torch.set_rng_state(state["torch_rng"])
+        purpose, index = state["begin"]
+        self._begin = (purpose, index) if state["actor"]["fresh"] else ("resume", self.progress().steps)
 
     def _cut(self, index: int) -> None:
-        self.actor.cut(lane_seeds(self.plan.seed, self.cast.env.lanes, "exact", index))
+        self._begin = ("exact", index)
+        self.actor.cut(lane_seeds(self.plan.seed, self.cast.env.lanes, *self._begin))
 
     def _judged(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
-        if self.best is None or score.mean > self.best:
-            self.best = score.mean
-            self.outside.save_best(score, self.progress(), weights)
-        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std, "eval/best_reward": self.best,
+        better = self.best is None or score.mean > self.best
+        if better and self.outside.save_best(score, self.progress(), weights):
+            self.best = score.mean  # not before it is on the disk: what could not be saved can still be beaten
+        best = {} if self.best is None else {"eval/best_reward": self.best}
+        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std, **best,
                          "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
         self.stop.score(score.mean)
 

@@ -46,8 +46,8 @@ class IsolatedEnv:
 
     `command` starts an interpreter that calls `serve`; `request` (JSON) says what is to be made there. When the
     child is lost, another takes its place: its lanes begin new episodes, with seeds that follow from the last reset
-    and the number of restarts since, and the Outcome says `cut`. `max_faults` restarts in a row may pass without a
-    completed step; the loss after them is an EnvFault. A step may contain a reset, so one deadline serves both.
+    and the number of restarts since, and the Outcome says `cut`. The loss number `max_faults` with no episode completed
+    between is an EnvFault. A step may contain a reset, so one deadline serves both.
     """
 
     def __init__(self, command: Sequence[str], request: Mapping[str, Any], lanes: int, step_timeout_s: float,
@@ -57,7 +57,7 @@ class IsolatedEnv:
         self._timeout_s, self._max_faults = step_timeout_s, max_faults
         self._seeds: list[int] = []
         self._restarts = 0  # since the last reset
-        self._streak = 0  # restarts since a step was completed
+        self._streak = 0  # losses since an episode was completed
         self._lost = 0  # episodes lost with children that are gone
         self._rebuilt = 0  # episodes lost inside the present child, as it counts them
         self._stepping = False
@@ -130,7 +130,9 @@ class IsolatedEnv:
             nothing, never = np.zeros(self.lanes, np.float32), np.zeros(self.lanes, bool)
             self._landed = Outcome(obs, nothing, nothing.copy(), never, np.zeros(self.lanes), ~never)
         else:
-            self._landed, self._streak = outcome, 0
+            self._landed = outcome
+            if outcome.last.any():
+                self._streak = 0
             self._rebuilt = int(frame.facts.get("faults", 0))
 
     def _replace(self, loss: ChildLost) -> Obs:
@@ -138,10 +140,10 @@ class IsolatedEnv:
         while True:
             self._child.end(loss.grace_s)
             self._lost, self._rebuilt = self._lost + self._rebuilt + self.lanes, 0
-            if self._streak >= self._max_faults:
-                raise EnvFault(f"the environment's process was lost, after {self._streak} restarts without a completed "
-                               f"step (the limit is {self._max_faults}): {loss}; {self._child.epitaph()}")
             self._streak += 1
+            if self._streak >= self._max_faults:
+                raise EnvFault(f"the process of {self.spec.id} was lost {self._streak} times without completing an "
+                               f"episode (env.max_faults={self._max_faults}): {loss}; {self._child.epitaph()}")
             self._restarts += 1
             log.warning("the environment's process is replaced, %d lanes begin new episodes: %s", self.lanes, loss)
             try:
@@ -181,6 +183,14 @@ class IsolatedEnv:
         if frame.kind != kind:
             raise ChildLost(f"it answered {frame.kind!r} where {kind!r} was due")
         return frame
+
+
+def isolated(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_faults: int,
+             render: bool = False) -> IsolatedEnv:
+    """The environment of an env section, as JSON has it, hosted by a fresh interpreter with this package."""
+    # The child looks for the user's modules where this process does: beside a script, for instance.
+    request = {"env": dict(section), "lanes": lanes, "render": render, "path": [str(place) for place in sys.path]}
+    return IsolatedEnv([sys.executable, "-m", "qfleet", "_env-host"], request, lanes, step_timeout_s, max_faults)
 
 
 def _obs(frame: Frame, spec: EnvSpec, lanes: int) -> Obs:

@@ -13,7 +13,7 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
-from qfleet.roles.schedule import Progress
+from qfleet.roles.schedule import Progress, Schedule
 
 NAP_S = 0.002
 
@@ -48,10 +48,16 @@ class Plan:
     stop_at: float | None
     exact_resume: bool
     log_period_steps: int
+    log_period_updates: int | None
     replay: ReplayConfig
     learner: LearnerConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
+
+
+    @property
+    def log_schedule(self) -> Schedule:
+        return Schedule(self.log_period_steps, self.log_period_updates)
 
 
 class Stop:

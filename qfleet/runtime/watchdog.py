@@ -7,7 +7,6 @@ import faulthandler
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,29 +15,35 @@ from qfleet.types import Obs, Outcome, VectorEnv
 
 
 class Watched:
-    """A vector environment whose `reset` and `recv` may not take longer than `limit_s` seconds."""
+    """A vector environment whose `reset` and `recv` may not take longer than `limit_s` seconds.
+
+    Time is counted in the watcher's own ticks: a process that was stopped as a whole, and a machine that slept, are no
+    fault of the environment's.
+    """
 
     def __init__(self, env: VectorEnv, limit_s: float) -> None:
         self.env, self.limit_s = env, limit_s
         self.spec, self.lanes = env.spec, env.lanes
-        self._since: float | None = None
+        self._call: object | None = None  # the call under way
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def reset(self, seeds: Sequence[int]) -> Obs:
-        self._since = time.monotonic()
-        obs = self.env.reset(seeds)
-        self._since = None
-        return obs
+        self._call = object()
+        try:
+            return self.env.reset(seeds)
+        finally:
+            self._call = None
 
     def send(self, actions: np.ndarray) -> None:
         self.env.send(actions)
 
     def recv(self) -> Outcome:
-        self._since = time.monotonic()
-        outcome = self.env.recv()
-        self._since = None
-        return outcome
+        self._call = object()
+        try:
+            return self.env.recv()
+        finally:
+            self._call = None
 
     def render(self) -> np.ndarray | None:
         return self.env.render()
@@ -51,9 +56,11 @@ class Watched:
         self.env.close()
 
     def _watch(self) -> None:
-        while not self._closed.wait(min(1.0, self.limit_s / 4)):
-            since = self._since
-            if since is not None and time.monotonic() - since > self.limit_s:
+        tick_s, call, ticks = min(1.0, self.limit_s / 4), None, 0
+        while not self._closed.wait(tick_s):
+            before, call = call, self._call
+            ticks = ticks + 1 if call is before else 0
+            if call is not None and ticks * tick_s >= self.limit_s:
                 with contextlib.suppress(Exception):  # whatever became of stderr, the end must come
                     print(f"the environment {self.spec.id} has not answered for {self.limit_s:g} s "
                           "(run.stall_timeout_s); env.isolate=true with env.step_timeout_s survives that. "

@@ -41,7 +41,7 @@ def config(args: Namespace) -> int:
     if len(sources) != needed:
         raise UserError(f"config {action} takes {needed} sources (recipe, file, environment id or run), "
                         f"not {len(sources)}")
-    function(args, [_source(source) for source in sources])
+    function(args, [_source(args, source) for source in sources])
     return 0
 
 
@@ -69,7 +69,7 @@ def doctor(args: Namespace) -> int:
     if args.words:
         from qfleet import api, recipe
 
-        config = recipe.resolve(_source(args.words[0]), args.overrides).config
+        config = recipe.resolve(_source(args, args.words[0]), args.overrides).config
         with clean_stdout(args):
             plan, root = dict(api.plan(config)), config.run.root
     elif args.overrides:
@@ -130,12 +130,21 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
             [asdict(row) for row in rows])
 
 
-def _source(word: str) -> str:
-    """A run, by path or name, stands for the configuration that it was trained with; recipes go first."""
+def _source(args: Namespace, word: str) -> str:
+    """A run, by path or name, stands for the configuration that it was trained with; recipes go first.
+
+    That may name modules, which are imported to understand it: not for a run from elsewhere, unless it is trusted.
+    """
     from qfleet.recipe import recipe_names
-    from qfleet.runs.directory import run_names
+    from qfleet.runs.directory import RunDirectory, run_names
+    from qfleet.runs.find import require_trusted
 
     if word in recipe_names():
         return word
-    run = Path("runs", word) if word in run_names("runs") else Path(word)
-    return str(run / "config.yaml") if (run / "config.yaml").is_file() else word
+    path = Path(args.root, word).expanduser() if word in run_names(args.root) else Path(word)
+    run = RunDirectory(path.parent if path.name == "config.yaml" else path)
+    if not run.config.is_file():
+        return word
+    if not args.trust and (path != run.config or run.record.exists()):  # a lone config.yaml is the user's own file
+        require_trusted(run)
+    return str(run.config)

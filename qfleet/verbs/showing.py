@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qfleet.verbs.telling import clean_stdout, outcome
+from qfleet.verbs.telling import clean_stdout, counting, outcome
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,18 +21,20 @@ def evaluate(args: Namespace) -> int:
     """Play whole episodes and report."""
     from qfleet import api
 
-    with clean_stdout(args):
+    with clean_stdout(args), counting("episodes", args.episodes) as told:
         result = api.evaluate(args.words[0], episodes=args.episodes, seed=args.seed, epsilon=args.epsilon,
-                              which=args.which, lanes=args.lanes, trust=args.trust)
+                              which=args.which, lanes=args.lanes, root=args.root, trust=args.trust,
+                              told=told)
     outcome(args, [verdict(result), f"checkpoint {result.checkpoint}"], result.to_json())
     return 0
 
 
 def record(args: Namespace) -> int:
     """Film some episodes."""
-    suffix = ".gif" if args.gif else ".mp4"
-    path = Path(args.out) if args.out else film_path(args.words[0], args.which, args.seed).with_suffix(suffix)
-    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust)
+    path = Path(args.out) if args.out else film_path(args.words[0], args.which, args.seed, args.root)
+    if args.gif and not args.out:
+        path = path.with_suffix(".gif")
+    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
         pictures = film(reel, path, args.fps)
     outcome(args, [f"{pictures} pictures, returns of the episodes: {_listed(reel.returns)}", str(path)],
@@ -45,7 +46,7 @@ def play(args: Namespace) -> int:
     """Watch some episodes in a window."""
     from qfleet.runs import window
 
-    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust)
+    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
         window.show(reel.frames(), f"qfleet: {args.words[0]}", args.fps)
     outcome(args, [f"returns {_listed(reel.returns)}"], {"episodes": len(reel.returns), "returns": reel.returns})
@@ -57,7 +58,7 @@ def plot(args: Namespace) -> int:
     from qfleet.runs import plots
     from qfleet.runs.directory import RunDirectory
 
-    runs = [RunDirectory.open(word).path for word in args.words]
+    runs = [RunDirectory.open(word, args.root).path for word in args.words]
     path = plots.plot(runs, args.x, args.y, args.smooth, args.out)
     outcome(args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs]})
     return 0
@@ -67,7 +68,7 @@ def export(args: Namespace) -> int:
     """Write the policy alone."""
     from qfleet import api
 
-    path = api.export(args.words[0], args.words[1], args.which, trust=args.trust)
+    path = api.export(args.words[0], args.words[1], args.which, root=args.root)
     outcome(args, [str(path)], {"path": str(path)})
     return 0
 
@@ -75,8 +76,10 @@ def export(args: Namespace) -> int:
 class Reel:
     """The pictures of some episodes, one after the other, and the returns of those that ended."""
 
-    def __init__(self, path: str | Path, episodes: int, seed: int, which: Which, trust: bool) -> None:
+    def __init__(self, path: str | Path, episodes: int, seed: int, which: Which, trust: bool,
+                 root: str | Path = "runs") -> None:
         self.path, self.episodes, self.seed, self.which, self.trust = path, episodes, seed, which, trust
+        self.root = root
         self.returns: list[float] = []
 
     def frames(self) -> Iterator[np.ndarray]:
@@ -84,7 +87,8 @@ class Reel:
         from qfleet.types import UserError
 
         total = 0.0
-        steps = api.rollout(self.path, episodes=self.episodes, seed=self.seed, which=self.which, trust=self.trust)
+        steps = api.rollout(self.path, episodes=self.episodes, seed=self.seed, which=self.which, root=self.root,
+                            trust=self.trust)
         try:
             for step in steps:
                 total += step.reward
@@ -104,23 +108,18 @@ def film(reel: Reel, path: Path, fps: float) -> int:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL, which many environments draw with, complains
 
-    def count(pictures: int) -> None:
-        if pictures % 100 == 0 and sys.stderr is not None and sys.stderr.isatty():
-            print(f"\r{pictures} pictures", end="", file=sys.stderr, flush=True)
-
-    pictures = (video.write_gif if path.suffix.lower() == ".gif" else video.write_mp4)(reel.frames(), path, fps, count)
-    if pictures >= 100 and sys.stderr is not None and sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr, flush=True)
-    return pictures
+    write = video.write_gif if path.suffix.lower() == ".gif" else video.write_mp4
+    with counting("pictures", period=100) as count:
+        return write(reel.frames(), path, fps, count)
 
 
-def film_path(where: str | Path, which: str, seed: int) -> Path:
+def film_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
     """Films lie in their run; those of a checkpoint that belongs to no run lie beside it."""
     from qfleet.runs.checkpoint import is_checkpoint
     from qfleet.runs.directory import RunDirectory
 
     if not is_checkpoint(where):
-        return RunDirectory.open(where).videos / f"{which}-seed{seed}.mp4"
+        return RunDirectory.open(where, root).videos / f"{which}-seed{seed}.mp4"
     checkpoint = Path(where).expanduser().resolve()
     run = checkpoint.parent.parent
     folder = run / "videos" if (run / "run.json").is_file() else checkpoint.parent

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -55,6 +55,26 @@ def clean_stdout(args: Namespace) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@contextlib.contextmanager
+def counting(what: str, total: int | None = None, period: int = 1) -> Iterator[Callable[[int], None]]:
+    """Count aloud on a terminal, in one line of stderr that is gone at the end; elsewhere say nothing."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    width = 0
+
+    def count(done: int) -> None:
+        nonlocal width
+        if terminal and done % period == 0:
+            text = f"{done:,} {what}" if total is None else f"{min(done, total):,} of {total:,} {what}"
+            width = max(width, len(text))
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield count
+    finally:
+        if width:
+            print(f"\r{' ' * width}\r", end="", file=sys.stderr, flush=True)
 
 
 def word(value: Any) -> str:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
 SAVED = (75, 130)
 ENDINGS = {"total_steps": "all steps taken", "total_updates": "all updates made",
-           "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted, the state is saved",
-           "preempted": "stopped by a signal, the state is saved"}
+           "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted",
+           "preempted": "stopped by a signal"}
 
 
 def train(args: Namespace) -> int:
@@ -59,11 +59,11 @@ def resume(args: Namespace) -> int:
     from qfleet.runs.progress import ProgressView
 
     _require_finish(args)
-    run = RunDirectory.open(args.words[0])
+    run = RunDirectory.open(args.words[0], args.root)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
     view = ProgressView(goal.get("total_steps"), goal.get("total_updates"), mode=_mode(args))
     with clean_stdout(args), _watched(view):
-        result = api.resume(run.path, args.overrides, sinks=[view])
+        result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
     document = _finish(args, result)
     if args.json:
         outcome(args, [], document)
@@ -101,7 +101,8 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
     """Say how a training ended and what can be done with it; --show and --record are done here."""
     run = result.directory
     document = {"directory": str(run), "steps": result.steps, "updates": result.updates, "episodes": result.episodes,
-                "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code}
+                "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code,
+                "saved_at": result.saved_at}
     lines = [_ending(result)]
     if (args.show or args.record) and result.exit_code not in SAVED:
         with clean_stdout(args):
@@ -143,7 +144,7 @@ def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
 def _evaluated(run: Path) -> tuple[list[tuple[str, str]], Any]:
     from qfleet import api
 
-    result = api.evaluate(run, episodes=SHOWN_EPISODES)
+    result = api.evaluate(run, episodes=SHOWN_EPISODES, trust=True)  # its modules have just been at work
     return [("evaluation", verdict(result)), ("checkpoint", result.checkpoint)], result.to_json()
 
 
@@ -156,7 +157,7 @@ def _drawn(run: Path) -> tuple[list[tuple[str, str]], Any]:
 
 def _filmed(run: Path) -> tuple[list[tuple[str, str]], Any]:
     path = film_path(run, "best", SHOWN_SEED)
-    film(Reel(run, 1, SHOWN_SEED, "best", False), path, SHOWN_FPS)
+    film(Reel(run, 1, SHOWN_SEED, "best", True), path, SHOWN_FPS)
     return [("film", str(path))], str(path)
 
 
@@ -214,6 +215,17 @@ def _ending(result: TrainResult) -> str:
     best = "" if result.best is None else f", best evaluation {amount(result.best)}"
     ending = ENDINGS.get(result.reason, result.reason)
     if result.exit_code == 1:
-        ending = f"{ending.partition(',')[0]}, but the last checkpoint could not be saved: an older one stays"
+        ending = f"{ending}, but the last checkpoint could not be saved: {_going_on(result)}"
+    elif result.exit_code in SAVED:
+        ending = f"{ending}, {_going_on(result)}"
     return (f"{ending}: {result.steps:,} steps, {result.updates:,} updates, "
             f"{result.episodes:,} episodes in {clock(result.seconds)}{best}")
+
+
+def _going_on(result: TrainResult) -> str:
+    """From where resume goes on: a run with run.exact_resume saves on schedule only, and a disk may have been full."""
+    if result.saved_at is None:
+        return "there is no checkpoint to go on from"
+    if result.saved_at == result.steps:
+        return "the state is saved"
+    return f"resume goes on from the checkpoint at step {result.saved_at:,}"

@@ -55,6 +55,13 @@ def test_modules_of_the_working_directory_are_found(here: Path) -> None:
     assert sys.path[0] == str(here)
 
 
+def test_a_default_stands_for_an_attribute_only(here: Path) -> None:
+    assert load_attribute("my_explorers:ns/Mine-v0", None) is None
+    assert load_attribute("my_explorers:build", None).__name__ == "build"
+    with pytest.raises(UserError, match="there is no module 'my_explorer'"):
+        load_attribute("my_explorer:build", None)
+
+
 @pytest.mark.parametrize(("reference", "message"), [
     ("my_explorers", "write module:attribute, such as my_module:MyClass"),
     (":x", "write module:attribute"), ("x:", "write module:attribute"),

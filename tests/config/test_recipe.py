@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from qfleet import recipe
-from qfleet.config import flatten, parse_mapping, to_yaml, validate
+from qfleet.config import flatten, parse_mapping, plugin_names, to_yaml, validate
 from qfleet.recipe import RESUMABLE, RunConfig, resolve
-from qfleet.types import EnvSpec, Leaf, UserError
+from qfleet.runtime import isolate
+from qfleet.types import EnvFault, EnvSpec, Leaf, UserError
 
 GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5"}
 DOCS = Path(recipe.__file__).parents[1] / "docs" / "configuration.md"
@@ -88,7 +90,8 @@ BAD = [
     (["device=gpu"], "command line: device: must be auto, cpu, cuda or cuda:N (got 'gpu'); the default is 'auto'"),
     (["seed=1e12"], "command line: seed: must be at most 2147483647 (got 1000000000000); the default is 1"),
     (["env=CartPole-v1"], "command line: env: must be a section with keys of its own (got 'CartPole-v1')"),
-    (["agent.algo=dqnn"], "command line: agent.algo: 'dqnn' is none of dqn, nor module:attribute; did you mean dqn?"),
+    (["agent.algo=dqnn"], f"command line: agent.algo: 'dqnn' is none of {', '.join(plugin_names('qfleet.algos'))}, "
+                          "nor module:attribute; did you mean dqn?"),
     (["placement=cluster"], "command line: placement: must be inline (got 'cluster'); the default is 'inline'"),
     (["agent.n_step=100"], "command line: a look-ahead of 100 steps is longer than replay.chunk_steps=64: "
                            "lower the n-step or raise chunk_steps"),
@@ -192,6 +195,21 @@ def test_environments_without_a_recipe_of_their_own(tmp_path: Path, monkeypatch:
     assert resolve("dark_room:Dark", [quiet, "env.kwargs.pixels=true"]).provenance["env.stack"] == "recipe pixels"
     assert resolve("Acrobot-v1").provenance["learner.learning_rate"] == "recipe vector"
     assert "env.lans: unknown key; did you mean env.lanes?" in lines("dark_room:Dark", quiet, "env.lans=3")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_isolated_environment_is_looked_at_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "far_room.py").write_text(f"{ENV}\nimport os\nopen('builder', 'w').write(str(os.getpid()))\n")
+    (tmp_path / "stuck_room.py").write_text(f"{ENV}\nDark.__init__ = lambda self: __import__('time').sleep(600)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    isolate_it = ["env.isolate=true", "env.max_episode_steps=10"]
+    assert resolve("far_room:Dark", [*isolate_it, "env.kwargs.pixels=true"]).provenance["env.stack"] == "recipe pixels"
+    assert int((tmp_path / "builder").read_text()) != os.getpid() and "far_room" not in sys.modules
+    monkeypatch.setattr(isolate, "START_TIMEOUT_S", 3.0)
+    with pytest.raises(EnvFault, match="no answer within 3 s"):
+        resolve("stuck_room:Dark", isolate_it)
 
 
 def test_names_that_mean_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.gym import locate, source
+from qfleet.envs.gym import source
 from qfleet.types import EnvFault, UserError
 
 MODULE = '''
@@ -36,6 +36,9 @@ class Doubled(gymnasium.RewardWrapper):
 class PlusOne(gymnasium.RewardWrapper):
     def reward(self, reward):
         return reward + 1
+
+class Shelf:
+    Mine, Doubled = Mine, Doubled
 
 def factory(**kwargs):
     return Mine(**kwargs)
@@ -80,7 +83,8 @@ def test_a_class_in_the_working_directory(module):
 
 def test_a_function_and_dotted_names(module):
     assert scores(EnvConfig(id=f"{module}:factory", kwargs={"gain": 2}), 1) == [(2, 1, False)]
-    assert locate("os:path.join") is __import__("os").path.join
+    shelf = f"{module}:Shelf"
+    assert scores(EnvConfig(id=f"{shelf}.Mine", wrappers=[f"{shelf}.Doubled"]), 1) == [(2, 1, False)]
 
 
 def test_an_id_that_importing_the_module_registers(module):
@@ -119,6 +123,7 @@ def test_render_gives_pictures(module):
     ("toy/Cach-v0", "did you mean toy/Catch-v0"),
     ("NothingLikeIt-v7", "no environment 'NothingLikeIt-v7' is registered"),
     ("no_such_module:Env", "no module 'no_such_module'"),
+    (":Env", "write module:attribute"),
     ("HalfCheetah-v5", r"qfleet\[mujoco\]"),
 ])
 def test_ids_that_are_not_there(id, words, monkeypatch):
@@ -139,12 +144,12 @@ def test_mistakes_in_the_users_module(module, tmp_path):
         make(EnvConfig(id=f"{module}:Mine", kwargs={"gian": 3}), 1)
     with pytest.raises(EnvFault, match=r"(?s)could not be built.*no such level"):
         make(EnvConfig(id=f"{module}:broken"), 1)
-    with pytest.raises(UserError, match="has no 'Dobuled'; did you mean Doubled"):
+    with pytest.raises(UserError, match="has no attribute 'Dobuled'; did you mean Doubled"):
         make(EnvConfig(id=f"{module}:Mine", wrappers=[f"{module}:Dobuled"]), 1)
     with pytest.raises(UserError, match="write module:attribute"):
         make(EnvConfig(id=f"{module}:Mine", wrappers=["Doubled"]), 1)
     (tmp_path / "torn.py").write_text("x = (\n")
-    with pytest.raises(UserError, match=r"(?s)importing 'torn' failed.*torn.py"):
+    with pytest.raises(UserError, match=r"(?s)importing torn failed.*torn.py"):
         make(EnvConfig(id="torn:Env"), 1)
     (tmp_path / "needy.py").write_text("import a_package_nobody_has\n")
     with pytest.raises(UserError, match="a_package_nobody_has"):

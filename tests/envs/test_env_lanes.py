@@ -198,6 +198,22 @@ def test_nan_in_the_final_observation_is_no_end():
     assert outs[5].discount[0] == 1  # the next action is played, not ignored
 
 
+def test_nan_in_every_final_observation_ends_the_run():
+    with pytest.raises(EnvFault, match="failed 5 times in lane 0 without completing an episode"):
+        roll(faulty(kwargs={"nan_at": 5, "length": 5}, on_nan="drop_episode"), 50)
+
+
+def test_seeds_of_rebuilds_follow_from_the_last_reset():
+    cfg = {"kwargs": {"raise_at": 8, "length": 5}}
+    env = faulty(2, **cfg)
+    roll(env, 30)
+    for lane in env._lanes:
+        lane.env = env._build()  # as after a resume: nothing but the count of rebuilds is left of what was before
+    again, fresh = roll(env, 30, [5, 6]), roll(faulty(2, **cfg), 30, [5, 6])
+    assert any(out.cut.any() for out in fresh) and env.faults() == 2 * 2 * 3
+    assert all(np.array_equal(a.obs["obs"], b.obs["obs"]) for a, b in zip(again, fresh, strict=True))
+
+
 def test_nan_for_ever_ends_the_run():
     with pytest.raises(EnvFault, match="failed 5 times"):
         faulty(kwargs={"nan_at": 0}, on_nan="drop_episode").reset([0])

@@ -31,6 +31,7 @@ class Tape:
     def __init__(self):
         self.calls = []
         self.reasons = []
+        self.saved_at = 100
 
     def _run(self, directory, sinks):
         directory = Path(directory)
@@ -48,18 +49,21 @@ class Tape:
         if isinstance(reason, Exception):
             raise reason
         code = {"interrupted": 130, "preempted": 75, "failed": 1}.get(reason, 0)
-        return TrainResult(directory, 100, 25, 7, 61.0, 19.5, reason, code)
+        return TrainResult(directory, 100, 25, 7, 61.0, 19.5, reason, code, self.saved_at)
 
     def train(self, config, *, sinks=(), provenance=None):
         self.calls.append(("train", config.seed, config.run.name, dict(provenance).get("seed")))
         return self._run(f"{config.run.root}/{config.run.name or f'run{config.seed}'}", sinks)
 
-    def resume(self, run, overrides=(), *, sinks=()):
-        self.calls.append(("resume", str(run), list(overrides), sinks[0].tally.goal.steps))
+    def resume(self, run, overrides=(), *, sinks=(), trust=False):
+        self.calls.append(("resume", str(run), list(overrides), sinks[0].tally.goal.steps, trust))
         return self._run(run, sinks)
 
     def evaluate(self, path, **options):
+        told = options.pop("told", lambda episodes: None)
         self.calls.append(("evaluate", str(path), options))
+        for episode in range(options["episodes"] + 1):
+            told(episode + 1)
         print("noise of an environment")
         return EvalResult(12.5, float("nan"), options["episodes"], 1000, "classic, full games",
                           options.get("epsilon", 0), [12.5], [9], "runs/x/checkpoints/best-1")
@@ -70,8 +74,8 @@ class Tape:
             for step in range(4):
                 yield Step(np.full((8, 8, 3), 60 * step, np.uint8), 1.5, episode, step == 3)
 
-    def export(self, path, out, which, *, trust=False):
-        self.calls.append(("export", path, out, which, trust))
+    def export(self, path, out, which, *, root="runs"):
+        self.calls.append(("export", path, out, which, root))
         return Path(out)
 
     def plan(self, config):
@@ -199,15 +203,54 @@ def test_a_missing_extra_is_found_before_training(tape, monkeypatch, capsys):
 def test_resume_passes_overrides_and_knows_the_new_goal(tape, capsys):
     main(["train", "cartpole", "run.name=x"])
     assert main(["resume", "total_steps=300", "x"]) == 0
-    assert tape.calls[-1] == ("resume", "runs/x", ["total_steps=300"], 300)
+    assert tape.calls[-1] == ("resume", "runs/x", ["total_steps=300"], 300, False)
+    assert main(["resume", "x", "--trust"]) == 0 and tape.calls[-1][-1] is True
     assert capsys.readouterr().out.splitlines()[-1] == "runs/x"
     assert main(["resume", "y"]) == 2
     assert "did you mean x?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("reason", "saved_at", "text"), [
+    ("interrupted", 100, "interrupted, the state is saved: 100 steps"),
+    ("interrupted", 64, "interrupted, resume goes on from the checkpoint at step 64: 100 steps"),
+    ("preempted", 64, "stopped by a signal, resume goes on from the checkpoint at step 64: 100 steps"),
+    ("failed", None, "but the last checkpoint could not be saved: there is no checkpoint to go on from")])
+def test_the_ending_says_where_the_run_goes_on(tape, capsys, reason, saved_at, text):
+    tape.reasons, tape.saved_at = [reason], saved_at
+    main(["train", "cartpole", "run.name=x"])
+    assert text in capsys.readouterr().out
+
+
+def test_runs_of_another_folder_are_found_by_name(tape, capsys):
+    main(["train", "cartpole", "run.root=far/away", "run.name=x", "--quiet"])
+    for argv in (["resume", "x"], ["plot", "x"], ["record", "x"], ["eval", "x"], ["export", "x", "out"],
+                 ["config", "show", "x", "total_steps=1e5"], ["doctor", "x", "total_steps=1e5"]):
+        if argv[0] not in ("eval", "export"):  # the tape finds anything
+            assert main(argv) == 2, argv
+        capsys.readouterr()
+        assert main([*argv, "--root", "far/away"]) == 0, (argv, capsys.readouterr().err)
+    assert ("resume", "far/away/x", [], 100, False) in tape.calls
+    assert [call[2]["root"] for call in tape.calls if call[0] == "evaluate"] == ["far/away"]
+    assert Path("far/away/x/plots/learning_curve.png").exists()
+    assert Path("far/away/x/videos/best-seed1000.mp4").exists()
+    assert main(["eval", "x", "--log-folder", "far/away"]) == 2
+    assert "write --root DIR" in capsys.readouterr().err
+
+
+def test_eval_counts_aloud_on_a_terminal_only(tape, monkeypatch, capsys):
+    assert main(["eval", "x", "--episodes", "2"]) == 0
+    assert "episodes" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["eval", "x", "--episodes", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 of 2 episodes\r2 of 2 episodes" in err and "3 of" not in err and err.endswith("\r")
+    assert "of 2 episodes" not in out
+
+
 def test_eval_reports_for_people_and_passes_its_options(tape, capsys):
     assert main(["eval", "x", "--episodes", "4", "--epsilon", "0.05", "--which", "latest", "--lanes", "2"]) == 0
-    options = {"episodes": 4, "seed": 1000, "epsilon": 0.05, "which": "latest", "lanes": 2, "trust": False}
+    options = {"episodes": 4, "seed": 1000, "epsilon": 0.05, "which": "latest", "lanes": 2, "root": "runs",
+               "trust": False}
     assert tape.calls == [("evaluate", "x", options)]
     assert "mean return 12.50 ± nan over 4 episodes (ε = 0.05, classic, full games" in capsys.readouterr().out
 

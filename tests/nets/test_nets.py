@@ -1,5 +1,7 @@
 """Encoder, torsos and heads: shapes, scaling, dueling per item, one-hot, user torsos."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,17 @@ def test_dueling_is_combined_per_item_not_over_the_batch():
     together, alone = head(x), torch.cat([head(row[None]) for row in x])
     assert torch.allclose(together, alone, atol=1e-6)
     assert torch.allclose(together.mean(1, keepdim=True), head.value(head.hidden(x)), atol=1e-6)
+
+
+def test_values_are_added_up_in_float32():
+    torch.manual_seed(0)
+    exact = DuelingHead(64, (32,), 3, "none")
+    coarse = copy.deepcopy(exact).bfloat16()
+    x = torch.randn(512, 64)
+    q = coarse(x.bfloat16())
+    assert q.dtype == torch.float32
+    assert len(q.unique()) > 1500, "bfloat16 values would coincide"
+    assert torch.allclose(q, exact(x), atol=0.02)
 
 
 def test_heads_without_hidden_layers():

@@ -34,22 +34,26 @@ def test_counting_waits_for_something_to_sample():
 
 
 def test_an_emptied_replay_warms_up_again():
+    pace = Pace(samples_per_insert=1, min_steps=10)
+    pace.start_anew(50)
+    pace.tick(4)
+    pace.open()
+    pace.tick(6)
+    assert pace.steps == 60 and not pace.may_sample(1)
+    pace.tick(5)
+    assert pace.may_sample(5) and not pace.may_sample(6)
+
+
+def test_opening_twice_changes_nothing():
     pace = opened(samples_per_insert=1, min_steps=10)
     pace.tick(50)
-    pace.draw(40)
-    again = Pace(samples_per_insert=1, min_steps=10)
-    again.load_state_dict(pace.state_dict())
-    again.tick(20)
-    again.open()
-    again.tick(9)
-    assert not again.may_sample(1)
-    again.tick(6)
-    assert again.may_sample(5) and not again.may_sample(6)
+    pace.draw(30)
+    pace.open()
+    assert pace.budget == 40 and pace.may_sample(10) and not pace.may_sample(11)
 
 
-def test_slack_on_both_sides():
-    pace = opened(samples_per_insert=2, min_steps=0, ahead=6, behind=10)
-    assert pace.may_sample(6) and not pace.may_sample(7)
+def test_actors_wait_for_a_learner_that_lags():
+    pace = opened(samples_per_insert=2, min_steps=0, behind=10)
     pace.tick(5)
     assert pace.may_insert()
     pace.tick(1)

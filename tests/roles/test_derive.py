@@ -1,11 +1,13 @@
 """A captured update equals the eager one to the bit, and agents that cannot be captured run as they are."""
 
+import dataclasses
 import itertools
 import logging
 
 import pytest
 import torch
 from fakes import linear_agent, sample_of
+from torch import nn
 
 from qfleet.agent import Loss
 from qfleet.algos.dqn import Config, build
@@ -57,6 +59,51 @@ def test_captured_equals_eager_in_bfloat16():
     eager, _ = train(False, {}, torch.bfloat16)
     captured, _ = train(True, {}, torch.bfloat16)
     assert torch.equal(eager, captured)
+
+
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_normed_images_are_captured_too(norm):
+    spec = EnvSpec("toy", {"obs": Leaf((1, 8, 8), "uint8", "image")}, actions=4)
+    agent = build(Config(hidden=(8,), norm=norm), spec)
+    torch.manual_seed(0)
+    flat, target = Flat(agent.network()), Flat(agent.network().requires_grad_(False))
+    eager = Eager(agent, flat.net, target.net, torch.Generator())
+    captured, solo = Captured(eager), Solo(OptimizerConfig(learning_rate=1e-2))
+    solo.attach(flat)
+    for seed in range(3):
+        sample = batch(seed, rows=2)
+        pixels = torch.randint(256, (16, 2, 1, 8, 8), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+        sample.rows["obs.obs"] = pixels
+        one, other = eager(sample), captured(sample)
+        assert captured._play is not captured.eager
+        assert all(torch.equal(a, b) for a, b in zip(one.grads, other.grads, strict=True))
+        solo.apply(other.grads)
+
+
+def test_capturing_draws_nothing_and_moves_no_statistics():
+    def loss(net, target, sample, rng):
+        value = net(sample.rows["obs.obs"][:, 0]).sum(1) * torch.rand(2, generator=rng)
+        return Loss(value, value.detach())
+
+    agent = dataclasses.replace(linear_agent(loss), network=lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 3)))
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        flat = Flat(agent.network())
+        eager = Eager(agent, flat.net, flat.net, torch.Generator().manual_seed(1))
+        derive = Captured(eager) if captured else eager
+        totals = [derive(sample_of([1.0, 2.0])).total.item() for _ in range(3)]
+        results.append((totals, flat.state()["0.running_mean"].tolist(), eager.rng.get_state().tolist()))
+    assert results[0] == results[1]
+
+
+def test_a_first_batch_without_a_finite_loss_is_not_the_one_recorded():
+    agent = linear_agent()
+    flat = Flat(agent.network())
+    captured = Captured(Eager(agent, flat.net, flat.net, torch.Generator()))
+    captured(sample_of([1.0, float("nan")]))
+    captured(sample_of([1.0, 2.0]))
+    assert captured._play is not None and captured._play is not captured.eager
 
 
 def test_metrics_and_priorities_come_along():

@@ -8,6 +8,7 @@ from qfleet.roles.evaluator import EvalConfig, Evaluator, Tally, evaluate
 from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.roles.weights import Mailbox
+from qfleet.types import EnvFault, UserError
 
 
 def test_short_episodes_are_not_favoured():
@@ -22,6 +23,33 @@ def test_an_uneven_number_of_episodes_is_dealt_to_the_first_lanes():
     assert Tally(2, 4).quota == [1, 1, 0, 0]
     policy = Policy(linear_agent(), 0, torch.device("cpu"))
     assert len(evaluate(policy, TapeEnv([2, 3, 4]), 5, 0.0, 1).returns) == 5
+
+
+class Flaky(TapeEnv):
+    """Loses all lanes at every `at`-th step."""
+
+    def __init__(self, lengths, at):
+        super().__init__(lengths)
+        self.at, self.count = at, 0
+
+    def recv(self):
+        self.count += 1
+        self.cut_next[:] = self.count % self.at == 0
+        return super().recv()
+
+
+def test_an_environment_that_loses_every_episode_is_given_up():
+    policy, env = Policy(linear_agent(), 0, torch.device("cpu")), Flaky([5, 5], at=3)
+    with pytest.raises(EnvFault, match="tape lost 20 episodes of an evaluation"):
+        evaluate(policy, env, 2, 0.0, 1)
+    assert env.count == 30
+
+
+def test_lost_episodes_count_since_the_last_completed_one():
+    policy, env = Policy(linear_agent(), 0, torch.device("cpu")), Flaky([2, 2], at=4)
+    assert evaluate(policy, env, 100, 0.0, 1).lengths == [2] * 100
+    assert env.faults() > 20
+    assert evaluate(policy, env, 2, 0.0, 1).lengths == [2, 2], "what earlier evaluations lost is forgotten"
 
 
 def evaluator_with(weights, clock, seen, **cfg):
@@ -66,3 +94,11 @@ def test_schedule_by_steps_by_updates_and_never():
     assert not never.due(Progress(10**9, 10**9))
     by_steps.resume(Progress(45, 0))
     assert not by_steps.due(Progress(49, 0)) and by_steps.due(Progress(50, 0))
+
+
+def test_an_episode_that_never_ends_is_given_up_with_the_remedy(monkeypatch):
+    monkeypatch.setattr("qfleet.roles.evaluator.ENDLESS_STEPS", 50)
+    policy = Policy(linear_agent(), 0, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"set env\.max_episode_steps"):
+        evaluate(policy, TapeEnv([10**9, 10**9]), 2, 0.0, 1)
+    assert evaluate(policy, TapeEnv([49, 49]), 4, 0.0, 1).mean == 490

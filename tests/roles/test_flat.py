@@ -8,6 +8,7 @@ from torch import nn
 
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
+from qfleet.types import UserError
 
 
 def network():
@@ -15,16 +16,31 @@ def network():
     return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
 
 
+class CentredRMSProp(torch.optim.Optimizer):
+    """Mnih et al. 2015, parameter by parameter."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self):
+        for p, (mean, square) in zip(self.param_groups[0]["params"], self.moments, strict=True):
+            mean.mul_(0.95).add_(p.grad, alpha=0.05)
+            square.mul_(0.95).add_(p.grad**2, alpha=0.05)
+            p -= 1e-2 * p.grad / (square - mean**2 + 1e-2).sqrt()
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_solo_equals_the_plain_optimizer(optimizer):
     plain = network()
     flat = Flat(copy.deepcopy(plain))
-    solo = Solo(OptimizerConfig(optimizer=optimizer, learning_rate=1e-2, clip_norm=0.5, optimizer_eps=1e-5))
+    solo = Solo(OptimizerConfig(optimizer=optimizer, learning_rate=1e-2, clip_norm=0.5, optimizer_eps=1e-2))
     solo.attach(flat)
     if optimizer == "adam":
-        reference = torch.optim.Adam(plain.parameters(), 1e-2, eps=1e-5)
+        reference = torch.optim.Adam(plain.parameters(), 1e-2, eps=1e-2)
     else:
-        reference = torch.optim.RMSprop(plain.parameters(), 1e-2, alpha=0.95, eps=1e-5, centered=True)
+        reference = CentredRMSProp(plain.parameters())
     for seed in range(10):
         x = torch.randn(16, 3, generator=torch.Generator().manual_seed(seed))
         reference.zero_grad()
@@ -35,6 +51,35 @@ def test_solo_equals_the_plain_optimizer(optimizer):
         assert solo.apply(grads) == pytest.approx(expected, rel=1e-4)
     for name, value in plain.state_dict().items():
         assert torch.allclose(flat.net.state_dict()[name].float(), value.float(), atol=1e-5), name
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_gradient_that_never_changes_gives_no_nan(optimizer):
+    flat = Flat(nn.Linear(30, 30))
+    solo = Solo(OptimizerConfig(optimizer=optimizer, learning_rate=1e-5, clip_norm=0))
+    solo.attach(flat)
+    grads = [torch.rand(p.shape, generator=torch.Generator().manual_seed(1)) for p in flat.parameters]
+    for _ in range(2000):
+        solo.apply(grads)
+    assert torch.isfinite(flat.master).all()
+
+
+def test_frozen_layers_stay_and_a_network_without_parameters_is_refused():
+    net = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
+    flat = Flat(net)
+    solo = Solo(OptimizerConfig(learning_rate=0.1))
+    solo.attach(flat)
+    before = flat.state()
+    solo.apply([None, None, *torch.autograd.grad(flat.net(torch.ones(2, 3)).sum(), flat.parameters[2:])])
+    assert torch.equal(before["0.weight"], flat.state()["0.weight"])
+    assert not torch.equal(before["1.weight"], flat.state()["1.weight"])
+    with pytest.raises(UserError, match="no parameters"):
+        Flat(nn.Flatten())
+
+
+def test_running_statistics_keep_their_precision():
+    flat = Flat(network(), torch.bfloat16)
+    assert flat.state()["2.running_mean"].dtype == torch.float32
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():

@@ -1,7 +1,7 @@
 """The meter's records: means, counters, rates, episodes, resume."""
 
 from qfleet.roles.metrics import Meter
-from qfleet.roles.schedule import Progress
+from qfleet.roles.schedule import Progress, Schedule
 
 
 class Records(list):
@@ -16,7 +16,7 @@ class Records(list):
 
 def meter_with(clock, **kwargs):
     records = Records()
-    return Meter([records], lambda: clock[0], frames_per_step=4, period_steps=100, **kwargs), records
+    return Meter([records], lambda: clock[0], frames_per_step=4, schedule=Schedule(100, None), **kwargs), records
 
 
 def test_means_over_a_period_and_counters_for_ever():

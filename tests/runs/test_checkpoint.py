@@ -123,7 +123,7 @@ def test_after_a_resume_only_the_checkpoint_followed_is_shared_from(tmp_path):
     assert os.path.samefile(path / "replay-0-3.seg", tmp_path / "step-000000000002" / "replay-0-3.seg")
 
 
-@pytest.mark.parametrize("trouble", ["gone", "cut", "no links here"])
+@pytest.mark.parametrize("trouble", ["gone", "cut", "rotten", "no links here"])
 def test_what_cannot_be_shared_is_written_again(tmp_path, trouble, monkeypatch):
     checkpoints, calls = Checkpoints(tmp_path, keep=2), []
     file = save(checkpoints, 1) / "replay-0-3.seg"
@@ -131,12 +131,28 @@ def test_what_cannot_be_shared_is_written_again(tmp_path, trouble, monkeypatch):
         file.unlink()
     elif trouble == "cut":
         os.truncate(file, 10)
+    elif trouble == "rotten":
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
     else:
         def refuse(*args, **kwargs):
             raise OSError(errno.EPERM, "no hard links")
         monkeypatch.setattr(os, "link", refuse)
     open_checkpoint(save(checkpoints, 2, calls=calls))
     assert "replay-0-3" in calls
+
+
+def test_what_is_shared_is_read_once(tmp_path, monkeypatch):
+    checkpoints, hashed, file_digest = Checkpoints(tmp_path, keep=1), [], hashlib.file_digest
+    save(checkpoints, 1, ["replay-a"])
+
+    def digest(stream, kind):
+        hashed.append(stream.name)
+        return file_digest(stream, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    for step in (2, 3, 4):
+        save(checkpoints, step, ["replay-a"])
+    assert hashed == [str(tmp_path / "step-000000000001" / "replay-a.seg")]
 
 
 def test_segment_names_cannot_leave_the_directory(tmp_path):

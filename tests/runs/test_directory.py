@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -239,11 +240,49 @@ def test_every_attempt_is_recorded(tmp_path):
     run = made(tmp_path, "mine")
     run.add_attempt({"n": 1})
     run.add_attempt({"n": 2})
-    assert json.loads(run.record.read_text()) == {"attempts": [{"n": 1}, {"n": 2}]}
+    assert json.loads(run.record.read_text())["attempts"] == [{"n": 1}, {"n": 2}] and run.at_home()
     run.record.write_text("{ torn")
     run.add_attempt({"n": 3})
     assert json.loads(run.record.read_text()) == {"attempts": [{"n": 3}]}
     assert {path.name for path in run.path.iterdir()} == {"config.yaml", "run.json"}
+
+
+def test_a_run_is_at_home_until_it_is_copied(tmp_path):
+    run = made(tmp_path, "mine")
+    run.add_attempt({"n": 1})
+    assert run.at_home()
+    moved = RunDirectory(run.path.rename(tmp_path / "renamed"))
+    (tmp_path / "link").symlink_to(moved.path)
+    assert moved.at_home() and RunDirectory(tmp_path / "link").at_home()
+    copy = RunDirectory(shutil.copytree(moved.path, tmp_path / "copy"))
+    assert not copy.at_home()
+    copy.add_attempt({"n": 2})
+    assert not copy.at_home(), "going on with a copy does not make it ours"
+
+
+@pytest.mark.parametrize("record", ["", "{ torn", "[]", "{}", '{"home": null}', '{"home": "0"}', "[" * 100_000])
+def test_a_run_without_a_credible_record_is_not_at_home(tmp_path, record):
+    run = made(tmp_path, "mine")
+    run.record.write_text(record)
+    assert not run.at_home()
+    run.record.unlink()
+    assert not run.at_home() and not RunDirectory(tmp_path / "absent").at_home()
+
+
+def test_another_machine_is_another_home(tmp_path, monkeypatch):
+    run = made(tmp_path, "mine")
+    monkeypatch.setattr(module, "_machine", lambda: "another")
+    assert not run.at_home()
+
+
+def test_a_run_whose_record_cannot_be_written_never_began(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "replace_text", full)
+    with pytest.raises(UserError, match=r"cannot write the run .*No space left"):
+        RunDirectory.create(section(tmp_path, "mine"), "default")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_text_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

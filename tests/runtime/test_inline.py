@@ -35,6 +35,7 @@ class World:
 
     def save_best(self, score, progress, weights):
         self.tape.append("best")
+        return True
 
 
 @pytest.fixture

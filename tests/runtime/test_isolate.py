@@ -36,7 +36,7 @@ def toy(tmp_path):
     """Makes isolated toys, and closes them."""
     made: list[IsolatedEnv] = []
 
-    def start(timeout_s: float = 20.0, max_faults: int = 2, lanes: int = LANES, **request: Any) -> IsolatedEnv:
+    def start(timeout_s: float = 20.0, max_faults: int = 3, lanes: int = LANES, **request: Any) -> IsolatedEnv:
         request = {"lanes": LANES, "home": str(tmp_path), **request}
         made.append(IsolatedEnv([sys.executable, str(TOY)], request, lanes, timeout_s, max_faults))
         return made[-1]
@@ -167,22 +167,31 @@ def test_restarts_are_reproducible(toy, tmp_path):
 
 
 def test_a_child_that_never_completes_a_step_is_given_up(toy):
-    env = toy(what="exit", at=1, starts=99, max_faults=2)
+    env = toy(what="exit", at=1, starts=99, max_faults=3)
     env.reset([1, 2, 3])
     assert step(env).cut.all() and step(env).cut.all()
-    with pytest.raises(EnvFault, match=r"after 2 restarts without a completed step(?s:.*)exit code 7(?s:.*)farewell"):
+    with pytest.raises(EnvFault, match=r"toy was lost 3 times without completing an episode \(env\.max_faults=3\)"
+                                       r"(?s:.*)exit code 7(?s:.*)farewell"):
         step(env)
 
 
-def test_a_completed_step_renews_the_patience(toy):
-    env = toy(what="exit", at=2, starts=99, max_faults=1)
+def test_completed_steps_do_not_renew_the_patience(toy):
+    env = toy(what="exit", at=3, starts=99, length=99, max_faults=2)
     env.reset([1, 2, 3])
-    assert [bool(step(env).cut.all()) for _ in range(6)] == [False, True] * 3
+    assert [bool(step(env).cut.all()) for _ in range(5)] == [False, False, True, False, False]
+    with pytest.raises(EnvFault, match="lost 2 times"):
+        step(env)
+
+
+def test_a_completed_episode_renews_the_patience(toy):
+    env = toy(what="exit", at=3, starts=99, length=2, max_faults=2)
+    env.reset([1, 2, 3])
+    assert [bool(step(env).cut.all()) for _ in range(9)] == [False, False, True] * 3
 
 
 def test_a_child_that_cannot_reset_is_given_up(toy):
-    env = toy(what="hang", at=-2, starts=99, max_faults=1, timeout_s=0.5)
-    with pytest.raises(EnvFault, match=r"after 1 restarts(?s:.*)no answer within 0\.5 s"):
+    env = toy(what="hang", at=-2, starts=99, max_faults=2, timeout_s=0.5)
+    with pytest.raises(EnvFault, match=r"lost 2 times(?s:.*)no answer within 0\.5 s"):
         env.reset([1, 2, 3])
 
 

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,46 @@ def test_time_between_calls_does_not_count(ended):
     assert not event.wait(0.3)
     env.recv()
     assert not event.wait(0.3) and codes == []
+    env.close()
+
+
+class Clock:
+    """Stands for the event that a watcher waits on: the world's clock jumps by each gap, and then all is over."""
+
+    def __init__(self, gaps):
+        self.gaps, self.now = list(gaps), 0.0
+
+    def wait(self, seconds):
+        if not self.gaps:
+            return True
+        self.now += self.gaps.pop(0)
+        return False
+
+
+@pytest.mark.parametrize(("gaps", "codes"), [([1] * 8, []), ([1] * 10, [1, 1]), ([1, 1, 600, 1, 1], [])])
+def test_a_process_that_was_stopped_is_no_environment_that_hangs(gaps, codes, ended, monkeypatch):
+    env = Watched(TapeEnv([3, 5]), limit_s=8)
+    env.close()
+    env._closed = clock = Clock(gaps)
+    env._call = object()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: clock.now)
+        env._watch()
+    assert ended[0] == codes
+
+
+@pytest.mark.parametrize("where", ["reset", "recv"])
+def test_a_call_that_raises_is_over(where, ended):
+    inner = TapeEnv([3, 5])
+    env = Watched(inner, limit_s=0.05)
+
+    def fail(*args):
+        raise RuntimeError("not today")
+
+    setattr(inner, where, fail)
+    with pytest.raises(RuntimeError, match="not today"):
+        play(env)
+    assert not ended[1].wait(0.3) and env._call is None
     env.close()
 
 

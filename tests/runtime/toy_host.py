@@ -33,14 +33,17 @@ LEAVES = {"image": Leaf((2, 4, 4), "uint8", "image"), "speed": Leaf((3,), "float
 
 
 class Toy:
-    """Random outcomes that follow from seeds and actions. At step `at` it does `what`, in its first `starts` lives."""
+    """Random outcomes that follow from seeds and actions. At step `at` it does `what`, in its first `starts` lives.
 
-    def __init__(self, lanes, home, what="", at=0, starts=1):
+    Episodes end at random, or every `length` steps.
+    """
+
+    def __init__(self, lanes, home, what="", at=0, starts=1, length=0):
         self.spec, self.lanes, self.home = EnvSpec("toy", LEAVES, 4), lanes, Path(home)
         life = len(list(self.home.glob("life-*")))
         (self.home / f"life-{life}").write_text(str(os.getpid()))
         self.what, self.at = (what if life < starts else ""), at
-        self.count = 0
+        self.count, self.length = 0, length
         if self.at == -1:
             self.misbehave()
 
@@ -61,7 +64,7 @@ class Toy:
             self.misbehave()
         draw = np.array([rng.random(2) for rng in self.rng])
         score = (draw[:, 0] * self.actions).astype(np.float32)
-        last = draw[:, 1] < 0.2
+        last = draw[:, 1] < 0.2 if not self.length else np.full(self.lanes, self.count % self.length == 0)
         return Outcome(self.obs(), np.sign(score), (~last).astype(np.float32), last, score, np.zeros(self.lanes, bool))
 
     def obs(self):

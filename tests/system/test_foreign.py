@@ -156,15 +156,15 @@ def test_a_strangers_checkpoint_imports_nothing_unasked(copy, what, capsys):
     Path("strange_env.py").write_text(ENV)
     Path("strange_net.py").write_text(NET)
     path = strange(copy, "sent", NAMED[what])
-    for verb in (["eval", path, "--episodes", "1"], ["record", path, "--out", "x.mp4"], ["play", path],
-                 ["export", path, "out"]):
+    for verb in (["eval", path, "--episodes", "1"], ["record", path, "--out", "x.mp4"], ["play", path]):
         assert code_of(*verb) == 2
         err = capsys.readouterr().err
         assert "asks to import strange_" in err or "no display" in err, err
         assert "--trust" in err or verb[0] == "play"
     with pytest.raises(UserError, match="trust=True"):
         api.load(path)
-    assert not Path("imported").exists() and not Path("out").exists()
+    assert code_of("export", path, "out") == 0, "nothing is imported to do that"
+    assert not Path("imported").exists()
 
 
 def test_with_trust_it_is_played_and_exported(copy, capsys):
@@ -172,7 +172,7 @@ def test_with_trust_it_is_played_and_exported(copy, capsys):
     path = strange(copy, "sent", NAMED["env"])
     assert code_of("eval", path, "--episodes", 1, "--trust", "--json") == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 1 and Path("imported").exists()
-    assert code_of("export", path, "out", "--trust") == 0
+    assert code_of("export", path, "out") == 0
     assert code_of("eval", "out", "--episodes", 1) == 2, "what was exported is nobody's run"
     assert code_of("eval", "out", "--episodes", 1, "--trust") == 0
     assert code_of("record", path, "--trust", "--gif", "--out", "x.gif") == 0 and Path("x.gif").exists()
@@ -188,3 +188,51 @@ def test_ones_own_run_needs_no_trust_and_another_users_does(capsys):
         assert code_of("eval", where, "--episodes", 1) == 2
         assert "--trust" in capsys.readouterr().err
         assert code_of("eval", where, "--episodes", 1, "--trust") == 0
+
+
+VERBS = (["eval", "--episodes", "1"], ["record", "--out", "x.gif"], ["resume", "total_steps=130"], ["config", "show"],
+         ["config", "explain"], ["config", "diff", "cartpole"], ["doctor"])
+
+
+def test_a_copied_run_imports_nothing_unasked_and_a_moved_one_does(capsys):
+    Path("strange_env.py").write_text(ENV)
+    train("strange_env:Mine", "env.max_episode_steps=30", "run.name=own", "total_steps=100")
+    Path("imported").unlink()
+    shutil.copytree("runs/own", "runs/copy")
+    before = {path: path.read_bytes() for path in Path("runs/copy").rglob("*") if path.is_file()}
+    sys.modules.pop("strange_env")
+    for verb, *rest in VERBS:
+        assert code_of(verb, *rest, "copy") == 2, verb
+        err = capsys.readouterr().err
+        assert "asks to import strange_env:Mine" in err and "--trust" in err and "Traceback" not in err, (verb, err)
+    with pytest.raises(UserError, match="trust=True"):
+        api.resume("copy", ["total_steps=130"])
+    assert not Path("imported").exists()
+    assert {path: path.read_bytes() for path in Path("runs/copy").rglob("*") if path.is_file()} == before
+    for verb, *rest in VERBS:
+        assert code_of(verb, *rest, "copy", "--trust") == 0, (verb, capsys.readouterr().err)
+    assert Path("imported").exists() and code_of("config", "show", "copy") == 2, "trust is for one command"
+    Path("runs/own").rename("renamed")
+    assert code_of("config", "show", "renamed") == 0 and code_of("resume", "renamed", "total_steps=120") == 0
+
+
+@pytest.mark.parametrize("text", ["env:\n  id: strange_env:Mine\n", "agent:\n  algo: strange_net:build\n",
+                                  "explore:\n  kind: strange_net:build\n", "extends: below.yaml\n"])
+def test_a_downloaded_run_is_asked_before_its_config_is_understood(text, capsys):
+    """Modules are imported while a config is validated, so nothing of it may be validated before."""
+    Path("strange_env.py").write_text(ENV)
+    Path("strange_net.py").write_text(NET)
+    run = Path("sent")
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text(text)
+    (run / "below.yaml").write_text("env:\n  id: strange_env:Mine\n")
+    (run / "run.json").write_text('{"home": "here", "attempts": []}')
+    for verb in (["resume", run], ["config", "show", run], ["config", "show", run / "config.yaml"], ["doctor", run]):
+        assert code_of(*verb) == 2
+        assert "asks to import" in capsys.readouterr().err, verb
+    assert not Path("imported").exists()
+
+
+def test_a_copy_that_names_no_module_needs_no_trust(copy):
+    assert code_of("eval", "x", "--episodes", 1) == 0 and code_of("config", "show", "x") == 0
+    assert code_of("resume", "x", "total_steps=720") == 0
