@@ -37,13 +37,14 @@ Contender = Callable[[int], Rate]
 
 
 class Marks:
-    """A metrics sink that notes wall clock, CPU time and steps at every record."""
+    """A metrics sink that notes wall clock, CPU time and steps at every record but those of evaluations."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, float, int]] = []
 
     def write(self, record: dict) -> None:
-        self.marks.append((time.perf_counter(), time.process_time(), record["step"]))
+        if "eval/mean_reward" not in record:
+            self.marks.append((time.perf_counter(), time.process_time(), record["step"]))
 
     def flush(self) -> None:
         """Nothing is held back."""
