@@ -218,6 +218,10 @@ class GymLanes:
                 break
             except FAILURES:
                 reason = traceback.format_exc()
+        lost = self.faults()
+        if lost & (lost - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: heard of, and never a flood
+            log.warning("%s: lane %d failed and was built anew, its episode is lost (%d so far): %s", self.spec.id, i,
+                        lost, reason.strip().splitlines()[-1])
         return int(np.random.SeedSequence([lane.seed, lane.anew]).generate_state(1)[0] >> 1)
 
     def _write(self, i: int, frames: Obs, raw: Any) -> None:

@@ -296,3 +296,15 @@ def test_lanes_do_not_mix():
         for a, b in zip(company, alone, strict=True):
             assert (a.obs["obs"][lane] == b.obs["obs"][0]).all()
             assert (a.score[lane], a.last[lane], a.cut[lane]) == (b.score[0], b.last[0], b.cut[0])
+
+
+def test_failures_are_heard_of_but_never_flood(caplog):
+    env = make(EnvConfig(id="toy/Faulty-v0", kwargs={"raise_at": 3, "length": 2}, max_faults=99), 1)
+    env.reset([0])
+    with caplog.at_level("WARNING"):
+        while env.faults() < 9:
+            env.send(np.zeros(1, np.int64))
+            env.recv()
+    lines = [record.getMessage() for record in caplog.records if "built anew" in record.getMessage()]
+    assert [int(line.split("(")[1].split()[0]) for line in lines] == [1, 2, 4, 8]
+    env.close()
