@@ -1,4 +1,4 @@
-"""Under CI nothing may be skipped in silence: with QFLEET_NO_SKIPS a skipped test fails the session."""
+"""Under CI nothing may be skipped in silence: with QFLEET_NO_SKIPS a skipped test or file fails the session."""
 
 import os
 
@@ -6,6 +6,11 @@ SKIPPED: list[str] = []
 
 
 def pytest_runtest_logreport(report):
+    if report.skipped:
+        SKIPPED.append(f"{report.nodeid}: {report.longrepr}")
+
+
+def pytest_collectreport(report):
     if report.skipped:
         SKIPPED.append(f"{report.nodeid}: {report.longrepr}")
 
