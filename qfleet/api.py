@@ -33,7 +33,7 @@ from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import Place, Which, find_checkpoint, require_trusted
 from qfleet.session import TrainResult
-from qfleet.types import EnvSpec, Obs, Outcome, UserError, VectorEnv
+from qfleet.types import EnvSpec, Obs, UserError
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
     lanes = lanes or min(episodes, agent.config.eval.lanes)
     with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
         session.require_same(agent.checkpoint, env.spec)
-        score = judge(agent.policy, Counted(env, told), episodes, epsilon, seed)
+        score = judge(agent.policy, env, episodes, epsilon, seed, told=told)
     return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(agent.config), epsilon,
                       score.returns, score.lengths, str(agent.checkpoint.path))
 
@@ -202,36 +202,6 @@ class TrainedAgent:
                 raise UserError(f"observation {name!r} has shape {arrays[name].shape[single:]}; it must be "
                                 f"{leaf.shape}, or a batch of these{hint}")
         return arrays, single
-
-
-class Counted:
-    """A vector environment that tells how many episodes have ended in it."""
-
-    def __init__(self, env: VectorEnv, told: Callable[[int], None]) -> None:
-        self.env, self.told, self.episodes = env, told, 0
-        self.spec, self.lanes = env.spec, env.lanes
-
-    def reset(self, seeds: Sequence[int]) -> Obs:
-        return self.env.reset(seeds)
-
-    def send(self, actions: np.ndarray) -> None:
-        self.env.send(actions)
-
-    def recv(self) -> Outcome:
-        outcome = self.env.recv()
-        if outcome.last.any():
-            self.episodes += int(outcome.last.sum())
-            self.told(self.episodes)
-        return outcome
-
-    def render(self) -> np.ndarray | None:
-        return self.env.render()
-
-    def faults(self) -> int:
-        return self.env.faults()
-
-    def close(self) -> None:
-        self.env.close()
 
 
 def export(path: Place, out: Place, which: Which = "best", *, root: Place = "runs") -> Path:

@@ -87,10 +87,10 @@ def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
 def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
     """What a settled run will do and take, before its first step: (name, text) pairs."""
     memory = planner.plan(layout_of(config, spec), config.replay)
-    total = config.total_steps if config.total_steps is not None else 0
+    total = config.total_steps
     updates = max(0, total - config.replay.min_steps) * config.replay.samples_per_insert / config.learner.batch_size
     keep = config.checkpoint.keep
-    disk = f"about {_bytes(memory.total)} per checkpoint with replay, shared files counted once; {keep} are kept"
+    disk = f"about {planner.size(memory.total)} per checkpoint with replay, shared files counted once; {keep} are kept"
     if not config.checkpoint.replay:
         disk = f"weights and optimizer only, {keep} checkpoints are kept"
     leaves = ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
@@ -99,8 +99,8 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
         ("environment", f"{spec.id}, {config.env.lanes} lanes, {spec.actions} actions, observes {leaves}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
-        ("memory", f"about {_bytes(memory.total)} for replay of {config.replay.capacity:,} steps"
-                   + (f", {_bytes(memory.available)} free" if memory.available else "")),
+        ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
+                   + (f", {planner.size(memory.available)} free" if memory.available else "")),
         ("disk", disk),
     ]
 
@@ -121,11 +121,3 @@ def _fast_bf16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     probe: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(probe and probe())
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -139,6 +139,8 @@ class GymLanes:
             picture = self._lanes[0].env.render()
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{self.spec.id} cannot draw: {error}; pip install 'qfleet[video]'") from None
+        except NotImplementedError:
+            raise UserError(f"{self.spec.id} has no render(): let it return an rgb_array picture to be seen") from None
         return picture if isinstance(picture, np.ndarray) else None
 
     def faults(self) -> int:

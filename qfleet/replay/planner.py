@@ -69,16 +69,16 @@ def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) 
         limit = int(SHARE * available)
     planned = Plan(dense, int(slots(layout, cfg) * per_chunk), tree, available, limit)
     if available is not None and cfg.max_bytes is not None and cfg.max_bytes > available:
-        raise UserError(f"replay.max_bytes={_size(cfg.max_bytes)} is more than the {_size(available)} of free memory: "
+        raise UserError(f"replay.max_bytes={size(cfg.max_bytes)} is more than the {size(available)} of free memory: "
                         "lower it, or free memory")
     if cfg.max_bytes is None and limit is not None and planned.total > limit:
-        raise UserError(f"replay.capacity={cfg.capacity} needs about {_size(planned.total)} ({_parts(planned)}) but "
-                        f"may take {_size(limit)}, {SHARE:.0%} of the free memory: lower replay.capacity, or set "
+        raise UserError(f"replay.capacity={cfg.capacity} needs about {size(planned.total)} ({_parts(planned)}) but "
+                        f"may take {size(limit)}, {SHARE:.0%} of the free memory: lower replay.capacity, or set "
                         "replay.max_bytes to keep as many of the newest steps as fit")
     warm_up = planned.fixed + int(max(1, cfg.min_steps / layout.chunk_steps) * per_chunk)
     if limit is not None and warm_up > limit:
-        raise UserError(f"replay.max_bytes={_size(limit)} does not hold replay.min_steps={cfg.min_steps}, about "
-                        f"{_size(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
+        raise UserError(f"replay.max_bytes={size(limit)} does not hold replay.min_steps={cfg.min_steps}, about "
+                        f"{size(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
                         "raise max_bytes, or lower capacity or min_steps")
     return planned
 
@@ -139,11 +139,12 @@ def _room(folder: Path, limit: str, usage: str) -> int | None:
 
 
 def _parts(planned: Plan) -> str:
-    return (f"{_size(planned.dense_bytes)} of small columns, {_size(planned.tree_bytes)} of priorities, about "
-            f"{_size(planned.blob_bytes_estimate)} of compressed observations")
+    return (f"{size(planned.dense_bytes)} of small columns, {size(planned.tree_bytes)} of priorities, about "
+            f"{size(planned.blob_bytes_estimate)} of compressed observations")
 
 
-def _size(count: int) -> str:
+def size(count: float) -> str:
+    """Bytes as people read them, by 1000: `5 MB`, `0.317 GB`."""
     value, unit = float(count), "B"
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000 or unit == "GB":

@@ -81,9 +81,10 @@ class Tally:
 
 
 def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int,
-             stop: Callable[[], bool] = lambda: False) -> Score:
+             stop: Callable[[], bool] = lambda: False, told: Callable[[int], None] = lambda episodes: None) -> Score:
     """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop.
 
+    `told` hears how many episodes have ended so far.
     EnvFault if the environment loses episode after episode, UserError if none ever ends.
     """
     tally = Tally(episodes, env.lanes)
@@ -99,6 +100,7 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
         waited += 1
         if tally.completed > completed:
             completed, faults, waited = tally.completed, env.faults(), 0
+            told(completed)
         elif waited >= ENDLESS_STEPS:
             raise UserError(f"{env.spec.id} was evaluated for {waited:,} steps without the end of an episode: set "
                             "env.max_episode_steps, so that episodes that never end are truncated")

@@ -308,3 +308,16 @@ def test_failures_are_heard_of_but_never_flood(caplog):
     lines = [record.getMessage() for record in caplog.records if "built anew" in record.getMessage()]
     assert [int(line.split("(")[1].split()[0]) for line in lines] == [1, 2, 4, 8]
     env.close()
+
+
+def test_an_environment_that_cannot_draw_says_so():
+    class Undrawn(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+    env = GymLanes(Undrawn, EnvConfig(id="my:Undrawn"), 1, View(), Rules(10))
+    env.reset([0])
+    with pytest.raises(UserError, match=r"my:Undrawn has no render\(\)"):
+        env.render()
