@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import ENVIRONMENT, TINY
+from real_runs import ENVIRONMENT, TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

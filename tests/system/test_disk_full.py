@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runs import TINY, Spy, newest, records, train
+from real_runs import TINY, Spy, newest, records, train
 
 from qfleet import api
 from qfleet.cli import main

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from runs import TINY, Spy, newest, qfleet, records, train
+from real_runs import TINY, Spy, newest, qfleet, records, train
 
 from qfleet.cli import main
 from qfleet.types import EnvFault

@@ -4,7 +4,7 @@ One side of each comparison runs in this process and the other in processes of i
 """
 
 import pytest
-from runs import TINY, killed_when, qfleet, records, train, weights_hash
+from real_runs import TINY, killed_when, qfleet, records, train, weights_hash
 
 from qfleet import api
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import newest, records, train
+from real_runs import newest, records, train
 
 from qfleet import api
 from qfleet.cli import main

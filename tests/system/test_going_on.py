@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runs import (
+from real_runs import (
     ENVIRONMENT,
     TINY,
     assert_no_step_twice,

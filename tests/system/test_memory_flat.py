@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ENVIRONMENT
+from real_runs import ENVIRONMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 SLACK_BYTES = 12e6
@@ -13,7 +13,7 @@ SLACK_BYTES = 12e6
 SCRIPT = """
 import re, sys
 from pathlib import Path
-from runs import Spy, train
+from real_runs import Spy, train
 from qfleet.roles.actor import Actor
 
 def resident_bytes():

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ENVIRONMENT, TINY, command, qfleet
+from real_runs import ENVIRONMENT, TINY, command, qfleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SHORT = [*TINY, "total_steps=150", "eval.period_steps=null", "eval.episodes=1"]

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 import safetensors.torch
 import torch
-from runs import TINY, newest, records, train
+from real_runs import TINY, newest, records, train
 
 from qfleet.cli import main
 

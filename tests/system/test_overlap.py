@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from runs import TINY
+from real_runs import TINY
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.recipe import resolve

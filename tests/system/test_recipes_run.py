@@ -1,7 +1,7 @@
 """Every recipe that comes with the package runs: a few hundred steps of it, with its own agent and environment."""
 
 import pytest
-from runs import newest
+from real_runs import newest
 
 from qfleet import api
 from qfleet.recipe import recipe_for, recipe_names, resolve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from runs import (
+from real_runs import (
     ENVIRONMENT,
     TINY,
     Spy,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from runs import train
+from real_runs import train
 
 from qfleet import api
 from qfleet.envs.toy import Chain
