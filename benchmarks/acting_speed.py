@@ -14,7 +14,7 @@ import time
 import numpy as np
 from side_by_side import Rate, main
 
-LANES, WARM_UP = 16, 1_000
+LANES, GROUPS, WARM_UP = 16, 2, 1_000
 
 
 def ours(steps: int) -> Rate:
@@ -22,18 +22,21 @@ def ours(steps: int) -> Rate:
 
     from qfleet import recipe
     from qfleet.assemble import cast_of, make_env, plan_of, settle
-    from qfleet.runtime.inline import Inline, Outside
+    from qfleet.runtime.cell import Outside
+    from qfleet.runtime.inline import Inline
     from qfleet.runtime.memory import keep_pages
 
     keep_pages()
-    cfg = recipe.resolve("pong", [f"env.lanes={LANES}", "learner.precision=bf16", "replay.capacity=100000"]).config
-    env = make_env(cfg.env, LANES)
+    cfg = recipe.resolve("pong", [f"actors={GROUPS}", f"env.lanes={LANES // GROUPS}", "learner.precision=bf16",
+                                  "replay.capacity=100000"]).config
+    env = make_env(cfg.env, LANES // GROUPS)
     cfg = settle(cfg, env.spec)
     torch.set_num_threads(cfg.run.threads or 1)
     nothing = Outside([], lambda snapshot: None, lambda *best: True, lambda *bad: None)
-    actor = Inline(cast_of(cfg, env), plan_of(cfg), nothing).actor
-    actor.begin(list(range(LANES)))
-    return _timed(actor.step, steps)
+    actors = Inline(cast_of(cfg, env), plan_of(cfg), nothing).actors
+    for index, actor in enumerate(actors):
+        actor.begin([index * LANES + lane for lane in range(LANES // GROUPS)])
+    return _timed(lambda: [actor.step() for actor in actors], steps)
 
 
 def emulators(steps: int) -> Rate:

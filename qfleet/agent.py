@@ -12,6 +12,7 @@ from torch import nn
 from qfleet.types import Sample, Window
 
 Tensors = dict[str, torch.Tensor]
+Columns = Mapping[str, tuple[tuple[int, ...], str]]
 Memory = Any
 """Recurrent state carried from step to step; None for agents that have none."""
 
@@ -47,11 +48,15 @@ class Agent:
     """`network()` builds the module that is trained; `act` and `loss` are pure in it.
 
     `act(net, obs, memory, arm, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`. `columns` declares what
-    `Decision.extras` adds to every row: name -> (shape, dtype).
+    `Decision.extras` adds to every row: name -> (shape, dtype). `hints` are such columns, too, but never stored: from
+    them, and from reward, discount, last and action, `priority(rows) -> [S]` tells an actor how urgent its fresh
+    windows are, rows being [S, T, ...]. Without it they begin with the largest priority seen.
     """
 
     network: Callable[[], nn.Module]
     act: Callable[[nn.Module, Tensors, Memory, Arm, torch.Generator], Decision]
     loss: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]
     window: Window
-    columns: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
+    hints: Columns = field(default_factory=dict)
+    priority: Callable[[Tensors], torch.Tensor] | None = None

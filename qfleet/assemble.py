@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,14 +11,15 @@ from qfleet import envs
 from qfleet.agent import Agent
 from qfleet.config import plugin_module
 from qfleet.envs import EnvConfig
-from qfleet.recipe import RunConfig
+from qfleet.explore import Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
-from qfleet.runtime.inline import Cast
+from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.threads import thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
+from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
 
@@ -48,7 +50,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch}),
     })
     layout = layout_of(settled, spec)
-    if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.env.lanes):
+    if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))
     memory = planner.plan(layout, settled.replay)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
@@ -76,12 +78,33 @@ def plan_of(config: RunConfig) -> Plan:
                 eval=config.eval, checkpoint=config.checkpoint)
 
 
-def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
-    """Who plays in a run with this environment."""
-    explorer = plugin_module("qfleet.explore", config.explore.kind).build(config.explore, env.lanes, 0, env.lanes)
+def make_explorer(config: RunConfig, index: int) -> Explorer:
+    """How actor `index` explores: its lanes are a slice of all lanes of the run."""
+    lanes = config.env.lanes
+    build = plugin_module("qfleet.explore", config.explore.kind).build
+    explorer: Explorer = build(config.explore, lanes, index * lanes, config.lanes)
+    return explorer
+
+
+def make_judge(config: RunConfig) -> VectorEnv:
+    """The environment that the agent is evaluated in."""
     lanes = min(config.eval.lanes, config.eval.episodes)
-    judge = make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
-    return Cast(make_agent(config, env.spec), env, judge, explorer)
+    return make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
+
+
+def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
+    """Who plays in a run of one process; the first actor gets this environment. `Cast.close` closes them all."""
+    with ExitStack() as stack:
+        stack.callback(env.close)
+        agent = make_agent(config, env.spec)
+        envs = [env]
+        for _ in range(1, config.actors):
+            envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
+            stack.callback(envs[-1].close)
+        seats = [Seat(env, make_explorer(config, index)) for index, env in enumerate(envs)]
+        cast = Cast(agent, seats, make_judge(config))
+        stack.pop_all()
+    return cast
 
 
 def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
@@ -96,13 +119,18 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
     leaves = ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
                        for name, leaf in spec.observation.items())
     return [
-        ("environment", f"{spec.id}, {config.env.lanes} lanes, {spec.actions} actions, observes {leaves}"),
+        ("environment", f"{spec.id}, {_lanes(config)}, {spec.actions} actions, observes {leaves}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
                    + (f", {planner.size(memory.available)} free" if memory.available else "")),
         ("disk", disk),
     ]
+
+
+def _lanes(config: RunConfig) -> str:
+    each = f"{config.env.lanes} lanes"
+    return each if config.actors == 1 else f"{config.actors} actors of {each}"
 
 
 def _device(name: str) -> torch.device:

@@ -12,24 +12,20 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 from qfleet import envs
 from qfleet.config import (
     DEFAULT,
     Config,
-    Count,
     Layered,
-    PositiveCount,
-    Real,
     assemble,
     flatten,
     inactive_keys,
     kinds_of,
     nest,
-    plugin,
     plugin_module,
     plugin_names,
     read_yaml,
@@ -37,19 +33,17 @@ from qfleet.config import (
     sections,
 )
 from qfleet.envs import EnvConfig
-from qfleet.replay.config import ReplayConfig
 from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
-from qfleet.roles.learner import LearnerConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.isolate import isolated
-from qfleet.types import EnvSpec, UserError, Window
+from qfleet.settings import ALGO, EXPLORE, RunConfig
+from qfleet.types import EnvSpec, UserError
 
 RECIPES = Path(__file__).parent / "recipes"
 COMMAND_LINE = "command line"
-
-ALGO = plugin("qfleet.algos", "algo", "dqn")
-EXPLORE = plugin("qfleet.explore", "kind", "linear")
+SETTINGS = "settings"
+"""The source of values that were given as nested settings."""
 
 RIVALS = (("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
 """Two clocks for one schedule: naming one on the command line replaces the other of the recipe."""
@@ -66,88 +60,6 @@ HINTS = {
     "eval_freq": "eval.period_steps", "n_eval_episodes": "eval.episodes", "save_freq": "checkpoint.period_steps",
 }
 """Names known from other libraries -> ours, for the did-you-mean."""
-
-EXACT_STEPS_PER_LANE = 1000
-"""Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
-
-
-class RunConfig(Config):
-    """Everything a run depends on. Sections lie beside the code that reads them."""
-
-    seed: Count = Field(1, le=2**31 - 1, description="what all randomness of the run is drawn from")
-    device: str = Field("auto", description="where the network is trained: auto, cpu, cuda or cuda:N")
-    total_steps: PositiveCount = Field(100_000, description="environment steps of the whole run, over all lanes")
-    total_updates: PositiveCount | None = Field(None, description="stop after so many updates, if that comes first")
-    stop_at: Real | None = Field(None, description="stop when the mean return of an evaluation reaches this")
-    init_from: str | None = Field(None, description="checkpoint or run whose trained weights the run starts from")
-    placement: Literal["inline"] = Field("inline", description="where the roles live: inline = all in this process")
-    env: EnvConfig
-    agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
-    explore: Annotated[Any, EXPLORE] = Field(default_factory=EXPLORE.make, description="how actions are tried out")
-    replay: ReplayConfig = ReplayConfig()
-    learner: LearnerConfig = LearnerConfig()
-    eval: EvalConfig = EvalConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    run: RunSection = RunSection()
-
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ValueError("must be auto, cpu, cuda or cuda:N")
-        return device
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RunConfig:
-        if found := contradictions(self):
-            raise ValueError("\n".join(found))
-        return self
-
-
-def contradictions(cfg: RunConfig) -> list[str]:
-    """Values that are fine one by one and not together: one line each, with both values and the remedy."""
-    window = Window(future=getattr(cfg.agent, "n_step", 1))
-    found = cfg.replay.problems(cfg.learner.batch_size, window, cfg.env.lanes)
-    if cfg.replay.min_steps < cfg.learner.batch_size:
-        found.append(f"replay.min_steps={cfg.replay.min_steps} is below learner.batch_size={cfg.learner.batch_size}: "
-                     "raise min_steps, so that the first batch finds enough to draw from")
-    if cfg.total_steps <= cfg.replay.min_steps:
-        found.append(f"total_steps={cfg.total_steps} ends before learning begins, replay.min_steps="
-                     f"{cfg.replay.min_steps}: raise total_steps or lower min_steps")
-    if cfg.total_steps <= cfg.env.lanes * cfg.replay.chunk_steps:
-        found.append(f"total_steps={cfg.total_steps} ends before learning begins: the first chunks are full after "
-                     f"env.lanes={cfg.env.lanes} x replay.chunk_steps={cfg.replay.chunk_steps} steps; raise "
-                     "total_steps or lower chunk_steps")
-    schedules: dict[str, EvalConfig | CheckpointConfig] = {"eval": cfg.eval, "checkpoint": cfg.checkpoint}
-    for name, section in schedules.items():
-        if section.period_steps and section.period_updates:
-            found.append(f"{name}.period_steps={section.period_steps} and {name}.period_updates="
-                         f"{section.period_updates} are both set: choose one clock, set the other to null")
-    if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
-        found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
-                     "set eval.period_steps, or stop_at=null")
-    return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
-
-
-def _exact_resume(cfg: RunConfig) -> list[str]:
-    """What keeps resuming from being bitwise equal to no interruption, or would spoil the episodes."""
-    found = []
-    if cfg.device.startswith("cuda"):
-        found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
-    if not cfg.checkpoint.replay:
-        found.append("run.exact_resume=true with checkpoint.replay=false: the replay must be saved, too; "
-                     "set checkpoint.replay=true")
-    steps = cfg.checkpoint.period_steps
-    if updates := cfg.checkpoint.period_updates:
-        steps = int(updates * cfg.learner.batch_size / cfg.replay.samples_per_insert)
-    if not steps:
-        return [*found, "run.exact_resume=true needs scheduled checkpoints: set checkpoint.period_steps"]
-    least = 2 * cfg.env.max_episode_steps if cfg.env.max_episode_steps else EXACT_STEPS_PER_LANE
-    if steps < least * cfg.env.lanes:
-        found.append(f"run.exact_resume=true cuts every episode at a checkpoint, here after {steps // cfg.env.lanes} "
-                     f"steps per lane, which is short against the episodes: set checkpoint.period_steps to at least "
-                     f"{least * cfg.env.lanes} ({least} for each of env.lanes={cfg.env.lanes})")
-    return found
 
 
 @dataclass(frozen=True)
@@ -171,7 +83,10 @@ class Resolved:
 
 def read_recipe(path: Path, source: str) -> Recipe:
     """A recipe file: the config's keys and, beside them, `description`, `extends` and `suits`."""
-    data = read_yaml(path)
+    return _recipe(read_yaml(path), source)
+
+
+def _recipe(data: dict[str, Any], source: str) -> Recipe:
     description, extends, suits = data.pop("description", ""), data.pop("extends", None), data.pop("suits", [])
     if not isinstance(description, str):
         raise UserError(f"{source}: description: must be text (got {description!r})")
@@ -206,6 +121,11 @@ def _chain(name: str, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]
         recipe, folder = read_recipe(path, name), path.parent
     else:
         recipe = _packaged(_known_recipe(name, above))
+    return _with_lower(recipe, folder, above)
+
+
+def _with_lower(recipe: Recipe, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]:
+    """All that a recipe extends, and the recipe itself, lowest first."""
     if recipe.source in above:
         raise UserError(f"{recipe.source}: extends itself ({' -> '.join([*above, recipe.source])}); break the circle")
     below = _chain(recipe.extends, folder, (*above, recipe.source)) if recipe.extends else []
@@ -258,15 +178,21 @@ def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:
         env.close()
 
 
-def resolve(name: str, overrides: Iterable[str] = (), file: str | Path | None = None) -> Resolved:
-    """The config that a recipe, a YAML file or an environment id means, under a further file and `key=value` pairs."""
+def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: str | Path | None = None) -> Resolved:
+    """The config that a recipe, a YAML file or an environment id means, under a further file and `key=value` pairs.
+
+    Nested settings, as a file has them, do as well.
+    """
     user = nest(overrides)
     layered = Layered(kinds_of(RunConfig), RIVALS)
     named: dict[str, Any] = {}
-    if is_env_id(name) and not _is_file(name):
-        named = {"env": {"id": name}}
-        name = _suited_recipe(name, user)
-    recipes = _chain(name, Path())
+    if isinstance(name, Mapping):
+        recipes = _with_lower(_recipe(dict(name), SETTINGS), Path())
+    else:
+        if is_env_id(name) and not _is_file(name):
+            named = {"env": {"id": name}}
+            name = _suited_recipe(name, user)
+        recipes = _chain(name, Path())
     if file is not None:
         recipes += _chain(str(file), Path())
     for recipe in recipes:
@@ -308,7 +234,7 @@ def descriptions(config: Config) -> dict[str, str]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a config file; agent and explore are any of the kinds that come with the package."""
+    """The JSON schema of a config file; agent and explore are of a kind that comes with the package, or one's own."""
     return RunConfig.model_json_schema()
 
 

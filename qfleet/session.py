@@ -14,7 +14,6 @@ import torch
 
 from qfleet.assemble import cast_of, describe_plan, make_env, plan_of, settle
 from qfleet.config import to_yaml
-from qfleet.recipe import RunConfig
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.evaluator import Score
 from qfleet.roles.metrics import Sink
@@ -23,9 +22,11 @@ from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import find_checkpoint
 from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter
-from qfleet.runtime.inline import Inline, Outside
+from qfleet.runtime.cell import Outside
+from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.signals import obeyed
+from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Sample, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -141,16 +142,17 @@ class Attempt:
         outside = Outside(self.sinks, self._save, self._save_best, self._keep_bad)
         try:
             self.run = Inline(self.cast, plan_of(config), outside)
+            self.cell = self.run.cell
             if checkpoint is not None:
                 self._restore(checkpoint)
         except BaseException:
-            self.cast.eval_env.close()
+            self.cast.close()
             raise
 
     def begin_from(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Start from trained weights instead of random ones."""
         try:
-            self.run.learner.load_weights(weights)
+            self.cell.learner.load_weights(weights)
         except ValueError as error:
             raise UserError(f"init_from={self.config.init_from}: its network is another one ({error}); set the agent's "
                             "keys as they were there, see `qfleet config diff`") from error
@@ -167,19 +169,19 @@ class Attempt:
         self.sinks.extend(self.guests)
 
     def close(self) -> None:
-        """Let go of the records and of the environment that judges."""
-        self.run.meter.close()
-        self.cast.eval_env.close()
+        """Let go of the records and of the environments."""
+        self.cell.meter.close()
+        self.cast.close()
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is told to."""
-        with obeyed(self.run.stop):
+        with obeyed(self.cell.stop):
             reason = self.run.run()
-        now = self.run.progress()
+        now = self.cell.progress()
         code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
         saved = self.run.checkpointer.saved_at
-        return TrainResult(self.directory.path, now.steps, now.updates, self.run.meter.episodes,
-                           self.run.meter.seconds, self.run.best, reason, code, saved.steps if saved else None)
+        return TrainResult(self.directory.path, now.steps, now.updates, self.cell.meter.episodes,
+                           self.cell.meter.seconds, self.cell.best, reason, code, saved.steps if saved else None)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
@@ -198,7 +200,7 @@ class Attempt:
         try:
             self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes))
         except OSError as error:
-            self.run.meter.count("fault/checkpoints_failed")
+            self.cell.meter.count("fault/checkpoints_failed")
             log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)
             return False
         return True

@@ -167,6 +167,10 @@ class Sample:
 class Replay(Protocol):
     """Where experience rests. `None` means: wait. `tick` counts environment steps when they are taken."""
 
+    @property
+    def steps(self) -> int:
+        """Environment steps of the whole run so far, as far as is known here."""
+
     def tick(self, steps: int) -> None: ...
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
     def sample(self, n: int) -> Sample | None: ...

@@ -25,6 +25,7 @@ from qfleet.maths.returns import n_step
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head
 from qfleet.nets.norms import Norm
+from qfleet.nets.torsos import Torso
 from qfleet.types import EnvSpec, Sample, UserError, Window
 
 
@@ -39,7 +40,7 @@ class Config(Section):
     loss: Literal["huber", "mse"] = Field("huber", description="loss of the temporal-difference error")
     huber_delta: Positive = Field(1.0, description="error beyond which the Huber loss is linear")
     rescale: bool = Field(False, description="learn h(return) instead of the return")
-    torso: str = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
+    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
     hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers")
     norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
 
@@ -85,7 +86,15 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         td_abs = (y_t - q_t).abs()
         return Loss(per_item, td_abs, metrics={"train/q_mean": q_t, "train/td_abs": td_abs})
 
-    return Agent(network=lambda: QNetwork(cfg, spec), act=epsilon_greedy, loss=loss, window=Window(future=cfg.n_step))
+    def priority(rows: Tensors) -> torch.Tensor:
+        """|y − q| as the actor saw it when it chose: its own network is online and target network in one."""
+        step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
+        v = rows["q"].amax(2).gather(1, step.row[:, :1]).squeeze(1)
+        y = step.ret[:, 0] + step.discount[:, 0] * (h_inverse(v) if cfg.rescale else v)
+        return ((h(y) if cfg.rescale else y) - pick(rows["q"][:, 0], rows["action"][:, 0])).abs()
+
+    return Agent(network=lambda: QNetwork(cfg, spec), act=epsilon_greedy, loss=loss, window=Window(future=cfg.n_step),
+                 hints={"q": ((spec.actions,), "float32")}, priority=priority)
 
 
 def epsilon_greedy(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
@@ -94,4 +103,4 @@ def epsilon_greedy(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: 
     lanes, actions = q_NA.shape
     chance = torch.rand(lanes, generator=rng, device=q_NA.device)
     random = torch.randint(actions, (lanes,), generator=rng, device=q_NA.device)
-    return Decision(torch.where(chance < arm.epsilon, random, q_NA.argmax(1)), memory)
+    return Decision(torch.where(chance < arm.epsilon, random, q_NA.argmax(1)), memory, {"q": q_NA})

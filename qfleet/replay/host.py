@@ -50,6 +50,10 @@ class HostReplay:
         self._first = self._next = 0
         self._size = self._blob_bytes = 0
 
+    @property
+    def steps(self) -> int:
+        return self.pace.steps
+
     def tick(self, steps: int) -> None:
         self.pace.tick(steps)
 

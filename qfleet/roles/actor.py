@@ -10,32 +10,40 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from qfleet.agent import Agent
 from qfleet.explore import Explorer
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.roles.policy import Policy
-from qfleet.types import Chunk, Metrics, Obs, Outcome, Replay, VectorEnv, Weights
+from qfleet.types import OBS, Chunk, Metrics, Obs, Outcome, Replay, VectorEnv, Weights
 
 Choice = tuple[np.ndarray, dict[str, np.ndarray]]
 """Actions [N] and the extra columns that the agent remembers of them."""
 
 
 class Recorder:
-    """Turns an actor's rows into chunks and holds them until the replay takes them."""
+    """Turns an actor's rows into chunks with priorities and holds them until the replay takes them."""
 
-    def __init__(self, layout: Layout, lanes: int, replay: Replay) -> None:
-        self.layout, self.lanes, self.replay = layout, lanes, replay
-        self.chunker = Chunker(layout, lanes)
-        self.outbox: deque[Chunk] = deque()
+    def __init__(self, agent: Agent, layout: Layout, lanes: int, replay: Replay, prioritised: bool = False) -> None:
+        self.lanes, self.replay = lanes, replay
+        self.priority = agent.priority if prioritised else None
+        hints = agent.hints if self.priority is not None else {}
+        self.layout = replace(layout, extras={**layout.extras, **hints})
+        self.chunker = Chunker(self.layout, lanes)
+        self.outbox: deque[tuple[Chunk, np.ndarray | None]] = deque()
+        self._shipped = [column.name for column in layout.columns]
+        self._narrow = [column.name for column in self.layout.columns if not column.name.startswith(OBS)]
 
     def deliver(self) -> bool:
         """Ship what waits; False while the replay says: wait."""
         while self.outbox:
-            if self.replay.add(self.outbox[0]) is None:
+            if self.replay.add(*self.outbox[0]) is None:
                 return False
             self.outbox.popleft()
         return True
@@ -43,16 +51,31 @@ class Recorder:
     def row(self, obs: Obs, choice: Choice, reward: np.ndarray, discount: np.ndarray, last: np.ndarray) -> None:
         """Record one row per lane: the observation, what was chosen there, and what leaving it brought."""
         action, extras = choice
-        self.outbox.extend(chunk for _, chunk in self.chunker.append(obs, action, reward, discount, last, extras))
-        self.deliver()
+        self._pack(self.chunker.append(obs, action, reward, discount, last, extras))
 
     def end(self, obs: Obs) -> None:
         """Make the observations the final rows of their episodes, and ship the unfinished chunks, too."""
         zeros = np.zeros(self.lanes, np.float32)
         extras = {name: np.zeros((self.lanes, *shape), dtype) for name, (shape, dtype) in self.layout.extras.items()}
         self.row(obs, (zeros.astype(np.int32), extras), zeros, zeros, np.ones(self.lanes, bool))
-        self.outbox.extend(chunk for _, chunk in self.chunker.flush())
+        self._pack(self.chunker.flush())
+
+    def _pack(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+        for _, chunk in chunks:
+            columns = {name: chunk.columns[name] for name in self._shipped}
+            self.outbox.append((Chunk(columns, chunk.valid), self._judge(chunk)))
         self.deliver()
+
+    def _judge(self, chunk: Chunk) -> np.ndarray | None:
+        """Priorities [S] of the chunk's starts, in the actor's own eyes (Horgan et al. 2018)."""
+        if self.priority is None:
+            return None
+        window = self.layout.window
+        first = self.layout.context + np.arange(self.layout.starts) * window.stride
+        rows = first[:, None] + np.arange(window.length)
+        with torch.inference_mode():
+            found = self.priority({name: torch.from_numpy(chunk.columns[name][rows]) for name in self._narrow})
+        return found.numpy()
 
 
 class Actor:
@@ -88,7 +111,8 @@ class Actor:
             return False
         self.land()
         self._refresh()
-        self._sent, self._fresh = self.policy.act(self._obs, self.explorer.arms(self.steps)), False
+        clock = self.recorder.replay.steps if self.recorder is not None else self.steps
+        self._sent, self._fresh = self.policy.act(self._obs, self.explorer.arms(clock)), False
         self.env.send(self._sent[0])
         taken = self.env.lanes - int(self._last.sum())
         self.steps += taken

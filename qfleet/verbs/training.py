@@ -13,7 +13,8 @@ from qfleet.verbs.telling import clean_stdout, complain, outcome
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
-    from qfleet.recipe import Resolved, RunConfig
+    from qfleet.recipe import Resolved
+    from qfleet.settings import RunConfig
     from qfleet.runs.progress import ProgressView
 
 SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from qfleet import recipe
 from qfleet.config import flatten, parse_mapping, plugin_names, to_yaml, validate
-from qfleet.recipe import RESUMABLE, RunConfig, resolve
+from qfleet.recipe import RESUMABLE, resolve
+from qfleet.settings import RunConfig
 from qfleet.runtime import isolate
 from qfleet.types import EnvFault, EnvSpec, Leaf, UserError
 
@@ -112,8 +114,8 @@ BAD = [
      "change that"),
     (["run.exact_resume=true", "checkpoint.period_steps=4000"],
      "command line and recipe vector: run.exact_resume=true cuts every episode at a checkpoint, here after 500 steps "
-     "per lane, which is short against the episodes: set checkpoint.period_steps to at least 8000 (1000 for each of "
-     "env.lanes=8)"),
+     "per lane, which is short against the episodes: set checkpoint.period_steps to at least 8000 (1000 for each "
+     "lane, env.lanes=8 x actors=1)"),
     (["run.exact_resume=true", "checkpoint.period_steps=0"],
      "command line: run.exact_resume=true needs scheduled checkpoints: set checkpoint.period_steps"),
     (["run.exact_resume=true", "checkpoint.replay=false"],
@@ -279,6 +281,28 @@ def test_the_json_schema_knows_every_kind() -> None:
     assert "dqn" in [kind["title"] for kind in schema["properties"]["agent"]["anyOf"]]
     assert {"ladder", "linear"} <= {kind["title"] for kind in schema["properties"]["explore"]["anyOf"]}
     assert schema["additionalProperties"] is False and schema["required"] == ["env"]
+
+
+def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
+    properties = recipe.schema()["properties"]
+    torso = properties["agent"]["anyOf"][0]["properties"]["torso"]
+    assert torso["anyOf"][0]["enum"] == ["auto", "mlp", "nature", "small"] and torso["default"] == "auto"
+    for section, key in (("agent", "algo"), ("explore", "kind")):
+        mine = properties[section]["anyOf"][-1]
+        assert mine["title"] == "module:attribute" and mine["required"] == [key]
+        for pattern in (mine["properties"][key]["pattern"], torso["anyOf"][1]["pattern"]):
+            assert re.match(pattern, "my_module:Nest.thing") and not re.match(pattern, "dqn")
+
+
+def test_a_torso_is_found_by_name_before_anything_is_built() -> None:
+    assert lines("pong", "agent.torso=natur") == [
+        "command line: agent.torso: 'natur' is none of auto, mlp, nature, small, nor module:attribute; "
+        "did you mean nature?"]
+    assert "nor module:attribute" in lines("pong", "agent.torso=resnet")[0]
+    assert "write module:attribute" in lines("pong", "agent.torso='my_nets:'")[0]
+    assert "must be text" in lines("pong", "agent.torso=3")[0]
+    for name in ("auto", "small", "my_nets:residual"):
+        assert resolve("pong", [f"agent.torso={name}"]).config.agent.torso == name
 
 
 def test_what_may_change_on_resume() -> None:

@@ -68,6 +68,10 @@ class TapeReplay:
         self.chunks, self.ticks, self.updates, self.waiting = [], [], [], False
         self.samples = list(samples)
 
+    @property
+    def steps(self):
+        return sum(self.ticks)
+
     def tick(self, steps):
         self.ticks.append(steps)
 

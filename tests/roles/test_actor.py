@@ -22,7 +22,7 @@ def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None):
     replay = TapeReplay(tape)
     metrics = ListMetrics()
     weights = Mailbox()
-    recorder = Recorder(Layout(SPEC, Window(future=future), chunk_steps, agent.columns), env.lanes, replay)
+    recorder = Recorder(agent, Layout(SPEC, Window(future=future), chunk_steps, agent.columns), env.lanes, replay)
     policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
     actor.begin(list(range(env.lanes)))

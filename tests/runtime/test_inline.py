@@ -7,7 +7,8 @@ import torch
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.recipe import resolve
-from qfleet.runtime.inline import Inline, Outside
+from qfleet.runtime.cell import Outside
+from qfleet.runtime.inline import Inline
 
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
         "replay.samples_per_insert=4", "eval.episodes=2", "run.log_period_steps=20", "stop_at=null", "run.threads=1",
@@ -53,27 +54,26 @@ def inline():
 
     yield build
     for cast in casts:
-        cast.env.close()
-        cast.eval_env.close()
+        cast.close()
 
 
 def test_a_run_ends_with_an_evaluation_a_checkpoint_and_one_record(inline):
     run, world = inline()
     assert run.run() == "total_steps"
     assert world.tape[-5:] == ["record", "best", "eval", "save", "flush"], "nothing is said twice"
-    assert world.saved[-1].progress == run.progress() and 120 <= run.progress().steps <= 122
+    assert world.saved[-1].progress == run.cell.progress() and 120 <= run.cell.progress().steps <= 122
 
 
 def test_updates_are_limited_exactly(inline):
     run, world = inline("total_updates=13")
-    assert run.run() == "total_updates" and run.progress().updates == 13
+    assert run.run() == "total_updates" and run.cell.progress().updates == 13
     assert world.records[-1]["updates"] == 13
 
 
 def test_a_good_score_ends_the_run_and_is_the_best(inline):
     run, world = inline("stop_at=1", "eval.period_steps=40")
     assert run.run() == "stop_at"
-    assert run.best >= 1 and 40 <= run.progress().steps <= 42
+    assert run.cell.best >= 1 and 40 <= run.cell.progress().steps <= 42
     assert world.tape.count("best") == 1
 
 
@@ -93,7 +93,7 @@ def test_a_failure_still_leaves_the_last_figures(inline):
     def fail():
         raise RuntimeError("of the learner's")
 
-    run.learner.step = fail
+    run.cell.learner.step = fail
     with pytest.raises(RuntimeError):
         run.run()
     assert [record["step"] for record in world.records] == [2] and world.tape[-1] == "flush"
@@ -108,11 +108,26 @@ def test_a_snapshot_holds_everything(inline, overrides):
     other, _ = inline(*overrides, "total_steps=200")
     pieces = [(segment.name, io.BytesIO(b"".join(segment.blocks()))) for segment in taken.segments]
     other.restore(taken.state, pieces)
-    assert other.progress() == run.progress() and other.best == run.best
-    assert torch.equal(other.learner.flat.master, run.learner.flat.master)
-    assert torch.equal(other.learner.target.master, run.learner.target.master)
-    assert torch.equal(other.actor.policy.rng.get_state(), run.actor.policy.rng.get_state())
-    assert other.replay.metrics()["replay/size"] >= run.replay.metrics()["replay/size"] > 90
-    assert other.replay.pace.ratio == run.replay.pace.ratio
+    assert other.cell.progress() == run.cell.progress() and other.cell.best == run.cell.best
+    assert torch.equal(other.cell.learner.flat.master, run.cell.learner.flat.master)
+    assert torch.equal(other.cell.learner.target.master, run.cell.learner.target.master)
+    assert torch.equal(other.actors[0].policy.rng.get_state(), run.actors[0].policy.rng.get_state())
+    assert other.cell.replay.metrics()["replay/size"] >= run.cell.replay.metrics()["replay/size"] > 90
+    assert other.cell.replay.pace.ratio == run.cell.replay.pace.ratio
     other.run()
-    assert other.progress().steps >= 200 and other.meter.episodes > run.meter.episodes
+    assert other.cell.progress().steps >= 200 and other.cell.meter.episodes > run.cell.meter.episodes
+
+
+def test_actors_take_turns_and_share_one_clock(inline):
+    run, world = inline("actors=3", "explore.kind=ladder")
+    assert len(run.actors) == 3 and run.run() == "total_steps"
+    assert sum(actor.steps for actor in run.actors) == run.cell.progress().steps
+    rungs = [float(epsilon) for seat in run.cast.seats for epsilon in seat.explorer.arms(10**9).epsilon]
+    assert len(rungs) == 3 * run.cast.seats[0].env.lanes and rungs == sorted(rungs, reverse=True), "one ladder for all"
+    seeds = [seed for actor in run._seeds() for seed in actor]
+    assert len(set(seeds)) == len(rungs), "no lane is another's twin"
+    other, _ = inline("actors=3", "explore.kind=ladder", "total_steps=200")
+    taken = world.saved[-1]
+    other.restore(taken.state, [(segment.name, io.BytesIO(b"".join(segment.blocks()))) for segment in taken.segments])
+    assert [actor.steps for actor in other.actors] == [actor.steps for actor in run.actors]
+    other.run()

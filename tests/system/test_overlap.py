@@ -8,7 +8,8 @@ from real_runs import TINY
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.recipe import resolve
-from qfleet.runtime.inline import Inline, Outside
+from qfleet.runtime.cell import Outside
+from qfleet.runtime.inline import Inline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -68,11 +69,11 @@ def trained(wrap, working=None):
     run = Inline(cast, plan_of(config), nothing)
     seen = []
     if working is not None:
-        update = run.learner._update
-        run.learner._update = lambda sample: (seen.append(working.is_set()), update(sample))
+        update = run.cell.learner._update
+        run.cell.learner._update = lambda sample: (seen.append(working.is_set()), update(sample))
     assert run.run() == "total_steps"
-    state = run.replay.state_dict()
-    return run.learner.flat.master.clone(), state["leaves"], state["next"], seen
+    state = run.cell.replay.state_dict()
+    return run.cell.learner.flat.master.clone(), state["leaves"], state["next"], seen
 
 
 def test_overlap_equals_no_overlap_bit_by_bit():

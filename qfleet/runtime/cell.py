@@ -1,0 +1,94 @@
+"""A cell: a learner with its own replay, and the books that are kept of both. Who acts is somebody else's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet.agent import Agent
+from qfleet.replay.host import HostReplay
+from qfleet.replay.layout import Layout
+from qfleet.roles.actor import Recorder
+from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.evaluator import Score
+from qfleet.roles.learner import Learner
+from qfleet.roles.metrics import Meter, Sink
+from qfleet.roles.schedule import Progress
+from qfleet.roles.seeds import seed_for
+from qfleet.runtime.plan import Plan, Stop
+from qfleet.types import EnvSpec, Sample, Weights
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a run needs of the world around it: where figures, checkpoints and bad batches go."""
+
+    sinks: Sequence[Sink]
+    save: Callable[[Snapshot], Any]
+    save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], bool]
+    on_bad: Callable[[Sample, int], None]
+
+
+class Cell:
+    """Learner, replay and meter, the run's two clocks, its end and its best score."""
+
+    def __init__(self, agent: Agent, spec: EnvSpec, plan: Plan, outside: Outside, weights: Weights) -> None:
+        self.agent, self.plan, self.outside = agent, plan, outside
+        seed = plan.seed
+        self.layout = Layout(spec, agent.window, plan.replay.chunk_steps, agent.columns)
+        self.replay = HostReplay(self.layout, plan.replay, seed_for(seed, "replay"), plan.device)
+        self.stop = Stop(plan, self.progress)
+        self.best: float | None = None
+        self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
+        self.meter = Meter(outside.sinks, self.progress, spec.frames_per_step, plan.log_schedule, self.gauges)
+        torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
+        self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
+                               outside.on_bad)
+        self.learner.limit = plan.total_updates
+        self.learner.publish()
+
+    def progress(self) -> Progress:
+        return Progress(self.replay.pace.steps, self.learner.updates)
+
+    def recorder(self, lanes: int) -> Recorder:
+        """For an actor that lives in the same process."""
+        return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0)
+
+    def judged(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
+        """Book an evaluation: a record, the best policy, and perhaps the end of the run."""
+        better = self.best is None or score.mean > self.best
+        if better and self.outside.save_best(score, self.progress(), weights):
+            self.best = score.mean  # not before it is on the disk: what could not be saved can still be beaten
+        best = {} if self.best is None else {"eval/best_reward": self.best}
+        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std, **best,
+                         "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
+        self.stop.score(score.mean)
+
+    def snapshot(self, others: Mapping[str, Any]) -> Snapshot:
+        """The cell's state and that of whoever belongs to it."""
+        keep = self.plan.checkpoint.replay
+        state = {"learner": self.learner.state_dict(), "meter": self.meter.state_dict(), "best": self.best,
+                 "torch_rng": torch.get_rng_state(), "replay": self.replay.state_dict() if keep else None,
+                 "clock": self.replay.pace.state_dict(), **others}
+        return Snapshot(self.progress(), self.learner.flat.state(), state, self.replay.segments() if keep else [])
+
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
+        """Go on from a snapshot. Whoever belongs to the cell takes its own state next, then `settle` is called."""
+        if state["replay"] is not None:
+            self.replay.load_state_dict(state["replay"])
+            self.replay.load_segments(segments)
+        else:
+            self.replay.pace.start_anew(state["clock"]["steps"])
+        self.learner.load_state_dict(state["learner"])
+
+    def settle(self, state: Mapping[str, Any]) -> None:
+        """The last part of a restoration: what depends on everything else, or is drawn from by it."""
+        self.meter.load_state_dict(state["meter"])
+        self.best = state["best"]
+        if self.best is not None:
+            self.stop.score(self.best)
+        torch.set_rng_state(state["torch_rng"])

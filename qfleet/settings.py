@@ -1,0 +1,108 @@
+"""The whole config of a run, and which of its values contradict each other."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from qfleet.config import Config, Count, PositiveCount, Real, plugin
+from qfleet.envs import EnvConfig
+from qfleet.replay.config import ReplayConfig
+from qfleet.roles.checkpointer import CheckpointConfig
+from qfleet.roles.evaluator import EvalConfig
+from qfleet.roles.learner import LearnerConfig
+from qfleet.runs.directory import RunSection
+from qfleet.types import Window
+
+ALGO = plugin("qfleet.algos", "algo", "dqn")
+EXPLORE = plugin("qfleet.explore", "kind", "linear")
+
+EXACT_STEPS_PER_LANE = 1000
+"""Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
+
+
+class RunConfig(Config):
+    """Everything a run depends on. Sections lie beside the code that reads them."""
+
+    seed: Count = Field(1, le=2**31 - 1, description="what all randomness of the run is drawn from")
+    device: str = Field("auto", description="where the network is trained: auto, cpu, cuda or cuda:N")
+    total_steps: PositiveCount = Field(100_000, description="environment steps of the whole run, over all lanes")
+    total_updates: PositiveCount | None = Field(None, description="stop after so many updates, if that comes first")
+    stop_at: Real | None = Field(None, description="stop when the mean return of an evaluation reaches this")
+    init_from: str | None = Field(None, description="checkpoint or run whose trained weights the run starts from")
+    placement: Literal["inline"] = Field("inline", description="where the roles live: inline = all in this process")
+    actors: PositiveCount = Field(1, description="actors with env.lanes lanes each; inline they take turns")
+    env: EnvConfig
+    agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
+    explore: Annotated[Any, EXPLORE] = Field(default_factory=EXPLORE.make, description="how actions are tried out")
+    replay: ReplayConfig = ReplayConfig()
+    learner: LearnerConfig = LearnerConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: RunSection = RunSection()
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of all actors together."""
+        return self.actors * self.env.lanes
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return device
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if found := contradictions(self):
+            raise ValueError("\n".join(found))
+        return self
+
+
+def contradictions(cfg: RunConfig) -> list[str]:
+    """Values that are fine one by one and not together: one line each, with both values and the remedy."""
+    window = Window(future=getattr(cfg.agent, "n_step", 1))
+    found = cfg.replay.problems(cfg.learner.batch_size, window, cfg.lanes)
+    if cfg.replay.min_steps < cfg.learner.batch_size:
+        found.append(f"replay.min_steps={cfg.replay.min_steps} is below learner.batch_size={cfg.learner.batch_size}: "
+                     "raise min_steps, so that the first batch finds enough to draw from")
+    if cfg.total_steps <= cfg.replay.min_steps:
+        found.append(f"total_steps={cfg.total_steps} ends before learning begins, replay.min_steps="
+                     f"{cfg.replay.min_steps}: raise total_steps or lower min_steps")
+    if cfg.total_steps <= cfg.lanes * cfg.replay.chunk_steps:
+        found.append(f"total_steps={cfg.total_steps} ends before learning begins: the first chunks are full after "
+                     f"env.lanes={cfg.env.lanes} x actors={cfg.actors} x replay.chunk_steps={cfg.replay.chunk_steps} "
+                     "steps; raise total_steps or lower chunk_steps")
+    schedules: dict[str, EvalConfig | CheckpointConfig] = {"eval": cfg.eval, "checkpoint": cfg.checkpoint}
+    for name, section in schedules.items():
+        if section.period_steps and section.period_updates:
+            found.append(f"{name}.period_steps={section.period_steps} and {name}.period_updates="
+                         f"{section.period_updates} are both set: choose one clock, set the other to null")
+    if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
+        found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
+                     "set eval.period_steps, or stop_at=null")
+    return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
+
+
+def _exact_resume(cfg: RunConfig) -> list[str]:
+    """What keeps resuming from being bitwise equal to no interruption, or would spoil the episodes."""
+    found = []
+    if cfg.device.startswith("cuda"):
+        found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
+    if not cfg.checkpoint.replay:
+        found.append("run.exact_resume=true with checkpoint.replay=false: the replay must be saved, too; "
+                     "set checkpoint.replay=true")
+    steps = cfg.checkpoint.period_steps
+    if updates := cfg.checkpoint.period_updates:
+        steps = int(updates * cfg.learner.batch_size / cfg.replay.samples_per_insert)
+    if not steps:
+        return [*found, "run.exact_resume=true needs scheduled checkpoints: set checkpoint.period_steps"]
+    least = 2 * cfg.env.max_episode_steps if cfg.env.max_episode_steps else EXACT_STEPS_PER_LANE
+    if steps < least * cfg.lanes:
+        found.append(f"run.exact_resume=true cuts every episode at a checkpoint, here after {steps // cfg.lanes} "
+                     f"steps per lane, which is short against the episodes: set checkpoint.period_steps to at least "
+                     f"{least * cfg.lanes} ({least} for each lane, env.lanes={cfg.env.lanes} x actors={cfg.actors})")
+    return found
