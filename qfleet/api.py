@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet import envs, recipe, session
+from qfleet import envs, head, recipe, session
 from qfleet.agent import Arm
 from qfleet.assemble import describe_plan, make_agent, make_env, settle
 from qfleet.config import parse_mapping, validate
 from qfleet.envs.spaces import Interpreter, Misfit, Stray
 from qfleet.explore.constant import Constant
-from qfleet.recipe import RunConfig
 from qfleet.roles.evaluator import evaluate as judge
 from qfleet.roles.metrics import Sink
 from qfleet.roles.policy import Policy
@@ -33,6 +32,7 @@ from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import Place, Which, find_checkpoint, require_trusted
 from qfleet.session import TrainResult
+from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Obs, UserError
 
 
@@ -66,15 +66,15 @@ class Step:
 
 def train(config: RunConfig | Mapping[str, Any] | Place, overrides: Sequence[str] = (), *,
           sinks: Sequence[Sink] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
-    """Train a new run. `config` is a RunConfig, nested settings, or the name of a recipe, file or environment."""
-    if isinstance(config, Mapping):
-        config = validate(RunConfig, dict(config), "config")
+    """Train a new run. `config` is a RunConfig, a recipe, file or environment id, or nested settings as in a file."""
+    pairs = _pairs(overrides)
     if not isinstance(config, RunConfig):
-        resolved = recipe.resolve(str(config), list(overrides))
+        resolved = recipe.resolve(config if isinstance(config, Mapping) else str(config), pairs)
         config, provenance = resolved.config, resolved.provenance
-    elif overrides:
+    elif pairs:
         raise UserError("overrides belong to a recipe, file or environment id; this config is complete already")
-    return session.start(config, sinks, provenance or {})
+    begin = session.start if config.placement == "inline" else head.start
+    return begin(config, sinks, provenance or {})
 
 
 def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] = (), root: Place = "runs",
@@ -83,13 +83,14 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
 
     A run that was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
     """
+    pairs = _pairs(overrides)
     directory = RunDirectory.open(run, root)
     if not trust:
         require_trusted(directory)
     old = recipe.resolve(str(directory.config), []).config
-    new = recipe.resolve(str(directory.config), list(overrides)).config
+    new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)
-    return session.go_on(directory, new, sinks)
+    return (session.go_on if new.placement == "inline" else head.go_on)(directory, new, sinks)
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:
@@ -102,6 +103,9 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
              lanes: int | None = None, root: Place = "runs", trust: bool = False,
              told: Callable[[int], None] = lambda episodes: None) -> EvalResult:
     """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's; `told` counts them."""
+    _require(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
+    if not 0 <= epsilon <= 1:
+        raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
     agent = load(path, which=which, root=root, trust=trust)
     lanes = lanes or min(episodes, agent.config.eval.lanes)
     with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
@@ -114,6 +118,7 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
 def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
             root: Place = "runs", trust: bool = False) -> Iterator[Step]:
     """Play greedily, step by step, with pictures."""
+    _require(episodes=episodes)
     agent = load(path, which=which, root=root, trust=trust)
     greedy = Constant(0.0, 1).arms(0)
     with _threads(agent.config), closing(make_env(agent.config.env, 1, render=render)) as env:
@@ -135,9 +140,10 @@ def load(path: Place, *, which: Which = "best", device: str = "cpu", root: Place
 
     What was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
     """
+    place = _device(device)
     checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-    return TrainedAgent(checkpoint, validate(RunConfig, text, str(checkpoint.path)), torch.device(device))
+    return TrainedAgent(checkpoint, validate(RunConfig, text, str(checkpoint.path)), place)
 
 
 class TrainedAgent:
@@ -207,6 +213,30 @@ class TrainedAgent:
 def export(path: Place, out: Place, which: Which = "best", *, root: Place = "runs") -> Path:
     """Write the policy alone: weights, config and environment, enough to evaluate, record or load it anywhere."""
     return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
+
+
+def _pairs(overrides: Sequence[str]) -> list[str]:
+    """The overrides one by one; of a lone text that would be its letters, of a mapping its keys alone."""
+    pairs = [overrides] if isinstance(overrides, str | Mapping) else list(overrides)
+    if isinstance(overrides, str | Mapping) or not all(isinstance(pair, str) for pair in pairs):
+        raise UserError(f"overrides={overrides!r}: must be a list of key=value texts, such as "
+                        '["seed=3", "learner.learning_rate=3e-4"]')
+    return pairs
+
+
+def _require(**counts: Any) -> None:
+    """Refuse what is no number of things to do."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise UserError(f"{name}={value!r}: must be a whole number of at least 1")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise UserError(f"device={name!r} cannot be used here ({str(error).splitlines()[0]:.60}): "
+                        "use cpu, cuda or cuda:N") from None
 
 
 @contextmanager

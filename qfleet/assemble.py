@@ -75,7 +75,13 @@ def plan_of(config: RunConfig) -> Plan:
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
                 log_period_steps=config.run.log_period_steps,
                 log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
-                eval=config.eval, checkpoint=config.checkpoint)
+                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config))
+
+
+def _slack(config: RunConfig) -> float:
+    """A part of what a fleet delivers in one burst, a chunk of every lane; two batches at the least."""
+    burst = config.lanes * config.replay.chunk_steps / 8
+    return max(burst * config.replay.samples_per_insert, 2.0 * config.learner.batch_size)
 
 
 def make_explorer(config: RunConfig, index: int) -> Explorer:
@@ -142,6 +148,12 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
     return device
+
+
+def acting_precision(config: RunConfig) -> str:
+    """What an actor computes with, which acts on the CPU whatever the learner learns on."""
+    fast = config.learner.precision == "bf16" and _fast_bf16(torch.device("cpu"))
+    return "bf16" if fast else "fp32"
 
 
 def _fast_bf16(device: torch.device) -> bool:

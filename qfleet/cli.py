@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qfleet import __version__, verbs
+from qfleet.verbs import options
 from qfleet.verbs.telling import complain, say
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
@@ -55,163 +56,47 @@ class Verb:
     hidden: bool = False
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """A whole number from the command line that must not be smaller than `least`."""
-    def number(text: str) -> int:
-        try:
-            value = int(text.replace("_", ""))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is too small: the least is {least}")
-        return value
-    return number
-
-
-def fraction(text: str) -> float:
-    """A probability from the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
-
-
-def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else there")
-
-
-def _which(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--which", choices=("best", "latest"), default="best",
-                        help="which checkpoint of a run: best by evaluation, or the latest (default: best)")
-
-
-def _trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trust", action="store_true",
-                        help="let a run or checkpoint that was not made here import the modules that it names")
-
-
-def _root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", metavar="DIR", default="runs", help="folder of runs given by name (default: runs)")
-
-
-def _place(parser: argparse.ArgumentParser) -> None:
-    _root(parser)
-    _trust(parser)
-    _json(parser)
-
-
-def _seed(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=at_least(0), default=1000, help="seed of the episodes (default: 1000)")
-
-
-def _quiet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="no progress view, results only")
-
-
-def _finish(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--record", action="store_true", help="film one episode of the best agent at the end")
-    parser.add_argument("--show", action="store_true",
-                        help="at the end evaluate 20 greedy episodes, draw the learning curve and film the agent")
-
-
-def _train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N",
-                        help="train N times, with seed, seed+1, ..., each into its own run (default: 1)")
-    parser.add_argument("--dry-run", action="store_true", help="show the configuration and the plan, train nothing")
-    _finish(parser)
-    _quiet(parser)
-    _json(parser)
-
-
-def _resume(parser: argparse.ArgumentParser) -> None:
-    _finish(parser)
-    _quiet(parser)
-    _place(parser)
-
-
-def _eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", type=at_least(1), default=20, help="how many whole episodes (default: 20)")
-    parser.add_argument("--epsilon", type=fraction, default=0.0, help="share of random actions (default: 0, greedy)")
-    parser.add_argument("--lanes", type=at_least(1), default=None, help="environments side by side (default: chosen)")
-    _seed(parser)
-    _which(parser)
-    _place(parser)
-
-
-def _record(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="the film's name (default: RUN/videos/...)")
-    parser.add_argument("--gif", action="store_true", help="write a GIF instead of an MP4")
-    parser.add_argument("--episodes", type=at_least(1), default=1, help="how many episodes to film (default: 1)")
-    parser.add_argument("--fps", type=at_least(1), default=30, help="pictures per second (default: 30)")
-    _seed(parser)
-    _which(parser)
-    _place(parser)
-
-
-def _play(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", type=at_least(1), default=3, help="how many episodes to watch (default: 3)")
-    parser.add_argument("--fps", type=at_least(1), default=30, help="pictures per second (default: 30)")
-    _seed(parser)
-    _which(parser)
-    _place(parser)
-
-
-def _plot(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--x", choices=("steps", "frames", "updates", "episodes", "time"), default="steps",
-                        help="what runs along the bottom (default: steps)")
-    parser.add_argument("--y", action="append", metavar="TAG",
-                        help="what to draw, as logged; may be repeated (default: returns in training and evaluation)")
-    parser.add_argument("--smooth", type=at_least(1), default=5, metavar="K",
-                        help="moving mean over K records, the raw curve stays faint behind it; 1 = none (default: 5)")
-    parser.add_argument("--out", metavar="FILE", help=".png, .svg or .pdf (default: RUN/plots/...)")
-    _root(parser)
-    _json(parser)
-
-
-def _export(parser: argparse.ArgumentParser) -> None:
-    _which(parser)
-    _root(parser)
-    _json(parser)
-
-
 SOURCES = "RECIPE is a recipe's name, a YAML file, or an environment id, for which a recipe is chosen. "
 OVERRIDES = "key=value pairs override the recipe and may stand anywhere; `qfleet config explain RECIPE` lists all keys."
 VERBS = (
     Verb("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), verbs.train,
          ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
-          "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), _train, True,
+          "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
          SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
     Verb("resume", "continue a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), verbs.resume,
-         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), _resume, True,
+         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
          "RUN is a run's path or name. Keys that would change what was learned are refused, with a list of those "
          "that may change."),
     Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
-         ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), _eval),
+         ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
     Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
-         ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), _record),
+         ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
     Verb("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), verbs.play,
-         ("qfleet play my-run --episodes 5",), _play),
+         ("qfleet play my-run --episodes 5",), options.play),
     Verb("plot", "draw learning curves; seeds of one configuration become a band", "RUN [RUN ...] [options]", (1, 999),
          verbs.plot, ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
-                  "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), _plot),
+                  "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
     Verb("recipes", "list the recipes", "[options]", (0, 0), verbs.recipes,
-         ("qfleet recipes", "qfleet recipes --json"), _json),
+         ("qfleet recipes", "qfleet recipes --json"), options.as_json),
     Verb("config", "show, explain or compare configurations",
          "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), verbs.config,
          ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
-          "qfleet config schema > qfleet.schema.json"), _place, True,
+          "qfleet config schema > qfleet.schema.json"), options.place, True,
          "SOURCE is a recipe, a YAML file, an environment id or a run. explain says for every key where its value "
          "came from and whether it has an effect."),
     Verb("check-env", "find out whether an environment can be trained on", "ENV_ID [key=value ...] [options]", (1, 1),
-         verbs.check_env, ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), _json, True),
+         verbs.check_env, ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"),
+         options.as_json, True),
     Verb("doctor", "say what is installed and what a run would take", "[RECIPE [key=value ...]] [options]", (0, 1),
-         verbs.doctor, ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6"), _place, True),
+         verbs.doctor, ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6"), options.place, True),
     Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
-         verbs.export, ("qfleet export my-run my-policy",), _export),
-    Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), _json),
+         verbs.export, ("qfleet export my-run my-policy",), options.export),
+    Verb("join", "add actors of this host to a fleet", "HOST:PORT --token-file FILE [options]", (1, 1), verbs.join,
+         ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
+         "The fleet is started by `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
+         "prints this command. Actors may come and go at any time. Environments of your own must be importable here."),
+    Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
+    Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
     Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),
 )
 
@@ -318,16 +203,23 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 def explain(error: Exception) -> int:
     """Tell the user what went wrong, as loudly as it deserves, and return the exit code."""
-    from qfleet.types import EnvFault, UserError
+    from qfleet.types import EnvFault, ProcessFault, UserError
 
     if isinstance(error, UserError):
         lines = str(error).splitlines()
         complain(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
         return 2
-    from qfleet.roles.learner import Diverged  # after the mistakes that need no torch to be told
+    if isinstance(error, ProcessFault):
+        complain("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
+        return 1
+    import torch  # after the mistakes that need no torch to be told
+
+    from qfleet.roles.learner import Diverged
 
     if isinstance(error, Diverged):
         complain("\n".join([f"training failed: {error}", *getattr(error, "__notes__", [])]))
+    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        complain("\n".join([f"out of memory: {error}", *getattr(error, "__notes__", [])]))
     elif isinstance(error, EnvFault):
         if error.__cause__ is not None:
             complain("".join(traceback.format_exception(error.__cause__)).rstrip())

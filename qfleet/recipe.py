@@ -37,13 +37,14 @@ from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.isolate import isolated
+from qfleet.runtime.wire.config import FleetConfig
 from qfleet.settings import ALGO, EXPLORE, RunConfig
 from qfleet.types import EnvSpec, UserError
 
 RECIPES = Path(__file__).parent / "recipes"
 COMMAND_LINE = "command line"
-SETTINGS = "settings"
-"""The source of values that were given as nested settings."""
+SETTINGS = "config"
+"""The source of values that a script gave as nested settings."""
 
 RIVALS = (("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
 """Two clocks for one schedule: naming one on the command line replaces the other of the recipe."""
@@ -255,7 +256,8 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
 
 
 RESUMABLE = frozenset({
-    "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes",
+    "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "placement", "actors",
+    *(f"fleet.{name}" for name in FleetConfig.model_fields),
     *(f"eval.{name}" for name in EvalConfig.model_fields),
     *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields),
     *(f"run.{name}" for name in RunSection.model_fields if name not in ("exact_resume", "root", "name")),
@@ -263,8 +265,8 @@ RESUMABLE = frozenset({
 """Keys that may change when a run goes on: how long, how judged, how kept and shown, but not what is learnt."""
 
 EXACT = frozenset({
-    "device", "replay.max_bytes", "run.threads", "checkpoint.period_steps", "checkpoint.period_updates",
-    "checkpoint.replay",
+    "device", "replay.max_bytes", "placement", "actors", "run.threads", "checkpoint.period_steps",
+    "checkpoint.period_updates", "checkpoint.replay",
 })
 """Of those, the ones that an exact resume must keep: they change the numbers, or where episodes are cut."""
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
 
 from qfleet.assemble import cast_of, describe_plan, make_env, plan_of, settle
 from qfleet.config import to_yaml
-from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.checkpointer import Checkpointer, Snapshot
 from qfleet.roles.evaluator import Score
 from qfleet.roles.metrics import Sink
 from qfleet.roles.schedule import Progress
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import find_checkpoint
-from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter
-from qfleet.runtime.cell import Outside
+from qfleet.runs.transfer import fitting
+from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, read_metrics
+from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.signals import obeyed
@@ -39,7 +40,8 @@ BAD_BATCHES_KEPT = 3
 class TrainResult:
     """How a training ended. `exit_code` is what the command line returns for it.
 
-    `saved_at` is the step of the checkpoint that it would go on from, None if there is none.
+    `saved_at` is the step of the checkpoint that it would go on from, None if there is none. `before` says that it had
+    ended before it was to be resumed: nothing was done.
     """
 
     directory: Path
@@ -51,24 +53,25 @@ class TrainResult:
     reason: str
     exit_code: int
     saved_at: int | None = None
+    before: bool = False
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run."""
     with ExitStack() as stack:
+        stack.enter_context(_memory_advised(config))
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
         config = settle(config, env.spec)
-        weights = _initial_weights(config, env.spec)
+        source = source_of_weights(config, env.spec)
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, not ours
         try:
-            attempt = Attempt(config, env, directory, sinks)
+            attempt = Attempt(config, env.spec, directory, sinks, _inline(config, env, stack))
             stack.callback(attempt.close)
-            if weights is not None:
-                attempt.begin_from(weights)
-            attempt.open({"sources": dict(provenance)})
+            unfit = attempt.begin_from(source) if source else []
+            attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
         except BaseException:
             directory.discard()  # or its name would be taken by a run that never began
             raise
@@ -78,21 +81,67 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
     with ExitStack() as stack:
+        stack.enter_context(_memory_advised(config))
         directory.lock()
         stack.callback(directory.unlock)
         checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
         if checkpoint is None:
             raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
                             f"{directory.config}` and another run.name")
+        if (before := ended(directory, config, checkpoint)) is not None:
+            return before
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
         require_same(checkpoint, env.spec)
         config = settle(config, env.spec)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        attempt = Attempt(config, env, directory, sinks, checkpoint)
+        attempt = Attempt(config, env.spec, directory, sinks, _inline(config, env, stack), checkpoint)
         stack.callback(attempt.close)
         attempt.open({"resumed_from": checkpoint.path.name})
         return attempt.execute()
+
+
+def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
+    """How a run ended that has nothing left to do under this config; None if there is, be it the last evaluation."""
+    steps, updates = checkpoint.manifest.step, checkpoint.manifest.updates
+    records = [record for record in read_metrics(directory.metrics) if record.get("step", 0) <= steps]
+    judged = next((record for record in reversed(records) if "eval/mean_reward" in record), None)
+    if judged is None:
+        return None
+    best = judged.get("eval/best_reward")
+    solved = config.stop_at is not None and best is not None and best >= config.stop_at
+    ends = {"stop_at": solved, "total_steps": steps >= config.total_steps,
+            "total_updates": config.total_updates is not None and updates >= config.total_updates}
+    reason = next((name for name, reached in ends.items() if reached), None)
+    if reason is None or not (solved or (judged.get("step"), judged.get("updates")) == (steps, updates)):
+        return None
+    return TrainResult(directory.path, steps, updates, records[-1].get("episodes", 0), records[-1].get("time_s", 0.0),
+                       best, reason, 0, steps, before=True)
+
+
+@contextmanager
+def _memory_advised(config: RunConfig) -> Iterator[None]:
+    """Say beside a lack of memory which keys ask for it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, make room "
+                       "on the GPU (nvidia-smi lists who uses it), or train with device=cpu")
+        raise
+    except MemoryError as error:
+        error.add_note(f"lower replay.capacity={config.replay.capacity} or env.lanes={config.env.lanes}, or set "
+                       "replay.max_bytes")
+        raise
+
+
+def _inline(config: RunConfig, env: VectorEnv, stack: ExitStack) -> Callable[[Outside], Inline]:
+    """How all roles come to life in this process; the stack closes their environments."""
+    def build(outside: Outside) -> Inline:
+        cast = cast_of(config, env)
+        stack.callback(cast.close)
+        return Inline(cast, plan_of(config), outside)
+
+    return build
 
 
 def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any]) -> None:
@@ -107,55 +156,79 @@ def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, 
 
 def require_same(checkpoint: Checkpoint, spec: EnvSpec) -> None:
     """Refuse weights that were trained on other observations or actions."""
-    was, now = checkpoint.spec, spec
+    require_same_spaces(f"checkpoint {checkpoint.path} was trained on", checkpoint.spec, "the environment", spec)
+
+
+def require_same_spaces(there: str, was: EnvSpec, here: str, now: EnvSpec) -> None:
+    """UserError that shows both sides, unless they observe and act alike."""
     if was.observation != now.observation or was.actions != now.actions:
-        raise UserError(f"checkpoint {checkpoint.path} was trained on {was.id} with {was.actions} actions and "
-                        f"observations {dict(was.observation)}; the environment {now.id} has {now.actions} actions "
-                        f"and observations {dict(now.observation)}")
+        raise UserError(f"{there} {was.id} with {was.actions} actions and observations {dict(was.observation)}; "
+                        f"{here} {now.id} has {now.actions} actions and observations {dict(now.observation)}")
 
 
-def _initial_weights(config: RunConfig, spec: EnvSpec) -> dict[str, torch.Tensor] | None:
+def source_of_weights(config: RunConfig, spec: EnvSpec) -> Checkpoint | None:
     if config.init_from is None:
         return None
     checkpoint = find_checkpoint(config.init_from, root=config.run.root, trust=True)  # only its weights are used
-    require_same(checkpoint, spec)
-    return checkpoint.policy()
+    try:
+        if not config.init_partial:
+            require_same(checkpoint, spec)
+    except UserError as error:
+        raise UserError(f"{error}; init_partial=true takes over the weights that fit all the same") from None
+    return checkpoint
+
+
+class Run(Protocol):
+    """The roles of a run, wherever they live: those of one process, or a cell whose actors are elsewhere."""
+
+    cell: Cell
+    checkpointer: Checkpointer
+
+    def run(self) -> str: ...
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None: ...
+
+
+def show_plan(sinks: Sequence[Sink], rows: list[tuple[str, str]]) -> None:
+    """Tell those who look on what is to come: (name, text) pairs."""
+    for sink in sinks:
+        show: Callable[[list[tuple[str, str]]], None] | None = getattr(sink, "plan", None)
+        if show is not None:
+            show(rows)
 
 
 class Attempt:
-    """The roles of a run and all that surrounds them, ready to go."""
+    """The roles of a run, which `build` makes, and all that surrounds them, ready to go."""
 
-    def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, sinks: Sequence[Sink],
-                 checkpoint: Checkpoint | None = None) -> None:
+    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+                 build: Callable[[Outside], Run], checkpoint: Checkpoint | None = None) -> None:
         keep_pages()
         torch.set_num_threads(config.run.threads or 1)
-        self.config, self.directory, self.spec = config, directory, env.spec
+        self.config, self.directory, self.spec = config, directory, spec
         self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)
         self.text = to_yaml(config)
         self.sinks: list[Sink] = []
         self.guests, self.resume_step = sinks, checkpoint.manifest.step if checkpoint else None
-        for sink in sinks:
-            show: Callable[[list[tuple[str, str]]], None] | None = getattr(sink, "plan", None)
-            if show is not None:
-                show([("run", str(directory.path)), *describe_plan(config, env.spec)])
-        self.cast = cast_of(config, env)
-        outside = Outside(self.sinks, self._save, self._save_best, self._keep_bad)
-        try:
-            self.run = Inline(self.cast, plan_of(config), outside)
-            self.cell = self.run.cell
-            if checkpoint is not None:
-                self._restore(checkpoint)
-        except BaseException:
-            self.cast.close()
-            raise
+        if checkpoint is None and directory.metrics.exists():
+            self.resume_step = 0  # an attempt that died before its first checkpoint
+        show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
+        self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad))
+        self.cell = self.run.cell
+        if checkpoint is not None:
+            self._restore(checkpoint)
 
-    def begin_from(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Start from trained weights instead of random ones."""
+    def begin_from(self, checkpoint: Checkpoint) -> list[str]:
+        """Start from trained weights instead of random ones; returns the tensors that did not fit, a line for each."""
+        learner, source = self.cell.learner, self.config.init_from
+        mine = learner.flat.state()
         try:
-            self.cell.learner.load_weights(weights)
-        except ValueError as error:
-            raise UserError(f"init_from={self.config.init_from}: its network is another one ({error}); set the agent's "
-                            "keys as they were there, see `qfleet config diff`") from error
+            found = fitting(checkpoint, mine, self.text, self.config.init_partial)
+        except UserError as error:
+            raise UserError(f"init_from={source}: {error}") from None
+        learner.load_weights(mine | found.taken)
+        if found.unfit:
+            log.warning("init_from=%s: %d of %d tensors are taken over, these differ: %s", source, len(found.taken),
+                        len(mine), "; ".join(found.unfit))
+        return found.unfit
 
     def open(self, origin: Mapping[str, Any]) -> None:
         """Write down what is about to be run and open its records; before this, nothing on the disk has changed."""
@@ -169,9 +242,8 @@ class Attempt:
         self.sinks.extend(self.guests)
 
     def close(self) -> None:
-        """Let go of the records and of the environments."""
+        """Let go of the records."""
         self.cell.meter.close()
-        self.cast.close()
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is told to."""

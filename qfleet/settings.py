@@ -14,6 +14,7 @@ from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
 from qfleet.runs.directory import RunSection
+from qfleet.runtime.wire.config import FleetConfig
 from qfleet.types import Window
 
 ALGO = plugin("qfleet.algos", "algo", "dqn")
@@ -32,7 +33,9 @@ class RunConfig(Config):
     total_updates: PositiveCount | None = Field(None, description="stop after so many updates, if that comes first")
     stop_at: Real | None = Field(None, description="stop when the mean return of an evaluation reaches this")
     init_from: str | None = Field(None, description="checkpoint or run whose trained weights the run starts from")
-    placement: Literal["inline"] = Field("inline", description="where the roles live: inline = all in this process")
+    init_partial: bool = Field(False, description="of init_from take what fits, where network or environment differ")
+    placement: Literal["inline", "processes"] = Field(
+        "inline", description="where the roles live: all in this process, or in processes of their own")
     actors: PositiveCount = Field(1, description="actors with env.lanes lanes each; inline they take turns")
     env: EnvConfig
     agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
@@ -42,11 +45,19 @@ class RunConfig(Config):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunSection = RunSection()
+    fleet: FleetConfig = FleetConfig()
 
     @property
     def lanes(self) -> int:
         """Lanes of all actors together."""
         return self.actors * self.env.lanes
+
+    def inactive(self) -> dict[str, str]:
+        idle = {} if self.init_from else {"init_partial": "without init_from"}
+        if self.placement == "inline":
+            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
+                                  "placement=inline has no other processes")
+        return idle
 
     @field_validator("device")
     @classmethod
@@ -84,12 +95,17 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
         found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
+    if cfg.placement != "inline":
+        found += cfg.fleet.problems()
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:
     """What keeps resuming from being bitwise equal to no interruption, or would spoil the episodes."""
     found = []
+    if cfg.placement != "inline":
+        found.append(f"run.exact_resume=true with placement={cfg.placement}: processes do not wait for each other; set "
+                     "placement=inline")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
     if not cfg.checkpoint.replay:

@@ -28,6 +28,10 @@ class EnvFault(Exception):
     """The environment failed beyond repair (it raised again and again, hung, or returned NaN); exit 1."""
 
 
+class ProcessFault(Exception):
+    """A process of a fleet died again and again; the text holds what it wrote the first time; exit 1."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of an observation.
@@ -179,6 +183,10 @@ class Replay(Protocol):
 
 class Weights(Protocol):
     """The mailbox between a learner and those who act. A version is the number of updates behind it."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody would read newer weights: a copy that nobody takes need not be made."""
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None: ...
     def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None: ...

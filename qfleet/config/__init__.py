@@ -3,6 +3,7 @@
 from qfleet.config.check import assemble, validate
 from qfleet.config.layers import DEFAULT, Layered, nest
 from qfleet.config.plugins import (
+    Named,
     kinds_of,
     load_attribute,
     plugin,
@@ -31,6 +32,7 @@ __all__ = [
     "Count",
     "Fraction",
     "Layered",
+    "Named",
     "NonNegative",
     "Positive",
     "PositiveCount",

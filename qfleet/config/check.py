@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -216,7 +217,7 @@ def _judge_inactive(model: type[Config], sound: Mapping[str, Any],
         for name, reason in section.inactive().items():
             key = join(path, name)
             leaf = next((leaf for leaf in given if leaf == key or leaf.startswith(key + ".")), None)
-            if leaf is None or getattr(section, name) is None:  # null asks for nothing, so nothing is lost
+            if leaf is None or attrgetter(name)(section) is None:  # null asks for nothing, so nothing is lost
                 continue
             if _was_active(type(section), path, name, layered.upto(leaf)):
                 superseded.append(key)

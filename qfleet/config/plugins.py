@@ -1,4 +1,4 @@
-"""Sections whose model is found by name: a file of a package, or a user's own `module:attribute`.
+"""Sections whose model, and values whose code, is found by name: a file of a package, or one's own `module:attribute`.
 
 The file name registers: `algo: dqn` means `qfleet/algos/dqn.py`, which holds `Config` and `build`. A user outside the
 package names `my_module:my_object`, where the object (a module, class or namespace) has the same two attributes.
@@ -23,15 +23,16 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 from qfleet.config.sections import Config
 from qfleet.types import UserError
 
+OWN = {"type": "string", "pattern": "^[^:]+:.+$", "description": "your own, as module:attribute"}
+"""JSON schema of the name of a user's code."""
+
 
 def load_attribute(reference: str, *default: Any) -> Any:
     """The object that `module:attribute` names; modules of the working directory are found as well.
 
     Given a default, as for `getattr`, it stands for an attribute that the imported module does not have.
     """
-    module_name, colon, attribute = reference.partition(":")
-    if not colon or not module_name or not attribute:
-        raise UserError(f"{reference!r}: write module:attribute, such as my_module:MyClass")
+    module_name, attribute = _halves(reference)
     found = _import(module_name, reference)
     path = module_name
     for name in attribute.split("."):
@@ -41,6 +42,13 @@ def load_attribute(reference: str, *default: Any) -> Any:
             raise UserError(f"{reference!r}: {path} has no attribute {name!r}{_close(name, dir(found))}")
         found, path = getattr(found, name), f"{path}.{name}"
     return found
+
+
+def _halves(reference: str) -> tuple[str, str]:
+    module_name, colon, attribute = reference.partition(":")
+    if not colon or not module_name or not attribute:
+        raise UserError(f"{reference!r}: write module:attribute, such as my_module:MyClass")
+    return module_name, attribute
 
 
 def _import(name: str, reference: str) -> Any:
@@ -86,6 +94,44 @@ def plugin_module(package: str, name: str) -> Any:
     if canonical not in known:
         raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{_close(canonical, known)}")
     return importlib.import_module(f"{package}.{canonical}")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Annotation of a text that names a file of a package, one of some more words, or the user's `module:attribute`.
+
+    `Torso = Annotated[str, Named("qfleet.nets.torsos", ("auto",))]`. What a user's own name stands for is not imported
+    here, but by whoever builds it.
+    """
+
+    package: str
+    words: tuple[str, ...] = ()
+
+    def names(self) -> list[str]:
+        files = pkgutil.iter_modules(importlib.import_module(self.package).__path__)
+        return [*self.words, *sorted(module.name for module in files if not module.name.startswith("_"))]
+
+    def check(self, name: str) -> str:
+        """The name itself; UserError if nothing has it."""
+        if ":" in name:
+            return ":".join(_halves(name))
+        if name not in self.names():
+            raise UserError(f"{name!r} is none of {', '.join(self.names())}, nor module:attribute"
+                            f"{_close(name, self.names())}")
+        return name
+
+    def _validate(self, name: str) -> str:
+        try:
+            return self.check(name)
+        except UserError as error:
+            raise PydanticCustomError("plugin", "{text}", {"text": str(error)}) from None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema,
+                                     handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "anyOf": [{"enum": self.names()}, OWN]}
 
 
 def _lacks(module: Any) -> str | None:
@@ -145,7 +191,9 @@ class Plugin:
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema,
                                      handler: GetJsonSchemaHandler) -> dict[str, Any]:
         models = {name: plugin_module(self.package, name).Config for name in plugin_names(self.package)}
-        return {"anyOf": [{**handler(model.__pydantic_core_schema__), "title": name} for name, model in models.items()]}
+        kinds = [{**handler(model.__pydantic_core_schema__), "title": name} for name, model in models.items()]
+        own = {"type": "object", "title": "module:attribute", "properties": {self.key: OWN}, "required": [self.key]}
+        return {"anyOf": [*kinds, own]}
 
 
 def plugin(package: str, key: str, default: str) -> Plugin:

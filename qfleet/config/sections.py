@@ -61,7 +61,10 @@ class Config(BaseModel):
         return value
 
     def inactive(self) -> dict[str, str]:
-        """Fields that have no effect, given the others, and why: setting one of them is refused."""
+        """Fields that have no effect, given the others, and why: setting one of them is refused.
+
+        A section may also speak, by dotted key, for the sections inside of it.
+        """
         return {}
 
 
@@ -75,7 +78,7 @@ def sections(model: Config, path: str = "") -> Iterator[tuple[str, Config]]:
 
 
 def join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path else str(name)  # a script's mapping may have other keys, to be refused as unknown
 
 
 def flatten(model: Config) -> dict[str, Any]:

@@ -8,6 +8,7 @@ files are refused. Nothing is ever constructed but dicts, lists, text, numbers, 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -255,14 +256,18 @@ def to_yaml(model: Config) -> str:
     return dump_yaml(_effective(model))
 
 
-def _effective(model: Config) -> dict[str, Any]:
+def _effective(model: Config, silenced: Collection[str] = ()) -> dict[str, Any]:
+    """What a model says without its idle keys, nor those of it that a section above says are idle."""
     plain = model.model_dump(mode="json")
-    silent = model.inactive()
+    silent = {*silenced, *model.inactive()}
     result: dict[str, Any] = {}
     for name in type(model).model_fields:
         value = getattr(model, name)
+        if name in silent:
+            continue
         if isinstance(value, Config):
-            result[name] = _effective(value)
-        elif name not in silent:
+            inner = _effective(value, [key.removeprefix(f"{name}.") for key in silent if key.startswith(f"{name}.")])
+            result |= {name: inner} if inner else {}
+        else:
             result[name] = plain[name]
     return result

@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from qfleet.envs import EnvConfig
+from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_step
 from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
 from qfleet.types import EnvFault, EnvSpec, Obs, Outcome, UserError
 
@@ -27,6 +28,9 @@ log = logging.getLogger("qfleet.envs")
 
 FAILURES = (Exception, SystemExit)
 """What an environment may raise and be rebuilt for; one that calls exit() must not end the training in silence."""
+
+UNANSWERED = object()
+"""What a call that raised has returned."""
 
 BOUNDS_WATCH_STEPS = 1000
 """Bounds of observations are compared for so many steps; a space that lies is found early or not at all."""
@@ -154,11 +158,15 @@ class GymLanes:
     def _step(self, i: int, action: int, row: Row) -> None:
         """One step of one lane, written into the row; a failure begins another episode there."""
         lane, rules = self._lanes[i], self._rules
+        answer: Any = UNANSWERED
         try:
-            raw, reward, terminated, truncated, info = lane.env.step(self._actions.decode(action))
+            answer = lane.env.step(self._actions.decode(action))
+            raw, reward, terminated, truncated, info = answer
             score = float(reward)
             lives = int(info.get("lives", 0)) if rules.life_loss else 0
-        except FAILURES:
+        except FAILURES as error:
+            if lane.steps == 0:  # what comes later is a slip in some corner of it, which building it anew may mend
+                self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_step(answer))
             self._restart(i, row, self._rebuild(i, traceback.format_exc()))
             return
         lane.steps += 1
@@ -181,15 +189,24 @@ class GymLanes:
         """Reset lane i, building it anew as often as is allowed; True if that was needed."""
         lane, rebuilt = self._lanes[i], False
         while True:
+            answer: Any = UNANSWERED
             try:
-                raw, info = lane.env.reset(seed=seed)
+                answer = lane.env.reset(seed=seed)
+                raw, info = answer
                 lane.lives = int(info.get("lives", 0))
                 break
-            except FAILURES:
+            except FAILURES as error:
+                self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_reset(answer))
                 seed, rebuilt = self._rebuild(i, traceback.format_exc()), True
         lane.steps, lane.over = 0, False
         self._write(i, frames, raw)
         return rebuilt
+
+    def _require_form(self, fault: str | None) -> None:
+        """Refuse an environment with another interface, which no rebuilding mends."""
+        if fault is not None:
+            raise UserError(f"{self.spec.id} has not Gymnasium's interface: {fault} (`qfleet check-env {self.spec.id}` "
+                            "tries it out)") from None
 
     def _mend(self, row: Row) -> None:
         """Begin another episode wherever an observation is not finite."""

@@ -61,7 +61,10 @@ class HostReplay:
         """Store a chunk with the priorities [S] of its starts (None: the largest seen); its serial, or None = wait."""
         if not self.pace.may_insert():
             return None
-        packed = self._codec.pack(chunk)
+        return self.insert(self._codec.pack(chunk), priority)
+
+    def insert(self, packed: Packed, priority: np.ndarray | None = None) -> int:
+        """Store a chunk that was packed elsewhere, whatever the pace; its serial."""
         empty = self._size == 0
         self._make_room(packed)
         serial = self._next

@@ -20,8 +20,13 @@ from qfleet.agent import Agent
 from qfleet.explore import Explorer
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
+from qfleet.roles.laps import Laps
 from qfleet.roles.policy import Policy
 from qfleet.types import OBS, Chunk, Metrics, Obs, Outcome, Replay, VectorEnv, Weights
+
+ENV, ACT, STORE, WAIT = "actor/env_ms", "actor/act_ms", "actor/store_ms", "actor/wait_ms"
+TIMED_STEPS = 32
+"""Vector steps between two reports of where an actor's time goes."""
 
 Choice = tuple[np.ndarray, dict[str, np.ndarray]]
 """Actions [N] and the extra columns that the agent remembers of them."""
@@ -93,6 +98,7 @@ class Actor:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
         self.weights, self.recorder = weights, recorder
         self.steps = 0
+        self.laps = Laps(metrics, (ENV, ACT, STORE, WAIT), TIMED_STEPS)
         self._sent: Choice | None = None
         self._fresh = True
         self._faults = 0
@@ -107,17 +113,22 @@ class Actor:
 
     def step(self) -> bool:
         """Finish the step under way and start the next one; False while the replay does not take our chunks."""
+        self.laps.start()
         if self.recorder is not None and not self.recorder.deliver():
+            self.laps.pause(WAIT)
             return False
         self.land()
         self._refresh()
         clock = self.recorder.replay.steps if self.recorder is not None else self.steps
         self._sent, self._fresh = self.policy.act(self._obs, self.explorer.arms(clock)), False
+        self.laps.lap(ACT)
         self.env.send(self._sent[0])
+        self.laps.lap(ENV)
         taken = self.env.lanes - int(self._last.sum())
         self.steps += taken
         if self.recorder is not None:
             self.recorder.replay.tick(taken)
+        self.laps.turn()
         return True
 
     def land(self) -> None:
@@ -125,11 +136,13 @@ class Actor:
         if self._sent is None:
             return
         out = self.env.recv()
+        self.laps.lap(ENV)
         final = self._last | out.cut
         if self.recorder is not None:
             alive = ~final
             self.recorder.row(self._obs, self._sent, out.reward * alive, out.discount * alive, final)
         self._tally(out, final)
+        self.laps.lap(STORE)
         self._obs, self._last, self._sent = out.obs, out.last, None
 
     def cut(self, seeds: Sequence[int]) -> None:

@@ -164,3 +164,8 @@ class Evaluator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count, self.judged, self.owed = state["count"], state["judged"], state.get("owed", False)
         self.schedule.resume(self.progress())
+
+    def resume(self) -> None:
+        """Go on in a run that has got somewhere already, of whose evaluations nothing is known here."""
+        self.schedule.resume(self.progress())
+        self.count = self.schedule.index

@@ -14,9 +14,12 @@ from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.roles.derive import Captured, Derivative, Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
+from qfleet.roles.laps import Laps
 from qfleet.roles.policy import PRECISIONS, seeded_network
 from qfleet.roles.seeds import restore_rng, seed_for
 from qfleet.types import Metrics, Replay, Sample, Weights
+
+SAMPLE, UPDATE = "train/sample_ms", "train/update_ms"
 
 
 class LearnerConfig(OptimizerConfig):
@@ -42,7 +45,7 @@ class Diverged(Exception):
 
 
 class Learner:
-    """`step` makes all updates that are due. `updates` is the run's second clock."""
+    """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock."""
 
     def __init__(
         self,
@@ -71,20 +74,27 @@ class Learner:
         self.derive = Captured(eager) if cfg.capture and not cfg.compile else eager
         self.updates = 0
         self.limit: int | None = None
+        self.burst: int | None = None
+        self.laps = Laps(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published = -1
         self._bad = 0
 
     def step(self) -> bool:
-        busy = False
-        while self.limit is None or self.updates < self.limit:
+        made = 0
+        while (self.limit is None or self.updates < self.limit) and (self.burst is None or made < self.burst):
+            self.laps.start()
             sample = self.replay.sample(self.cfg.batch_size)
             if sample is None:
                 break
+            self.laps.lap(SAMPLE)
             self._update(sample)
-            busy = True
-        if self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates:
+            self.laps.lap(UPDATE)
+            self.laps.turn()
+            made += 1
+        due = self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates
+        if due and self.weights.wanted:
             self.publish()
-        return busy
+        return made > 0
 
     def publish(self) -> None:
         """Put the present weights into the mailbox, unless they are there already."""

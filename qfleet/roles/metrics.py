@@ -51,8 +51,12 @@ class Meter:
 
     def write(self, values: Mapping[str, float]) -> None:
         for tag, value in values.items():
-            total, count = self._sums.get(tag, (0.0, 0))
-            self._sums[tag] = (total + value, count + 1)
+            self.add(tag, value, 1)
+
+    def add(self, tag: str, total: float, count: int) -> None:
+        """`count` measurements at once, made elsewhere."""
+        before, number = self._sums.get(tag, (0.0, 0))
+        self._sums[tag] = (before + total, number + count)
 
     def count(self, name: str, by: int = 1) -> None:
         self.counters[name] += by

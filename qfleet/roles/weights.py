@@ -15,6 +15,10 @@ class Mailbox:
         self._version = -1
         self._state: dict[str, torch.Tensor] = {}
 
+    @property
+    def wanted(self) -> bool:
+        return True
+
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None:
         self._version, self._state = version, state
 

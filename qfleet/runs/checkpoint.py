@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,9 @@ from qfleet.types import EnvSpec, Segment, UserError
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 kept equal arrays of the state as often as they occurred; 2 keeps them once, those of the policy in its file only.
+Older ones are read for ever; whoever changes what is written raises this and adds a checkpoint to tests/runs/golden."""
 MANIFEST, POLICY, CONFIG = "manifest.json", "policy.safetensors", "config.yaml"
 STATE, ARRAYS, SEGMENT = "state.json", "state.safetensors", ".seg"
 JSON_BYTES, CONFIG_BYTES, DATA_BYTES = 2**24, 2**20, 2**36
@@ -118,7 +121,7 @@ class Checkpoint:
                             f"use it with eval, record or init_from")
         try:
             document = json.loads(self._read(STATE))
-            return tree.unpack(document, self._tensors(ARRAYS))
+            return tree.unpack(document, self._tensors(ARRAYS) | _lent(self.policy()))
         except (ValueError, TypeError, RecursionError) as error:
             raise Damaged(self.path, f"{STATE} cannot be read ({error})") from error
 
@@ -150,7 +153,7 @@ class Checkpoint:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    return (Path(path).expanduser() / MANIFEST).is_file()
+    return os.path.isfile(Path(path).expanduser() / MANIFEST)  # False, too, for what cannot be a path at all
 
 
 def open_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
@@ -229,8 +232,8 @@ class Checkpoints:
         sweep(self.root)
         target = self._vacant("step", step)
         with drafting(target) as draft:
-            _write_policy(draft, policy, meta)
-            document, arrays = tree.pack(state)
+            weights = _write_policy(draft, policy, meta)
+            document, arrays = tree.pack(state, _lent(weights))
             draft.write(STATE, [_limited(STATE, json.dumps(document, allow_nan=False).encode())])
             draft.write(ARRAYS, [safetensors.torch.save(arrays)])
             for segment in segments:
@@ -304,9 +307,17 @@ class Checkpoints:
                 log.warning("the old checkpoint %s could not be removed", folder)
 
 
-def _write_policy(draft: Draft, policy: Mapping[str, torch.Tensor], meta: Meta) -> None:
-    draft.write(POLICY, [safetensors.torch.save({name: tree.dense(value) for name, value in policy.items()})])
+def _write_policy(draft: Draft, policy: Mapping[str, torch.Tensor], meta: Meta) -> dict[str, torch.Tensor]:
+    """Policy and config; returns the weights as they were written."""
+    weights = {name: tree.dense(value) for name, value in policy.items()}
+    draft.write(POLICY, [safetensors.torch.save(weights)])
     draft.write(CONFIG, [_limited(CONFIG, meta.config.encode())])
+    return weights
+
+
+def _lent(policy: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The policy's arrays by the names under which the state may borrow them."""
+    return {f"policy:{name}": value for name, value in policy.items()}
 
 
 def _seal(draft: Draft, kind: Literal["full", "policy"], step: int, updates: int, meta: Meta) -> Manifest:

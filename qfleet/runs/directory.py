@@ -116,11 +116,8 @@ class RunDirectory:
         for path in (here, named):
             if str(where) and _is_run(path):
                 return RunDirectory(path)
-        names = run_names(root)
-        close = difflib.get_close_matches(str(where), names, n=3, cutoff=0.5) or names[:3]
-        hint = f"; did you mean {', '.join(close)}?" if close else "; there are no runs there yet"
-        raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}{hint} "
-                        "(runs of another folder: --root DIR)")
+        raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}; "
+                        f"{_like(here.name, run_names(root), root)} (runs of another folder: --root DIR)")
 
     @property
     def name(self) -> str:
@@ -225,6 +222,16 @@ def run_names(root: str | Path) -> list[str]:
     return [path.name for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
+def _like(name: str, names: list[str], root: str | Path) -> str:
+    """Which runs may have been meant: those of a similar name, and those whose name begins with this one."""
+    begun = [other for other in names if name and other.casefold().startswith(name.casefold())]
+    close = list(dict.fromkeys(difflib.get_close_matches(name, names, n=3, cutoff=0.6) + begun))[:3]
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    folder = Path(root).expanduser().resolve()
+    return f"{folder} holds no run of a similar name" if names else f"there are no runs in {folder} yet"
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that a reader, or a crash, meets the old text or the new one, never a half."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -279,7 +286,7 @@ def _make(path: Path) -> bool:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / mark).exists() for mark in ("config.yaml", "run.json", "checkpoints"))
+    return any(os.path.exists(path / mark) for mark in ("config.yaml", "run.json", "checkpoints"))
 
 
 def _in_use(path: Path, owner: Owner, unknown: bool) -> str:

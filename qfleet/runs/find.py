@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from qfleet.config import parse_mapping, read_yaml
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_checkpoint
@@ -20,6 +20,8 @@ HARMLESS = ("description", "device", "init_from", "run")
 
 def find_checkpoint(path: Place, which: Which = "best", *, root: Place = "runs", trust: bool = False) -> Checkpoint:
     """The checkpoint that a path or a run's name means; without `trust`, only our own runs may name code to import."""
+    if which not in get_args(Which):
+        raise UserError(f"which={which!r}: must be {' or '.join(get_args(Which))}")
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
     if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).at_home()):
         config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))

@@ -5,11 +5,15 @@ What JSON cannot say is an object with a single key that begins with `$`:
     {"$tensor": NAME}  {"$array": NAME}  {"$scalar": NAME}     the array NAME as torch tensor, numpy array, numpy scalar
     {"$tuple": [...]}  {"$float": "nan"}                       a tuple; a float that is not finite
     {"$items": [[key, value], ...]}                            a dict with integer keys, or with keys like these here
+
+Equal arrays share one NAME: a run holds its weights several times, the learner's, the published ones, the actor's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,17 +24,42 @@ Arrays = dict[str, torch.Tensor]
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
-def pack(tree: Any) -> tuple[Any, Arrays]:
+class _Shelf:
+    """Arrays by name, every content once; what is `known` already is named and not taken."""
+
+    def __init__(self, known: Mapping[str, torch.Tensor]) -> None:
+        self.arrays: Arrays = {}
+        self._names = {_content(array): name for name, array in known.items()}
+
+    def put(self, array: torch.Tensor, place: str) -> str:
+        content = _content(array)
+        if content not in self._names:
+            self._names[content] = name = f"{len(self.arrays)}:{place.lstrip('/')}"
+            self.arrays[name] = array
+        return self._names[content]
+
+
+def _content(array: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    """What makes two dense arrays the same, bit by bit: NaN equals itself here, and 0 is not -0."""
+    data: Any = array.reshape(-1).view(torch.uint8).numpy() if array.numel() else b""  # nothing has odd strides
+    return array.dtype, array.shape, hashlib.sha256(data).digest()
+
+
+def pack(tree: Any, known: Mapping[str, torch.Tensor] | None = None) -> tuple[Any, Arrays]:
     """Split a tree of dict, list, tuple, str, int, float, bool, None, numpy and torch values into JSON and arrays.
 
     Arrays are copied (to the CPU), so the tree may change afterwards. Anything else raises TypeError with its place.
+    Arrays that `known` (dense ones, under names of another form than ours, NUMBER:PLACE) holds are left to it.
     """
-    arrays: Arrays = {}
-    return _pack(tree, "", arrays), arrays
+    shelf = _Shelf(known or {})
+    return _pack(tree, "", shelf), shelf.arrays
 
 
-def unpack(document: Any, arrays: Arrays) -> Any:
-    """The tree again; `unpack(*pack(tree))` equals `tree`. A document that `pack` cannot have made is a ValueError."""
+def unpack(document: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
+    """The tree again; `unpack(*pack(tree))` equals `tree`. A document that `pack` cannot have made is a ValueError.
+
+    No two parts of it share memory, whatever they shared on the disk.
+    """
     if isinstance(document, list):
         return [unpack(item, arrays) for item in document]
     if not isinstance(document, dict):
@@ -52,20 +81,18 @@ def dense(value: torch.Tensor | np.ndarray | np.generic, place: str = "") -> tor
         raise TypeError(f"state{place}: an array of {np.asarray(value).dtype} cannot be saved") from error
 
 
-def _pack(node: Any, place: str, arrays: Arrays) -> Any:
+def _pack(node: Any, place: str, shelf: _Shelf) -> Any:
     if node is None or type(node) in (bool, int, str):
         return node
     if type(node) is float:
         return node if math.isfinite(node) else {"$float": str(node)}
     if isinstance(node, dict):
-        return _pack_dict(node, place, arrays)
+        return _pack_dict(node, place, shelf)
     if type(node) in (list, tuple):
-        items = [_pack(item, f"{place}/{index}", arrays) for index, item in enumerate(node)]
+        items = [_pack(item, f"{place}/{index}", shelf) for index, item in enumerate(node)]
         return items if type(node) is list else {"$tuple": items}
     if isinstance(node, torch.Tensor | np.ndarray | np.generic):
-        name = f"{len(arrays)}:{place.lstrip('/')}"
-        arrays[name] = dense(node, place)
-        return {_tag(node): name}
+        return {_tag(node): shelf.put(dense(node, place), place)}
     raise TypeError(f"state{place}: a {type(node).__name__} cannot be saved")
 
 
@@ -75,8 +102,8 @@ def _tag(node: torch.Tensor | np.ndarray | np.generic) -> str:
     return "$array" if isinstance(node, np.ndarray) else "$scalar"
 
 
-def _pack_dict(node: dict[Any, Any], place: str, arrays: Arrays) -> Any:
-    items = [(key, _pack(value, f"{place}/{key}", arrays)) for key, value in node.items()]
+def _pack_dict(node: dict[Any, Any], place: str, shelf: _Shelf) -> Any:
+    items = [(key, _pack(value, f"{place}/{key}", shelf)) for key, value in node.items()]
     if all(type(key) is str and not key.startswith("$") for key in node):
         return dict(items)
     if not all(type(key) in (str, int) for key in node):
@@ -84,7 +111,7 @@ def _pack_dict(node: dict[Any, Any], place: str, arrays: Arrays) -> Any:
     return {"$items": [list(item) for item in items]}
 
 
-def _untag(tag: str, value: Any, arrays: Arrays) -> Any:
+def _untag(tag: str, value: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
     if tag == "$float" and value in _NOT_FINITE:
         return float(value)
     if tag == "$tuple" and isinstance(value, list):
@@ -92,14 +119,14 @@ def _untag(tag: str, value: Any, arrays: Arrays) -> Any:
     if tag == "$items" and isinstance(value, list):
         return dict(_item(pair, arrays) for pair in value)
     if tag in ("$tensor", "$array", "$scalar") and isinstance(value, str) and value in arrays:
-        array = arrays[value]
+        array = arrays[value].clone()
         if tag == "$tensor":
             return array
         return array.numpy() if tag == "$array" else array.numpy()[()]
     raise ValueError(f"{tag} cannot hold {value!r:.80}")
 
 
-def _item(pair: Any, arrays: Arrays) -> tuple[str | int, Any]:
+def _item(pair: Any, arrays: Mapping[str, torch.Tensor]) -> tuple[str | int, Any]:
     if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
         raise ValueError(f"not a key and a value: {pair!r:.80}")
     return pair[0], unpack(pair[1], arrays)

@@ -91,7 +91,7 @@ class JsonlWriter:
         if not path.exists():
             return
         lines = path.read_bytes().splitlines()
-        kept = [line for line in lines if (record := _parse(line)) is not None and record.get("step", 0) <= step]
+        kept = [line for line in lines if (record := parse_record(line)) is not None and record.get("step", 0) <= step]
         if len(kept) == len(lines):
             return
         try:
@@ -221,10 +221,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         lines = Path(path).read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    return [record for record in map(_parse, lines) if record is not None]
+    return [record for record in map(parse_record, lines) if record is not None]
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_record(line: bytes) -> dict[str, Any] | None:
     """The record of a line; None if it is torn, damaged or something else."""
     try:
         record = json.loads(line)

@@ -85,6 +85,11 @@ class Cell:
             self.replay.pace.start_anew(state["clock"]["steps"])
         self.learner.load_state_dict(state["learner"])
 
+    def republish(self) -> None:
+        """Hand out the learner's weights as they are: nobody remembers which ones were handed out last."""
+        self.learner.load_state_dict(self.learner.state_dict() | {"published": -1})
+        self.learner.publish()
+
     def settle(self, state: Mapping[str, Any]) -> None:
         """The last part of a restoration: what depends on everything else, or is drawn from by it."""
         self.meter.load_state_dict(state["meter"])

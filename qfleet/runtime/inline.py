@@ -18,6 +18,7 @@ from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.roles.weights import Mailbox
 from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.plan import Plan, drive
+from qfleet.runtime.shares import Shares
 from qfleet.types import VectorEnv
 
 
@@ -53,7 +54,8 @@ class Inline:
         self.plan, self.cast = plan, cast
         self.weights = Mailbox()
         self.cell = Cell(cast.agent, cast.seats[0].env.spec, plan, outside, self.weights)
-        self.cell.gauges.append(self._exploration)
+        self.shares = Shares()
+        self.cell.gauges += [self._exploration, self.shares]
         self.actors = [self._actor(index, seat) for index, seat in enumerate(cast.seats)]
         judge = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
         self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, plan.seed, self.cell.progress,
@@ -66,10 +68,12 @@ class Inline:
         """Train to the end, evaluate and save; returns why it ended."""
         for actor, seeds in zip(self.actors, self._seeds(), strict=True):
             actor.begin(seeds)
-        cell, stop = self.cell, self.cell.stop
+        cell, stop, timed = self.cell, self.cell.stop, self.shares.timed
         # The actors have sent their actions when the learner's turn comes: the emulators work while it trains.
         try:
-            drive([*self.actors, cell.learner, cell.meter, self.evaluator, self.checkpointer], stop)
+            drive([*(timed("time/actor_share", actor) for actor in self.actors),
+                   timed("time/learner_share", cell.learner), cell.meter,
+                   timed("time/eval_share", self.evaluator), timed("time/save_share", self.checkpointer)], stop)
             if stop.reason in ("total_steps", "total_updates"):
                 cell.learner.publish()
                 self.evaluator.judge()
@@ -88,15 +92,19 @@ class Inline:
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
         """Go on from a snapshot; exactly so, if it was taken at a scheduled episode boundary."""
         self.cell.restore(state, segments)
-        self.weights.load_state_dict(state["weights"])
-        for actor, saved in zip(self.actors, state["actors"], strict=True):
-            actor.load_state_dict(saved)
-        self.evaluator.load_state_dict(state["evaluator"])
+        saved = state.get("actors", [])  # none, or more or fewer, in a run that had other processes, or other actors
+        if same := len(saved) == len(self.actors):
+            self.weights.load_state_dict(state["weights"])
+            for actor, its in zip(self.actors, saved, strict=True):
+                actor.load_state_dict(its)
+            self.evaluator.load_state_dict(state["evaluator"])
+        else:
+            self.cell.republish()
+            self.evaluator.resume()
         self.checkpointer.resume()
         self.cell.settle(state)
-        purpose, index = state["begin"]
-        fresh = all(saved["fresh"] for saved in state["actors"])
-        self._begin = (purpose, index) if fresh else ("resume", self.cell.progress().steps)
+        exact = same and all(its["fresh"] for its in saved)
+        self._begin = tuple(state["begin"]) if exact else ("resume", self.cell.progress().steps)
 
     def _actor(self, index: int, seat: Seat) -> Actor:
         plan = self.plan

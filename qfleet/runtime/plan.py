@@ -39,7 +39,10 @@ def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[
 
 @dataclass(frozen=True)
 class Plan:
-    """What the roles of a run are built from; every value is resolved."""
+    """What the roles of a run are built from; every value is resolved.
+
+    `slack_samples`: so many samples may the learner be behind before actors elsewhere have to wait for it.
+    """
 
     seed: int
     device: torch.device
@@ -53,7 +56,7 @@ class Plan:
     learner: LearnerConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
-
+    slack_samples: float
 
     @property
     def log_schedule(self) -> Schedule:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from qfleet.runtime.plan import Stop
+from typing import Protocol
 
 REASONS = {"SIGINT": "interrupted", "SIGTERM": "preempted", "SIGUSR1": "preempted"}
 
 
+class Told(Protocol):
+    """Whoever can be asked to stop, and why."""
+
+    reason: str | None
+
+
 @contextmanager
-def obeyed(stop: Stop) -> Iterator[None]:
+def obeyed(stop: Told) -> Iterator[None]:
     """While inside, signals become reasons to stop. Only the main thread receives any; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,6 +31,19 @@ def obeyed(stop: Stop) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.reason = reason
 
+    with _handled(handle):
+        yield
+
+
+@contextmanager
+def heeded(leave: Callable[[], object]) -> Iterator[None]:
+    """While inside, every such signal asks to leave; for a process that has nothing of its own to save."""
+    with _handled(lambda number, frame: leave()):
+        yield
+
+
+@contextmanager
+def _handled(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in REASONS if hasattr(signal, name)]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:

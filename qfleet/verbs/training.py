@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qfleet.verbs.options import fleet_overrides
 from qfleet.verbs.showing import Reel, film, film_path, verdict
 from qfleet.verbs.telling import clean_stdout, complain, outcome
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
     from qfleet.recipe import Resolved
-    from qfleet.settings import RunConfig
     from qfleet.runs.progress import ProgressView
+    from qfleet.settings import RunConfig
 
 SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
 SAVED = (75, 130)
@@ -29,6 +30,7 @@ def train(args: Namespace) -> int:
     from qfleet import recipe
 
     source = args.words[0]
+    args.overrides += fleet_overrides(args)
     plans = [recipe.resolve(source, args.overrides)]
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
@@ -60,6 +62,7 @@ def resume(args: Namespace) -> int:
     from qfleet.runs.progress import ProgressView
 
     _require_finish(args)
+    args.overrides += fleet_overrides(args)
     run = RunDirectory.open(args.words[0], args.root)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
     view = ProgressView(goal.get("total_steps"), goal.get("total_updates"), mode=_mode(args))
@@ -110,9 +113,9 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
             more, extra = _show(args, run)
         lines += more
         document |= extra
-    lines += [f"{name:<10} {command}" for name, command in [
-        ("resume", f"qfleet resume {run}{_further(result)}"), ("watch", f"tensorboard --logdir {run}"),
-        ("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}")]]
+    commands = [("resume", f"qfleet resume {run}{_further(result)}"), ("watch", f"tensorboard --logdir {run}"),
+                ("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}")]
+    lines += [f"{name:<10} {command}" for name, command in commands[:1 if result.before else None]]
     if not args.json:
         outcome(args, [*lines, str(run)], document)
     return document
@@ -219,6 +222,8 @@ def _ending(result: TrainResult) -> str:
         ending = f"{ending}, but the last checkpoint could not be saved: {_going_on(result)}"
     elif result.exit_code in SAVED:
         ending = f"{ending}, {_going_on(result)}"
+    if result.before:
+        ending = f"nothing to do, it was finished before, {ending}"
     return (f"{ending}: {result.steps:,} steps, {result.updates:,} updates, "
             f"{result.episodes:,} episodes in {clock(result.seconds)}{best}")
 

@@ -13,8 +13,8 @@ import pytest
 from qfleet import recipe
 from qfleet.config import flatten, parse_mapping, plugin_names, to_yaml, validate
 from qfleet.recipe import RESUMABLE, resolve
-from qfleet.settings import RunConfig
 from qfleet.runtime import isolate
+from qfleet.settings import RunConfig
 from qfleet.types import EnvFault, EnvSpec, Leaf, UserError
 
 GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5"}
@@ -94,7 +94,8 @@ BAD = [
     (["env=CartPole-v1"], "command line: env: must be a section with keys of its own (got 'CartPole-v1')"),
     (["agent.algo=dqnn"], f"command line: agent.algo: 'dqnn' is none of {', '.join(plugin_names('qfleet.algos'))}, "
                           "nor module:attribute; did you mean dqn?"),
-    (["placement=cluster"], "command line: placement: must be inline (got 'cluster'); the default is 'inline'"),
+    (["placement=cluster"],
+     "command line: placement: must be inline or processes (got 'cluster'); the default is 'inline'"),
     (["agent.n_step=100"], "command line: a look-ahead of 100 steps is longer than replay.chunk_steps=64: "
                            "lower the n-step or raise chunk_steps"),
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],
@@ -244,6 +245,22 @@ def test_user_files_extend_recipes_and_each_other(tmp_path: Path) -> None:
     assert got.provenance["replay.min_steps"] == "../base.yaml" and got.provenance["env.id"] == "recipe cartpole"
 
 
+def test_nested_settings_are_as_good_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("extends: cartpole\nseed: 5\n")
+    settings = {"description": "mine", "extends": "base.yaml", "agent": {"hidden": [32]}}
+    Path("mine.yaml").write_text("description: mine\nextends: base.yaml\nagent: {hidden: [32]}\n")
+    for overrides in ([], ["seed=7", "agent.n_step=3"]):
+        got, file = resolve(settings, overrides), resolve("mine.yaml", overrides)
+        assert got.config == file.config and got.config.env.id == "CartPole-v1"
+        assert got.provenance == {key: source.replace("mine.yaml", "config") for key, source in file.provenance.items()}
+    assert settings == {"description": "mine", "extends": "base.yaml", "agent": {"hidden": [32]}}, "left as it was"
+    with pytest.raises(UserError, match=r"config: agent.hiden: unknown key; did you mean agent.hidden"):
+        resolve({"extends": "cartpole", "agent": {"hiden": [3]}})
+    with pytest.raises(UserError, match=r"config: env.id: is required"):
+        resolve({"seed": 1})
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("extends: me.yaml\n", "me.yaml: extends itself"),
     ("extends: carpole\n", "me.yaml: extends: 'carpole' is no recipe"),
@@ -316,7 +333,7 @@ def test_what_may_change_on_resume() -> None:
     told = str(caught.value).splitlines()
     assert told[:2] == ["seed: is 2, but the run was started with 1",
                         "agent.gamma: is 0.9, but the run was started with 0.99"]
-    assert "a resumed run may change checkpoint.keep" in told[2] and "init_from=RUN" in told[2]
+    assert "a resumed run may change actors, checkpoint.keep" in told[2] and "init_from=RUN" in told[2]
 
 
 def test_an_exact_run_keeps_its_checkpoint_clock_on_resume() -> None:

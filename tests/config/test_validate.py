@@ -255,10 +255,32 @@ def test_flatten_and_idle_keys() -> None:
     assert "beta" not in to_yaml(config)
 
 
+class House(Config):
+    """A section that knows when those inside of it lie idle."""
+
+    open: bool = Field(True, description="whether anybody may come in")
+    memory: Memory = Memory()
+    world: World = World(id="w")
+
+    def inactive(self) -> dict[str, str]:
+        closed = ["memory.size", "memory.alpha", "memory.beta", "world.lanes"]
+        return {} if self.open else dict.fromkeys(closed, "without open=true")
+
+
+def test_a_section_speaks_for_those_inside() -> None:
+    assert to_yaml(validate(House, {"open": False})) == "open: false\nworld:\n  id: w\n  kwargs: {}\n"
+    assert inactive_keys(House(open=False))["world.lanes"] == "without open=true"
+    with pytest.raises(UserError, match=r"config: world.lanes: has no effect without open=true"):
+        validate(House, {"open": False, "world": {"id": "x", "lanes": 3}})
+    layers = Layered().over({"world": {"id": "x", "lanes": 3}}, "recipe").over({"open": False}, "command line")
+    assert validate(House, layers).world.lanes == 8, "a later layer took its effect away"
+    assert validate(House, {"world": {"id": "x", "lanes": 3}}).world.lanes == 3
+
+
 def test_sections_are_frozen_and_known_to_the_json_schema() -> None:
     config = validate(Root, {"world": {"id": "w"}})
     with pytest.raises(ValidationError):
         config.seed = 3  # type: ignore[misc]
     kinds = Root.model_json_schema()["properties"]["shape"]["anyOf"]
     assert [(kind["title"], sorted(kind["properties"])) for kind in kinds] == [
-        ("four_cornered", ["shape", "side"]), ("round", ["radius", "shape"])]
+        ("four_cornered", ["shape", "side"]), ("round", ["radius", "shape"]), ("module:attribute", ["shape"])]

@@ -24,7 +24,7 @@ SHOWN_WRONG_OPTIONS = {("train", "--seed")}
 OTHER_NAMES = {"run.json"}
 """Looks like a key and is none."""
 
-TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault)/[a-z_]+\b")
+TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire)/[a-z_]+\b")
 
 
 def by_name(paths: list[Path]) -> list:

@@ -82,3 +82,9 @@ class Odd(gymnasium.Env):
 ])
 def test_broken_rules_are_named(rule, level, words):
     assert words in texts(level, id=f"{__name__}:Odd", kwargs={"rule": rule}, max_episode_steps=50)
+
+
+@pytest.mark.parametrize("rule", ["reset", "four"])
+def test_what_is_wrong_is_said_once(rule):
+    found = texts("error", id=f"{__name__}:Odd", kwargs={"rule": rule}, max_episode_steps=50)
+    assert len(found.splitlines()) == 1 and "old Gym" in found

@@ -160,6 +160,59 @@ def test_endless_failure_stops_with_the_first_hand_traceback(raise_at):
         roll(faulty(max_faults=3, kwargs={"raise_at": raise_at}), 50)
 
 
+class OldGym(Tape):
+    """Written for Gym before 0.26, as far as told."""
+
+    def __init__(self, old="step", at=1):
+        super().__init__([[(1, F, F)] * 9] * 99)
+        self.old, self.at = old, at
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return (obs, reward, terminated, info) if self.old == "step" and self.t >= self.at else (
+            None if self.old == "nothing" else (obs, reward, terminated, truncated, info))
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs if self.old == "reset" else (obs, info)
+
+
+class OldSeed(OldGym):
+    def reset(self):
+        return np.zeros(2, np.float32)
+
+
+class Peek(gymnasium.Wrapper):
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, info
+
+
+gymnasium.register("OldGym-v0", entry_point=OldGym)
+
+
+@pytest.mark.parametrize("cfg, words", [
+    ({"kwargs": {"old": "step"}}, "terminated, truncated, info.*a tuple of 4"),
+    ({"kwargs": {"old": "step"}, "wrappers": [f"{__name__}:Peek"]}, "terminated, truncated, info.*a tuple of 4"),
+    ({"id": "OldGym-v0", "wrappers": [f"{__name__}:Peek"]}, "terminated, truncated, info.*a tuple of 4"),
+    ({"kwargs": {"old": "nothing"}}, "step must return.*a NoneType"),
+    ({"kwargs": {"old": "reset"}}, "reset must return.*a ndarray"),
+    ({"id": f"{__name__}:OldSeed"}, r"reset must take a seed, as in reset\(self, \*, seed=None"),
+])
+def test_an_environment_for_the_old_gym_is_told_from_a_failing_one(cfg, words, caplog):
+    cfg = EnvConfig(**{"id": f"{__name__}:OldGym", "max_episode_steps": 9, **cfg})
+    with pytest.raises(UserError, match=rf"{cfg.id} has not Gymnasium's interface: .*{words}.*qfleet check-env"):
+        roll(make(cfg, 2), 3)
+    assert not caplog.records, "it was not built anew, time and again"
+
+
+def test_a_wrong_answer_in_some_corner_is_a_failure_like_others():
+    env = make(EnvConfig(id=f"{__name__}:OldGym", kwargs={"at": 3}, max_episode_steps=9), 1)
+    with pytest.raises(EnvFault, match="failed 5 times"):
+        roll(env, 50)
+    assert env.faults() == 5
+
+
 def test_a_rebuild_that_fails_counts_too():
     built = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from gymnasium import spaces
 
 from qfleet import api
 from qfleet.cli import main
+from qfleet.roles.learner import Learner
 from qfleet.runs.checkpoint import Checkpoints, Meta
 from qfleet.types import UserError
 
@@ -160,6 +162,45 @@ def test_threads_are_left_as_they_were():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_nested_settings_may_extend_a_recipe():
+    result = api.train({"extends": "cartpole", "run": {"name": "x"}, "total_steps": 100}, TINY)
+    assert result.steps >= 100 and api.load("x").config.env.id == "CartPole-v1"
+
+
+class Old(Fields):
+    """Written for Gym before 0.26."""
+
+    def step(self, action):
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
+def old():
+    return Old(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("isolate", ["false", "true"])
+def test_an_environment_for_the_old_gym_is_refused_without_a_traceback(isolate, capsys):
+    args = [*TINY, "total_steps=100", "run.name=x", "env.max_episode_steps=20", f"env.isolate={isolate}"]
+    assert main(["train", "test_api:old", *args]) == 2
+    err = capsys.readouterr().err
+    assert "error: test_api:old has not Gymnasium's interface: step must return (observation, reward, terminated, " \
+           "truncated, info); it returned a tuple of 4" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(("lack", "advice"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "learner.batch_size=8 .*device=cpu"),
+    (MemoryError("cannot allocate"), "replay.capacity=100000 .*env.lanes=2")])
+def test_a_lack_of_memory_comes_with_advice(monkeypatch, capsys, lack, advice):
+    def step(self):
+        raise lack
+
+    monkeypatch.setattr(Learner, "step", step)
+    assert main(["train", "cartpole", *TINY, "total_steps=200", "run.name=x"]) == 1
+    err = capsys.readouterr().err
+    assert f"out of memory: {lack}" in err and re.search(advice, err) and "Traceback" not in err
 
 
 def contents(run):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from qfleet import api, doctor
 from qfleet.api import EvalResult, Step
@@ -126,6 +127,17 @@ def test_a_crash_says_where_the_last_checkpoint_is(tape, capsys, error, code):
     assert err.count("the run is in runs/x; its last checkpoint is step-000000000100: qfleet resume runs/x") == 1
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+                                   MemoryError("cannot allocate")])
+def test_a_lack_of_memory_is_told_in_three_lines(tape, capsys, error):
+    error.add_note("lower learner.batch_size")
+    tape.reasons = [error]
+    assert main(["train", "cartpole", "--quiet", "run.name=x"]) == 1
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.startswith("out of memory: C") or first.startswith("out of memory: c")
+    assert second == "lower learner.batch_size" and third.startswith("the run is in runs/x; its last checkpoint is")
+
+
 def test_a_mistake_found_late_needs_no_such_note(tape, capsys):
     tape.reasons = [UserError("bad batch")]
     assert main(["train", "cartpole", "--quiet", "run.name=x"]) == 2
@@ -207,7 +219,7 @@ def test_resume_passes_overrides_and_knows_the_new_goal(tape, capsys):
     assert main(["resume", "x", "--trust"]) == 0 and tape.calls[-1][-1] is True
     assert capsys.readouterr().out.splitlines()[-1] == "runs/x"
     assert main(["resume", "y"]) == 2
-    assert "did you mean x?" in capsys.readouterr().err
+    assert "holds no run of a similar name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("reason", "saved_at", "text"), [

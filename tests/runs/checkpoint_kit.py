@@ -16,7 +16,8 @@ SPEC = EnvSpec("CartPole-v1", {"obs": Leaf((4,), "float32", "vector")}, 2)
 META = Meta("seed: 1\nenv: {id: CartPole-v1}\n", SPEC, {"eval/mean_reward": 487.5})
 POLICY = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(2, dtype=torch.bfloat16)}
 STATE = {"updates": 7, "rng": np.random.default_rng(3).bit_generator.state, "priorities": np.arange(5.0),
-         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}}
+         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}},
+         "net": POLICY, "published": {"state": POLICY, "old": torch.arange(5.0, dtype=torch.float64)}}
 
 
 def segment(name: str, data: bytes = b"0123456789" * 20, calls: list | None = None) -> Segment:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from checkpoint_kit import META, POLICY, SPEC, STATE, save
 
@@ -35,6 +36,21 @@ def test_what_is_saved_is_read_back(tmp_path):
     assert torch.equal(state["optimizer"]["state"][0]["step"], torch.tensor(3.0))
     assert [(name, file.read_bytes()) for name, file in found.segments()] == [
         (name, name.encode() * 30) for name in ("replay-0-3", "replay-4-7")]
+
+
+def test_weights_are_kept_once_however_often_a_run_holds_them(tmp_path):
+    """The policy's in its own file, all others once beside it; what is read back shares no memory."""
+    policy = {"weight": torch.arange(1000.0), "bias": torch.zeros(7)}
+    state = {"net": policy, "target": {"weight": torch.arange(1000.0) + 1, "bias": torch.zeros(7)},
+             "actor": {"weights": {"weight": torch.arange(1000.0) + 1}, "obs": np.zeros(7, np.float32)}}
+    found = open_checkpoint(Checkpoints(tmp_path, keep=1).save(1, 1, policy, state, [], META))
+    kept = safetensors.torch.load_file(found.path / "state.safetensors")
+    assert [value.tolist() for value in kept.values()] == [(policy["weight"] + 1).tolist()]
+    again = found.state()
+    again["net"]["bias"][0] = again["actor"]["obs"][1] = again["target"]["weight"][2] = 9
+    assert again["target"]["bias"].tolist() == [0] * 7 and again["actor"]["obs"].tolist() == [0, 9, *[0] * 5]
+    assert torch.equal(again["actor"]["weights"]["weight"], torch.arange(1000.0) + 1)
+    assert again["actor"]["obs"].dtype == np.float32 and torch.equal(again["net"]["weight"], policy["weight"])
 
 
 def test_the_manifest_says_the_truth(tmp_path):
@@ -170,6 +186,8 @@ def test_every_format_ever_written_is_still_read():
         assert torch.equal(found.policy()["weight"], POLICY["weight"])
         state = found.state()
         assert state["rng"] == STATE["rng"] and np.array_equal(state["priorities"], STATE["priorities"])
+        for weights in (state.get("net", POLICY), state.get("published", {"state": POLICY})["state"]):  # since format 2
+            assert all(torch.equal(weights[name], POLICY[name]) for name in POLICY)
         assert [file.read_bytes() for _, file in found.segments()] == [b"replay-0-3" * 30, b"replay-4-7" * 30]
     assert (GOLDEN / f"format-{module.FORMAT_VERSION}").is_dir()
 

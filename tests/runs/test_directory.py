@@ -104,15 +104,20 @@ def test_a_folder_of_the_same_name_does_not_hide_a_run(tmp_path, monkeypatch):
 
 
 def test_an_unknown_run_gets_close_matches(tmp_path):
-    with pytest.raises(UserError, match="there are no runs there yet"):
+    with pytest.raises(UserError, match=f"there are no runs in {tmp_path} yet"):
         RunDirectory.open("cartpole", tmp_path)
     made(tmp_path, "cartpole-7")
     made(tmp_path, "pong")
     (tmp_path / "cartpole-8").mkdir()  # not a run
     with pytest.raises(UserError, match=r"no run 'cartpol-7'.*did you mean cartpole-7\?"):
         RunDirectory.open("cartpol-7", tmp_path)
-    with pytest.raises(UserError, match="no run ''"):
-        RunDirectory.open("", tmp_path)
+    for word in ("Pon", "somewhere/pnog", "CARTPOLE"):
+        with pytest.raises(UserError, match=rf"did you mean {'cartpole-7' if word == 'CARTPOLE' else 'pong'}\?"):
+            RunDirectory.open(word, tmp_path)
+    for word in ("", "breakout", "x" * 300):
+        with pytest.raises(UserError, match=f"no run '{word}'.*{tmp_path} holds no run of a similar name") as caught:
+            RunDirectory.open(word, tmp_path)
+        assert "pong" not in str(caught.value) and "cartpole" not in str(caught.value)
     assert sorted(run_names(tmp_path)) == ["cartpole-7", "pong"]
 
 

@@ -122,6 +122,21 @@ def test_what_is_read_can_be_written_to():
     assert out["array"][0] == out["tensor"][0] == 1
 
 
+def test_only_what_is_equal_in_every_bit_is_kept_once():
+    zeros = {"a": torch.zeros(2), "b": np.zeros(2, np.float32), "scalar": np.float32(0), "negative": -torch.zeros(2),
+             "shape": torch.zeros(2, 1), "dtype": torch.zeros(2, dtype=torch.int32), "none": torch.zeros(0),
+             "nan": [torch.tensor([math.nan])] * 2, "half": torch.zeros(2, dtype=torch.bfloat16)}
+    document, arrays = tree.pack(zeros)
+    assert document["b"] == {"$array": document["a"]["$tensor"]} and document["nan"][0] == document["nan"][1]
+    assert len(arrays) == 8 and same(tree.unpack(document, arrays), zeros)
+
+
+def test_what_is_known_elsewhere_is_named_and_not_kept():
+    document, arrays = tree.pack({"mine": torch.ones(2), "yours": torch.ones(3)}, {"policy:w": torch.ones(3)})
+    assert document["yours"] == {"$tensor": "policy:w"} and len(arrays) == 1
+    assert tree.unpack(document, arrays | {"policy:w": torch.ones(3)})["yours"].tolist() == [1, 1, 1]
+
+
 def test_packing_copies_and_takes_views_and_shared_memory():
     base = torch.arange(6.0).reshape(2, 3)
     document, arrays = tree.pack({"whole": base, "view": base.T, "again": base, "strided": np.arange(9)[::-2]})

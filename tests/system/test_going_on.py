@@ -1,10 +1,12 @@
 """One writer per run, what a resumed run may change, and new runs that start from trained weights."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from real_runs import (
     ENVIRONMENT,
     TINY,
@@ -124,6 +126,52 @@ def test_init_from_another_environment_or_network_is_refused_with_both(capsys):
     err = capsys.readouterr().err
     assert "init_from=a" in err and "(16, 4)" in err and "(17, 4)" in err and "Traceback" not in err
     assert not Path("runs/b").exists()
+
+
+def test_init_partial_takes_what_fits_and_says_what_does_not(caplog):
+    train("cartpole", "run.name=a", "total_steps=300")
+    trained = api.load("a").policy.flat.state()
+    short = ["total_steps=90", "replay.min_steps=80", "init_from=a", "init_partial=true", "seed=3"]
+    # Too few steps for an update of note: what was taken over is nearly as it was, and what was begun anew is not.
+    for source, more, name in (("cartpole", ["agent.hidden=[16, 8]"], "b"), ("toy/Chain-v0", [], "c")):
+        caplog.clear()
+        result = train(source, *short, *more, f"run.name={name}")
+        weights = newest(result.directory).policy()
+        same = {key for key in weights if key in trained and weights[key].shape == trained[key].shape}
+        assert same and same < set(weights)
+        assert all(torch.allclose(weights[key], trained[key], atol=0.05) for key in same)
+        anew = json.loads((result.directory / "run.json").read_text())["attempts"][0]["begun_anew"]
+        assert f"{len(same)} of {len(weights)} tensors" in caplog.text and anew
+        assert all(line.partition(":")[0] in caplog.text for line in anew)
+    assert "(16, 4) there, (16, 5) here" in caplog.text
+
+
+def test_a_finished_run_is_left_alone_and_says_how_to_go_on(capsys):
+    """Also where the last scheduled checkpoint was taken just before the last evaluation."""
+    for name, period in (("x", 0), ("y", 100)):
+        train("cartpole", f"run.name={name}", "total_steps=200", f"checkpoint.period_steps={period}")
+        before = {path: path.read_bytes() for path in Path("runs", name).rglob("*") if path.is_file()}
+        assert main(["resume", name]) == 0
+        out, err = capsys.readouterr()
+        lines = out.splitlines()
+        assert lines[0].startswith("nothing to do, it was finished before, all steps taken: 200 steps"), out
+        assert lines[1:] == [f"resume     qfleet resume runs/{name} total_steps=400", f"runs/{name}"] and err == ""
+        assert {path: path.read_bytes() for path in Path("runs", name).rglob("*") if path.is_file()} == before
+    assert api.resume("x", ["total_steps=300"]).before is False
+    train("cartpole", "run.name=z", "total_steps=600", "stop_at=5", "eval.period_steps=100")
+    assert main(["resume", "z"]) == 0 and "qfleet resume runs/z stop_at=null" in capsys.readouterr().out
+    train("cartpole", "run.name=u", "total_updates=20")
+    assert main(["resume", "u"]) == 0 and "qfleet resume runs/u total_updates=40" in capsys.readouterr().out
+
+
+def test_the_last_evaluation_is_made_up_for():
+    """Killed between the last checkpoint and the last evaluation: the run is not finished yet."""
+    train("cartpole", "run.name=x", "total_steps=200", "checkpoint.period_steps=100")
+    metrics = Path("runs/x/metrics.jsonl")
+    kept = [line for line in metrics.read_text().splitlines() if "eval/mean_reward" not in line]
+    metrics.write_text("".join(f"{line}\n" for line in kept))
+    assert not api.resume("x").before
+    assert "eval/mean_reward" in records(Path("runs/x"))[-1] and api.resume("x").before
 
 
 def test_evaluating_on_a_changed_environment_is_refused(tmp_path):

@@ -6,18 +6,15 @@ The module maps [B, *shape] (already scaled to [0, 1]) to [B, features].
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
-from qfleet.config import load_attribute
-from qfleet.types import UserError
+from qfleet.config import Named, load_attribute
 
-
-def torso_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+Torso = Annotated[str, Named(__name__, ("auto",))]
+"""A field of an agent's config that names a torso; `auto` leaves the choice to the encoder."""
 
 
 def find_torso(name: str) -> Callable[..., nn.Module]:
@@ -25,7 +22,5 @@ def find_torso(name: str) -> Callable[..., nn.Module]:
     if ":" in name:
         builder: Any = load_attribute(name)
         return getattr(builder, "build", builder)
-    if name not in torso_names():
-        raise UserError(f"agent.torso={name}: no such torso; there are {', '.join(torso_names())}, "
-                        "or name your own as module:attribute")
+    Named(__name__).check(name)
     return importlib.import_module(f"{__name__}.{name}").build

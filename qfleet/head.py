@@ -1,0 +1,188 @@
+"""The head of a fleet: prepares the run, starts its processes, keeps them alive, shows what they do, and ends them.
+
+    head ──▶ cell (learner, replay, records)        it computes nothing itself, and what it shows it reads from the
+         ──▶ actors, evaluator ──▶ cell             run's records, as anybody could
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from qfleet.assemble import describe_plan, make_env, settle
+from qfleet.config import to_yaml
+from qfleet.members import Contact, Orders
+from qfleet.roles.metrics import Sink
+from qfleet.runs.checkpoint import Checkpoints
+from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
+from qfleet.runs.tail import Tail
+from qfleet.runtime.plan import drive
+from qfleet.runtime.signals import obeyed
+from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
+from qfleet.runtime.wire.security import read_token, server_credentials, write_token
+from qfleet.session import EXIT_CODES, TrainResult, ended, require_same, show_plan, source_of_weights
+from qfleet.settings import RunConfig
+from qfleet.types import EnvSpec, ProcessFault, UserError
+
+log = logging.getLogger(__name__)
+
+CELL = "cell"
+GRACE_S = 5.0
+SIGNALS = {"interrupted": signal.SIGINT, "preempted": signal.SIGTERM}
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run in processes."""
+    spec = _look_at(config)
+    config = _checked(settle(config, spec))
+    source_of_weights(config, spec)  # refused here, before there is a run
+    with ExitStack() as stack:
+        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
+        stack.callback(directory.unlock)
+        try:
+            replace_text(directory.config, to_yaml(config))
+            head = Head(config, spec, directory, sinks, {"sources": dict(provenance)})
+            return head.run()
+        except BaseException:
+            if not directory.metrics.exists():
+                directory.discard()  # or its name would be taken by a run that never began
+            raise
+
+
+def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+    """Continue a run, in processes, from its newest valid checkpoint."""
+    with ExitStack() as stack:
+        directory.lock()
+        stack.callback(directory.unlock)
+        checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+        if checkpoint is None:
+            raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
+                            f"{directory.config}` and another run.name")
+        if (before := ended(directory, config, checkpoint)) is not None:
+            return before
+        spec = _look_at(config)
+        require_same(checkpoint, spec)
+        config = _checked(settle(config, spec))
+        replace_text(directory.config, to_yaml(config))
+        return Head(config, spec, directory, sinks, {}).run()
+
+
+def _look_at(config: RunConfig) -> EnvSpec:
+    with closing(make_env(config.env, 1)) as env:
+        return env.spec
+
+
+def _checked(config: RunConfig) -> RunConfig:
+    """Refuse what could only fail in a child."""
+    fleet = config.fleet
+    if fleet.token_file is not None:
+        read_token(fleet.token_file)
+    if fleet.tls_cert is not None and fleet.tls_key is not None:
+        server_credentials(fleet.tls_cert, fleet.tls_key, fleet.tls_ca)
+    return config
+
+
+class Head:
+    """One attempt of a fleet. `told` is what a signal asked for."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+                 origin: Mapping[str, Any]) -> None:
+        self.config, self.directory, self.sinks = config, directory, sinks
+        self.reason: str | None = None  # set by a signal
+        self.rows = [("run", str(directory.path)), *describe_plan(config, spec)]
+        self.private = Path(tempfile.mkdtemp(prefix="qfleet-"))  # readable by its owner only
+        Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin)).write(self.private)
+        write_token(self.private / Orders.TOKEN)
+        self.tail = Tail(directory.metrics)
+        fleet = config.fleet
+        patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+        self.supervisor = Supervisor(self._children(), log.warning, patience, lambda name: None)
+        self._forwarded = self._door_shown = False
+
+    def run(self) -> TrainResult:
+        """Until the cell has ended in order; raises what made it impossible."""
+        show_plan(self.sinks, self.rows)
+        try:
+            with obeyed(self):
+                drive([self.supervisor, self], self._over)
+            self.step()
+            failure = self.supervisor.failure
+            if failure is not None and not (self.reason is not None and failure.name == CELL):
+                self._fail(failure)
+            return self._result()
+        finally:
+            self.supervisor.terminate(GRACE_S)
+            shutil.rmtree(self.private, ignore_errors=True)
+
+    def step(self) -> bool:
+        """Show what is new, and pass on what we were told."""
+        for record in self.tail.news():
+            for sink in self.sinks:
+                sink.write(record)
+        if not self._door_shown and (self.private / Orders.DOOR).exists():
+            self._door_shown = True
+            show_plan(self.sinks, self._invitation())
+        if self.reason is not None and not self._forwarded:
+            self._forwarded = self._pass_on(SIGNALS[self.reason])
+        return False
+
+    def _over(self) -> bool:
+        return self.supervisor.failure is not None or self.supervisor.done(CELL)
+
+    def _pass_on(self, number: signal.Signals) -> bool:
+        pid = self.supervisor.pid(CELL)
+        if pid is not None:
+            os.kill(pid, number)
+        return pid is not None
+
+    def _fail(self, failure: Failure) -> None:
+        """Let the cell save what there is, then say what went wrong."""
+        if failure.name != CELL:
+            self.supervisor.terminate(60.0)
+        raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+
+    def _result(self) -> TrainResult:
+        try:
+            data = json.loads((self.private / Orders.RESULT).read_text())
+        except FileNotFoundError:  # told to stop before the cell had begun
+            checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
+            step = None if checkpoint is None else checkpoint.manifest.step
+            reason = self.reason or "preempted"
+            return TrainResult(self.directory.path, step or 0, 0, 0, 0.0, None, reason, EXIT_CODES[reason], step)
+        return TrainResult(**data | {"directory": self.directory.path})
+
+    def _children(self) -> list[Child]:
+        logs = self.directory.path / "logs"
+        words = [sys.executable, "-m", "qfleet", "_member"]
+        env = {"PYTHONUNBUFFERED": "1"}
+        fleet = self.config.fleet
+        cell = Child(CELL, [*words, CELL, str(self.private)], env, logs / "cell.log", fleet.restarts)
+        local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
+        members = [("actor", name) for name in local] + [("evaluator", "evaluator")]
+        return [cell, *(Child(name, [*words, role, *self._contact(name).words()], env,
+                              logs / f"{name.replace('local/', 'actor-')}.log") for role, name in members)]
+
+    def _contact(self, name: str) -> Contact:
+        return Contact(f"unix:{self.private / Orders.SOCKET}", name, str(self.private / Orders.TOKEN),
+                       self.config.fleet.patience_s)
+
+    def _invitation(self) -> list[tuple[str, str]]:
+        """How other hosts join, if they can."""
+        fleet = self.config.fleet
+        if fleet.address is None:
+            return []
+        port = json.loads((self.private / Orders.DOOR).read_text())["port"]
+        host = "127.0.0.1" if fleet.address.is_loopback else os.uname().nodename
+        place = fleet.advertise or f"{host}:{port}"
+        token = fleet.token_file or str(self.private / Orders.TOKEN)
+        tls = f" --tls-ca {fleet.tls_cert}" if fleet.tls_cert else ""
+        return [("join", f"qfleet join {place} --token-file {token}{tls} --actors N")]

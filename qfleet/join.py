@@ -1,0 +1,59 @@
+"""Actors of this host for a fleet that runs elsewhere: the same processes as the head starts, over TCP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from qfleet.members import Contact
+from qfleet.runtime.plan import drive
+from qfleet.runtime.signals import obeyed
+from qfleet.runtime.supervise import Child, Patience, Supervisor
+from qfleet.runtime.wire.address import parse_address
+from qfleet.runtime.wire.channel import answers
+from qfleet.runtime.wire.security import read_token
+from qfleet.types import ProcessFault, UserError
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+
+
+class Join:
+    """N actors, kept alive until the fleet says that its run is over or somebody asks them to leave."""
+
+    def __init__(self, contact: Contact, actors: int) -> None:
+        self.reason: str | None = None  # set by a signal
+        self.logs = Path(tempfile.mkdtemp(prefix="qfleet-join-"))
+        host = f"{os.uname().nodename}-{secrets.token_hex(4)}"
+        members = [replace(contact, name=f"{host}/{index}") for index in range(actors)]
+        words = [sys.executable, "-m", "qfleet", "_member", "actor"]
+        children = [Child(member.name, [*words, *member.words()], {"PYTHONUNBUFFERED": "1"},
+                          self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
+        self.supervisor = Supervisor(children, log.warning, Patience(), lambda name: None)
+
+    def run(self) -> str | None:
+        """Until it is over; the reason if we were told to leave."""
+        try:
+            with obeyed(self):
+                drive([self.supervisor], lambda: self.reason is not None or self.supervisor.failure is not None
+                      or self.supervisor.finished)
+        finally:
+            self.supervisor.terminate(GRACE_S)
+        failure = self.supervisor.failure
+        if failure is not None and self.reason is None:
+            raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+        shutil.rmtree(self.logs, ignore_errors=True)
+        return self.reason
+
+
+def knock(contact: Contact) -> None:
+    """See whether the fleet is there and knows us, before any process is started; a fleet may also come later."""
+    if not answers(parse_address(contact.address), read_token(contact.token_file), contact.credentials()):
+        log.warning("nobody answers at %s yet; the actors will ask for %.0f s", contact.address, contact.patience_s)

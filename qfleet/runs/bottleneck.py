@@ -1,0 +1,157 @@
+"""What limits a run, judged from its metric records.
+
+Pace ties acting and learning together, so one side waits for the other, and who never waits is the limit:
+
+    the learner idles        the actors are too slow: the largest part of their step is the limit
+    the actors are held      the learner is too slow: updates or, if drawing samples takes longer, decoding
+    both wait in turns       pace itself: each could go on, but not yet
+    actors wait, not held    their messages are slow to arrive, or to be taken in: the wire
+
+With all roles in one process nobody waits; the largest part of the time is the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = Mapping[str, Any]
+
+RECENT_RECORDS = 10
+BOTH_WAIT = 0.2
+"""If both sides wait for at least this part of their time, neither of them is the limit."""
+
+ACTING = {"env": "actor/env_ms", "inference": "actor/act_ms", "wire": "actor/store_ms", "waiting": "actor/wait_ms"}
+LEARNING = {"decode": "train/sample_ms", "learner": "train/update_ms"}
+CALLED = {"env": "the environment", "inference": "choosing actions", "wire": "storing and shipping",
+          "waiting": "waiting", "decode": "drawing samples", "learner": "updates", "evaluation": "evaluations",
+          "checkpoints": "checkpoints"}
+
+FASTER_LEARNER = ("device=cuda, learner.precision=bf16 or learner.capture=true make an update faster; a larger "
+                  "learner.batch_size makes fewer of them, a lower replay.samples_per_insert fewer samples per step")
+ADVICE = {
+    "env": "raise actors, or let other hosts join (fleet.listen); more env.threads help where the environment uses "
+           "them",
+    "inference": "raise env.lanes, so that one call of the network serves more of them, or raise actors; a smaller "
+                 "network (agent.hidden, agent.torso) is faster",
+    "wire": "raise replay.chunk_steps for fewer and larger messages, and learner.publish_period_updates for fewer "
+            "weights to be sent; actors on this host need no network",
+    "decode": "lower replay.samples_per_insert, or agent.n_step, for fewer rows to be decoded",
+    "learner": FASTER_LEARNER,
+    "pace": "raise replay.chunk_steps or env.lanes, which lets the two sides be further apart; "
+            "replay.samples_per_insert decides how much of each there is",
+    "evaluation": "raise eval.period_steps, lower eval.episodes, or let placement=processes evaluate beside the "
+                  "learning",
+    "checkpoints": "raise checkpoint.period_steps, or set checkpoint.replay=false",
+}
+INLINE_ADVICE = {
+    "env": "set placement=processes and raise actors, so that environments run beside the learning; more env.threads "
+           "help where the environment uses them",
+    "inference": "raise env.lanes, so that one call of the network serves more of them; a smaller network "
+                 "(agent.hidden, agent.torso) is faster",
+    "wire": "raise replay.chunk_steps, so that fewer rows are stored twice, or let placement=processes store beside "
+            "the learning",
+}
+SILENT = "look into logs/ of the run, or let actors join (qfleet join)"
+WARMING_UP = "lower replay.min_steps to begin earlier; raise actors or env.lanes to get there sooner"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`limit` is env, inference, wire, decode, learner, pace, evaluation or checkpoints; the rest is for people."""
+
+    limit: str
+    evidence: str
+    advice: str
+
+
+def bottleneck(records: Sequence[Record]) -> Verdict | None:
+    """What limits the run now, by its latest records; None if they do not say."""
+    recent = list(records)[-RECENT_RECORDS:]
+    mean = _means(recent)
+    acting = shares(mean, ACTING)
+    if not acting:
+        return None
+    fleet = "fleet/actors" in mean
+    if fleet and recent[-1].get("fleet/actors") == 0:
+        return Verdict("wire", "no actor has been heard of lately", SILENT)
+    learning = shares(mean, LEARNING)
+    if not learning:
+        return Verdict("pace", "learning has not begun: the replay is filling up to replay.min_steps", WARMING_UP)
+    return _of_fleet(mean, acting, learning) if fleet else _of_one_process(mean, acting, learning)
+
+
+def shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
+    """How milliseconds under some tags divide up, 0 to 1 by name; empty if there are none."""
+    spent = {name: float(figures[tag]) for name, tag in tags.items() if figures.get(tag) is not None}
+    total = sum(spent.values())
+    return {name: value / total for name, value in spent.items()} if total > 0 else {}
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _means(records: Sequence[Record]) -> dict[str, float]:
+    """Means of all figures, a record counting by the time it spans."""
+    sums: dict[str, tuple[float, float]] = {}
+    before = 0.0 if len(records) == 1 else None
+    for record in records:
+        now = float(record.get("time_s") or 0.0)
+        weight = max(1e-3, now - before) if before is not None else 1e-3  # of the first, nobody knows when it began
+        before = now
+        for tag, value in record.items():
+            if isinstance(value, int | float):
+                total, count = sums.get(tag, (0.0, 0.0))
+                sums[tag] = (total + weight * value, count + weight)
+    return {tag: total / weight for tag, (total, weight) in sums.items()}
+
+
+def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Verdict:
+    wait, idle, held = acting.get("waiting", 0.0), _share(mean, "time/idle_share"), _share(mean, "fleet/held_share")
+    waiting = f"actors wait {percent(wait)} of their time"
+    if wait <= idle and not (wait >= BOTH_WAIT and held < wait / 2):
+        limit, part = _largest({name: share for name, share in acting.items() if name != "waiting"})
+        return Verdict(limit, f"the learner idles {percent(idle)} of its time; {CALLED[limit]} takes {percent(part)} of "
+                       "an actor's", ADVICE[limit])
+    if held < wait / 2:
+        busy = _cell(mean, learning)
+        limit, part = _largest(busy)
+        if limit == "wire" or idle >= part:
+            return Verdict("wire", f"{waiting} for messages to be taken, though the learner is ready for more "
+                           f"(it idles {percent(idle)}, and takes messages in for {percent(busy['wire'])})",
+                           ADVICE["wire"])
+        return Verdict(limit, f"{waiting} while the learner's process spends {percent(part)} on {CALLED[limit]}",
+                       ADVICE[limit])
+    if idle >= BOTH_WAIT:
+        return Verdict("pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
+                       ADVICE["pace"])
+    limit, part = _largest({name: share for name, share in _cell(mean, learning).items() if name in LEARNING})
+    return Verdict(limit, f"{waiting} for the learner, which spends {percent(part)} on {CALLED[limit]}", ADVICE[limit])
+
+
+def _cell(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:
+    """How the process of the learner spends its time, by what would be the limit."""
+    at_work = _share(mean, "time/learner_share")
+    return {"wire": _share(mean, "time/intake_share"), "checkpoints": _share(mean, "time/save_share"),
+            **{name: share * at_work for name, share in learning.items()}}
+
+
+def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Verdict:
+    at_play, at_work = _share(mean, "time/actor_share"), _share(mean, "time/learner_share")
+    parts = {"evaluation": _share(mean, "time/eval_share"), "checkpoints": _share(mean, "time/save_share"),
+             **{name: share * at_play for name, share in acting.items() if name != "waiting"},
+             **{name: share * at_work for name, share in learning.items()}}
+    limit, part = _largest(parts)
+    takes = "take" if CALLED[limit].endswith("s") and limit != "inference" else "takes"
+    return Verdict(limit, f"{CALLED[limit]} {takes} {percent(part)} of the time", {**ADVICE, **INLINE_ADVICE}[limit])
+
+
+def _share(mean: Record, tag: str) -> float:
+    return float(mean.get(tag, 0.0))
+
+
+def _largest(parts: Mapping[str, float]) -> tuple[str, float]:
+    name = max(parts, key=lambda each: parts[each])
+    return name, parts[name]

@@ -1,0 +1,47 @@
+"""Follows the metrics of a run that another process writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qfleet.runs.writers import parse_record
+
+
+class Tail:
+    """`news()` gives the records that were added since it was last asked.
+
+    A run that is resumed drops what lies beyond its checkpoint and puts another file in the place: then what is in it
+    was seen already, and what follows is news.
+    """
+
+    def __init__(self, path: Path, from_start: bool = False) -> None:
+        self._path = path
+        self._place: tuple[int, int] | None = None
+        self._offset = 0
+        if not from_start:
+            self._skip()
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if self._place not in (None, (found.st_dev, found.st_ino)) or found.st_size < self._offset:
+                    self._skip()
+                self._place = (found.st_dev, found.st_ino)
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[:data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        yield from (record for record in map(parse_record, whole.splitlines()) if record is not None)
+
+    def _skip(self) -> None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return
+        self._place, self._offset = (found.st_dev, found.st_ino), found.st_size

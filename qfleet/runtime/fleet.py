@@ -1,0 +1,174 @@
+"""The run of a cell whose actors and evaluator are other processes, here or on other hosts.
+
+    actors ──▶ inbox ──▶ Intake ──▶ replay ──▶ learner ──▶ desk ──▶ actors, evaluator ──▶ inbox ──▶ ...
+
+One thread does everything that changes anything. Those that answer calls only put messages into the inbox and read from
+the desk, so a long checkpoint delays nobody's heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qfleet.agent import Agent
+from qfleet.roles.checkpointer import Checkpointer, Snapshot
+from qfleet.runtime.cell import Cell, Outside
+from qfleet.runtime.plan import Plan, drive, rest
+from qfleet.runtime.shares import Shares
+from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.wire.inbox import Delivery, Inbox, unpack
+from qfleet.runtime.wire.registry import ACTOR, Registry
+from qfleet.types import EnvSpec
+
+log = logging.getLogger(__name__)
+
+MESSAGES_PER_TURN = 32
+"""Between two updates; more would only wait for the replay."""
+
+EVALUATOR_GRACE_S = 60.0
+"""How long a run that ended waits for an evaluator of which nothing is heard."""
+
+
+class Intake:
+    """Takes messages out of the inbox and does what they say, each once; waits when the replay is ahead of the learner.
+
+    `closing`: the run has ended, and only evaluations still count. `shares` hears for how long messages were held back.
+    """
+
+    def __init__(self, cell: Cell, registry: Registry, inbox: Inbox, shares: Shares) -> None:
+        self.cell, self.registry, self.inbox, self.shares = cell, registry, inbox, shares
+        self.closing = False
+        self.judged = -1
+        self._held_since: float | None = None
+
+    def step(self) -> bool:
+        now = time.perf_counter()
+        self.shares.book("fleet/held_share", 0.0 if self._held_since is None else now - self._held_since)
+        self._held_since = None
+        for taken in range(MESSAGES_PER_TURN):
+            message = self.inbox.peek()
+            if message is None:
+                return taken > 0
+            if message.steps and not self.closing and not self.cell.replay.pace.may_insert():
+                self._held_since = now
+                return taken > 0
+            self.inbox.pop()
+            if not self.registry.fresh(message.index, message.incarnation, message.sequence):
+                self.cell.meter.count("wire/duplicates")
+                continue
+            try:
+                delivery = unpack(message, self.cell.layout)
+            except ValueError as error:
+                self.cell.meter.count("fault/bad_messages")
+                log.warning("a message of member %d was refused: %s", message.index, error)
+                continue
+            self._book(delivery)
+        return True
+
+    def _book(self, delivery: Delivery) -> None:
+        replay, meter = self.cell.replay, self.cell.meter
+        if not self.closing:
+            replay.tick(delivery.steps)
+            for packed, priority in delivery.parcels:
+                replay.insert(packed, priority)
+        for episode in delivery.episodes:
+            meter.episode(*episode)
+        for tag, (total, count) in delivery.figures.items():
+            meter.add(tag, total, count)
+        for tag, by in delivery.counters.items():
+            meter.count(tag, by)
+        for score, weights in delivery.judgements:
+            self.cell.judged(score, weights)
+            self.judged = score.version
+
+
+class Fleet:
+    """Learner, replay and books of a fleet; knows when it ends and what must be remembered of it."""
+
+    def __init__(self, agent: Agent, spec: EnvSpec, plan: Plan, outside: Outside, desk: Desk, registry: Registry,
+                 inbox: Inbox, beat: Callable[[], None] = lambda: None) -> None:
+        self.desk, self.registry, self.outside, self.beat = desk, registry, outside, beat
+        self.cell = Cell(agent, spec, plan, outside, desk)
+        self.shares = Shares()
+        self.cell.gauges += [self.shares, self._members]
+        self.cell.learner.burst = 1  # between two updates the inbox is looked after
+        self.cell.replay.pace.behind = plan.slack_samples
+        self.intake = Intake(self.cell, registry, inbox, self.shares)
+        self.checkpointer = Checkpointer(self.snapshot, self._save, plan.checkpoint, self.cell.progress,
+                                         self.cell.meter)
+        self._lives: dict[tuple[int, str], int] = {}
+
+    def run(self) -> str:
+        """Train to the end, let the evaluator judge and save; returns why it ended."""
+        cell, stop, timed = self.cell, self.cell.stop, self.shares.timed
+        try:
+            drive([timed("time/intake_share", self.intake), timed("time/learner_share", cell.learner), cell.meter,
+                   timed("time/save_share", self.checkpointer)], stop, self._serve)
+            self.intake.closing = True
+            if stop.reason in ("total_steps", "total_updates"):
+                drive([cell.learner], lambda: not cell.replay.pace.may_sample(cell.learner.cfg.batch_size)
+                      or cell.learner.updates == cell.learner.limit, self._serve)
+                cell.learner.publish()
+                self._await_evaluation()
+            self.checkpointer.save()
+        finally:
+            cell.meter.finish()
+            self.desk.stop()
+        return stop.reason or "total_steps"
+
+    def snapshot(self) -> Snapshot:
+        return self.cell.snapshot({"registry": self.registry.state_dict()})
+
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
+        """Go on from a snapshot, also from one of a run that had all its roles in one process."""
+        self.cell.restore(state, segments)
+        if "registry" in state:
+            self.registry.load_state_dict(state["registry"])
+        self.checkpointer.resume()
+        self.cell.settle(state)
+        self.cell.republish()
+
+    def _serve(self, nap_s: float) -> None:
+        self.desk.tell(*self.cell.progress(), "training")
+        self.beat()
+        if nap_s:
+            since = time.perf_counter()
+            rest(nap_s)
+            self.shares.book("time/idle_share", time.perf_counter() - since)
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self.desk.tell(*self.cell.progress(), "saving a checkpoint")
+        self.outside.save(snapshot)
+
+    def _await_evaluation(self) -> None:
+        """The last weights are judged elsewhere; whoever does it may be slow, but must be alive."""
+        self.desk.ask_final()
+        heard = time.monotonic()
+
+        def over() -> bool:
+            nonlocal heard
+            heard = max([heard, *(member.heard for member in self.registry.members() if member.role == "evaluator")])
+            if time.monotonic() - heard > EVALUATOR_GRACE_S:
+                log.warning("the last weights were not evaluated: nothing was heard of the evaluator for %.0f s",
+                            EVALUATOR_GRACE_S)
+                return True
+            return self.cell.stop.told or self.intake.judged >= self.cell.learner.updates
+
+        drive([self.intake], over, self._serve)
+
+    def _members(self) -> dict[str, float]:
+        now, updates, members = time.monotonic(), self.cell.learner.updates, self.registry.members()
+        actors = [member for member in members if member.role == ACTOR and now - member.heard < self.registry.live_s]
+        for member in members:
+            before = self._lives.get((member.index, member.name), member.incarnation)
+            if member.incarnation > before:  # not when it is first seen: a run that is resumed starts everybody anew
+                self.cell.meter.count("fleet/restarts", member.incarnation - before)
+            self._lives[member.index, member.name] = member.incarnation
+        figures = {"fleet/actors": float(len(actors)), "fleet/inbox": float(len(self.intake.inbox))}
+        if lags := [updates - max(0, member.version) for member in actors]:
+            figures["fleet/policy_lag"] = sum(lags) / len(lags)
+        return figures

@@ -1,0 +1,349 @@
+"""Child processes kept alive: started, watched, replaced when they die or hang, given up when that does not help.
+
+    waiting ──▶ running ──▶ exit 0: done, for good
+       ▲           │        exit 2: a user's mistake, which no restart mends: the failure of the whole
+       └── pause ──┴─────── any other end, or no beat in time: another start after 0.5, 1, 2 ... 30 s,
+                            `max_restarts` times in a row without a healthy life between; then the failure of the whole
+
+What the children do is their own business: they take a `Tether`, and beat once they are ready to do so regularly. Time
+is counted in the supervisor's own turns, each no longer than a quarter of the heartbeat's deadline: after a sleep of
+the machine, or of this process, nobody is late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qfleet.runtime.guard import Guard, exited, kill_group
+from qfleet.runtime.tether import ORPHAN_GRACE_S, Leash
+
+TURN_S = 0.05
+"""Children are looked at this often, however often `step` is called."""
+
+LAST_LINES = 40
+LOG_BYTES = 1 << 18
+"""So much of a log's end is searched for a traceback: an old one, long survived, explains nothing."""
+
+MESSAGE_LINES = 12
+"""An exception's message may have several lines, and nothing marks the last one."""
+
+DONE, USER_ERROR, NOT_STARTED = 0, 2, 127
+HINTS = {"SIGKILL": "perhaps out of memory, lower env.lanes or actors", "SIGSEGV": "a fault in native code"}
+HEADER = "Traceback (most recent call last)"
+LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process to be kept alive. `env` is added to this process's own; what it writes is appended to `log_path`."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log_path: Path
+    max_restarts: int | None = None  # None: as many as the others
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long children may be silent, and how often they may die."""
+
+    heartbeat_timeout_s: float = 30.0
+    first_beat_s: float = 120.0  # a start imports large libraries, from what may be a cold network disk
+    healthy_s: float = 30.0  # who beats so long is healthy, and what went before is forgiven
+    max_restarts: int = 5
+    pause_s: float = 0.5  # before the first restart; doubled each time
+    longest_pause_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the whole cannot go on: which child, the exit status it ended with (-n: signal n), and a text for people."""
+
+    name: str
+    code: int
+    text: str
+
+
+class Life:
+    """One process of a child's, from its start to its end. Times are the supervisor's."""
+
+    def __init__(self, child: Child, number: int, now: float) -> None:
+        self.beats, self.first_beat, self.last_beat = False, now, now
+        self.verdict: str | None = None  # why it was killed, if we did it
+        self._log_path = child.log_path
+        self._leash = Leash()
+        try:
+            child.log_path.parent.mkdir(parents=True, exist_ok=True)
+            with open(child.log_path, "ab") as log:
+                log.write(f"=== {child.name}: start {number} ===\n".encode())
+                log.flush()
+                self._log_start = log.tell()
+                # A session of its own: Ctrl-C at the terminal is for us, and one kill reaches the whole group.
+                self.process = subprocess.Popen(
+                    child.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                    env={**os.environ, **child.env, **self._leash.environment}, pass_fds=self._leash.child_fds)
+        except BaseException:
+            self._leash.close()
+            raise
+        self._leash.passed()
+
+    def listen(self, now: float) -> None:
+        """Take note of the child's beats."""
+        if self._leash.beaten():
+            self.first_beat = self.first_beat if self.beats else now
+            self.last_beat, self.beats = now, True
+
+    def ask(self) -> None:
+        """Ask the child to leave. What it started is its own to end."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def bury(self) -> int:
+        """Reap a child that was killed or ended; its exit status."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=5.0)
+        self._leash.close()
+        return -signal.SIGKILL if self.process.returncode is None else self.process.returncode
+
+    def written(self) -> str:
+        """What the process wrote, the last of it if that is much."""
+        try:
+            with open(self._log_path, "rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, end - LOG_BYTES))
+                return log.read().decode("utf-8", "replace")
+        except OSError as error:
+            return f"(its log cannot be read: {error})"
+
+
+@dataclass
+class Ward:
+    """A child and what is remembered of it between its lives."""
+
+    child: Child
+    life: Life | None = None
+    due: float = 0.0  # when to start it
+    starts: int = 0
+    streak: int = 0  # ends in a row without a healthy life
+    first: tuple[int, str, str] | None = None  # the first end of the streak: code, how, what it wrote
+    leaving: float | None = None  # asked to leave for good, to be killed at that time
+    done: bool = False
+
+
+class Supervisor:
+    """Keeps children alive; a Worker for `drive`. `failure` is None while all goes well. End with `terminate`.
+
+    `log` is told, a line at a time, what happens; `on_restart` gets the name of a child that was started again.
+    """
+
+    def __init__(self, children: Iterable[Child], log: Callable[[str], object], patience: Patience,
+                 on_restart: Callable[[str], object]) -> None:
+        self.patience = patience
+        self.failure: Failure | None = None
+        self.total_restarts = 0
+        self._log, self._on_restart = log, on_restart
+        self._wards: dict[str, Ward] = {}
+        self._guard = Guard(int(ORPHAN_GRACE_S))
+        self._clock, self._turned = 0.0, time.monotonic() - TURN_S
+        self._closed = False
+        for child in children:
+            self.add(child)
+
+    def add(self, child: Child) -> None:
+        """Start another child with the next step."""
+        if child.name in self._wards:
+            raise ValueError(f"there is a child {child.name!r} already")
+        self._wards[child.name] = Ward(child)
+
+    def remove(self, name: str, grace_s: float = 5.0) -> None:
+        """Ask a child to leave; it is forgotten when it has, killed if it has not after `grace_s`. Does not wait."""
+        ward = self._wards[name]
+        if ward.life is None:
+            del self._wards[name]
+        elif ward.leaving is None:
+            ward.leaving = self._clock + grace_s
+            ward.life.ask()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._wards)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all children have ended well."""
+        return all(ward.done for ward in self._wards.values())
+
+    def done(self, name: str) -> bool:
+        """Whether a child has ended well."""
+        return self._wards[name].done
+
+    def pid(self, name: str) -> int | None:
+        """The process that a child has at present, if it has one."""
+        life = self._wards[name].life
+        return None if life is None else life.process.pid
+
+    def restarts(self, name: str) -> int:
+        """How often a child was started again."""
+        return max(0, self._wards[name].starts - 1)
+
+    def step(self) -> bool:
+        now = time.monotonic()
+        if self._closed or now - self._turned < TURN_S:
+            return False
+        self._clock += min(now - self._turned, max(TURN_S, self.patience.heartbeat_timeout_s / 4))
+        self._turned = now
+        return any([self._attend(ward) for ward in list(self._wards.values())])
+
+    def terminate(self, grace_s: float) -> dict[str, int]:
+        """Ask all children to leave, kill them and all they started after `grace_s`; the exit status of each."""
+        self._closed = True
+        running = {ward.child.name: ward for ward in self._wards.values() if ward.life is not None}
+        lives = [ward.life for ward in running.values() if ward.life is not None]
+        try:
+            for life in lives:
+                life.ask()
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline and not all([exited(life.process) for life in lives]):
+                time.sleep(0.01)
+        finally:  # also when a second Ctrl-C ends the waiting
+            for life in lives:
+                kill_group(life.process)
+            codes = {name: self._bury(ward) for name, ward in running.items()}
+            self._guard.end()
+        return codes
+
+    def _attend(self, ward: Ward) -> bool:
+        """Do what is due for one child; whether there was anything."""
+        life = ward.life
+        if life is None:
+            if ward.done or self.failure is not None or self._clock < ward.due:
+                return False
+            self._start(ward)
+            return True
+        life.listen(self._clock)
+        if life.beats and self._clock - life.first_beat >= self.patience.healthy_s:
+            ward.streak, ward.first = 0, None
+        if exited(life.process):
+            self._ended(ward, self._bury(ward), life)
+            return True
+        self._judge(ward, life)
+        return False
+
+    def _start(self, ward: Ward) -> None:
+        ward.starts += 1
+        try:
+            ward.life = Life(ward.child, ward.starts, self._clock)
+        except OSError as error:  # no such program, no memory for another process, no space for its log
+            self._lost(ward, NOT_STARTED, "could not be started", str(error))
+            return
+        finally:
+            if ward.starts > 1:
+                self.total_restarts += 1
+                self._on_restart(ward.child.name)
+        self._inform()
+
+    def _judge(self, ward: Ward, life: Life) -> None:
+        """Kill a child that is silent, or still here, for too long; its end is noticed in a later turn."""
+        if life.verdict is not None:
+            return
+        if ward.leaving is not None and self._clock >= ward.leaving:
+            life.verdict = "did not leave when asked to and was killed"
+        silent_s = self._clock - life.last_beat
+        limit_s = self.patience.heartbeat_timeout_s if life.beats else self.patience.first_beat_s
+        if silent_s > limit_s:
+            life.verdict = f"gave no sign of life for {limit_s:g} s and was killed"
+        if life.verdict is not None:
+            kill_group(life.process)
+
+    def _bury(self, ward: Ward) -> int:
+        """Take leave of a life that ended, and of all that it started: the group first, while the number is its own."""
+        life, ward.life = ward.life, None
+        assert life is not None
+        kill_group(life.process)
+        self._inform()
+        return life.bury()
+
+    def _inform(self) -> None:
+        self._guard.know(ward.life.process.pid for ward in self._wards.values() if ward.life is not None)
+
+    def _ended(self, ward: Ward, code: int, life: Life) -> None:
+        name = ward.child.name
+        if ward.leaving is not None:
+            del self._wards[name]
+        elif code == DONE:
+            ward.done = True
+        elif code == USER_ERROR:
+            words = last_lines(life.written())
+            self._fail(name, code, f"{name} cannot go on:\n{words}\nIts log: {ward.child.log_path}")
+        else:
+            written = life.written()
+            how = life.verdict if life.verdict is not None and code == -signal.SIGKILL else ending(code)
+            self._lost(ward, code, how, first_traceback(written) or last_lines(written))
+
+    def _lost(self, ward: Ward, code: int, how: str, words: str) -> None:
+        """A child ended that should not have: plan another start, or give up."""
+        name, path, most = ward.child.name, ward.child.log_path, ward.child.max_restarts
+        most = self.patience.max_restarts if most is None else most
+        ward.streak += 1
+        ward.first = ward.first or (code, how, words)
+        if ward.streak > most:
+            code, how, words = ward.first
+            again = f", and {most} restart{'s' * (most != 1)} did not help; the first time" if most else ";"
+            said = f" it wrote:\n{words}" if words else " it wrote nothing."
+            self._fail(name, code, f"{name} {how}{again}{said}\nIts log: {path}")
+            return
+        pause_s = min(self.patience.pause_s * 2.0 ** (ward.streak - 1), self.patience.longest_pause_s)
+        ward.due = self._clock + pause_s
+        self._log(f"{name} {how}; restart {ward.streak} of at most {most} in a row in {pause_s:g} s; its log: {path}")
+
+    def _fail(self, name: str, code: int, text: str) -> None:
+        self.failure = self.failure or Failure(name, code, text)  # what failed first is the cause
+
+
+def ending(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}" + (f": {HINTS[name]}" if name in HINTS else "")
+
+
+def last_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[-LAST_LINES:])
+
+
+def first_traceback(text: str) -> str | None:
+    """The first traceback in a log, with the exceptions that are chained to it."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if HEADER in line), None)
+    if start is None:
+        return None
+    end = _after_block(lines, start)
+    while end + 2 < len(lines) and lines[end + 1].startswith(LINKS):
+        header = next((i for i in range(end + 2, min(end + 5, len(lines))) if HEADER in lines[i]), None)
+        if header is None:
+            break
+        end = _after_block(lines, header)
+    return "\n".join(lines[start:end])
+
+
+def _after_block(lines: Sequence[str], header: int) -> int:
+    """The line after a traceback: after its frames, which are indented, and its message, up to an empty line."""
+    end = header + 1
+    while end < len(lines) and lines[end].strip() and lines[end][0].isspace():
+        end += 1
+    limit = min(len(lines), end + MESSAGE_LINES)
+    while end < limit and lines[end].strip() and HEADER not in lines[end]:
+        end += 1
+    return end

@@ -1,0 +1,287 @@
+"""A process's line to its fleet: one thread that ships messages in order, each of them until it has arrived.
+
+    main thread:    tick, add, episode, ... ─▶ Outbox                       never touches the network
+    link's thread:  seal ─▶ send ─▶ TAKEN: next · WAIT: ask for room · lost: the same again · ABORTED: hello again
+
+A message keeps its sequence however often it is sent, and a session its count whatever happens to the learner: the
+other side can tell a repetition from news, so whatever is confirmed is stored once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+import grpc
+import torch
+
+import qfleet
+from qfleet.replay.layout import Layout
+from qfleet.roles.evaluator import Score
+from qfleet.roles.schedule import Progress
+from qfleet.runtime.wire.address import Address
+from qfleet.runtime.wire.channel import PROTOCOL, Caller, briefly, refusal
+from qfleet.runtime.wire.fleet_pb2 import STOP, WAIT, ExchangeReply, ExchangeRequest, HelloRequest, Welcome
+from qfleet.runtime.wire.outbox import Outbox, Stopwatch
+from qfleet.runtime.wire.registry import ACTOR
+from qfleet.runtime.wire.stubs import NewestWeights, RemoteReplay, RemoteWeights
+from qfleet.types import UserError
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+PERIOD_S = 0.02
+PERIOD_PER_ACTOR_S = 0.005
+"""An actor speaks at most 50 times a second; many actors more rarely, so that all together the cell hears 200."""
+
+PROBE_S = (0.01, 0.1)
+RETRY_S = (0.1, 1.0)
+LOG_S = 10.0
+PARTING_S = 0.2
+
+
+class LinkLost(Exception):
+    """The fleet did not answer for longer than our patience."""
+
+
+class Pause:
+    """Waits that double from the first to the longest, with some chance in them so that not all come back at once."""
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first, self._longest, self._next = first_s, longest_s, first_s
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    def draw(self) -> float:
+        now, self._next = self._next, min(self._longest, 2 * self._next)
+        return now * random.uniform(0.75, 1.0)
+
+
+class Link:
+    """`hello`, then `start`, then the stubs may be used; `stopped` or `failed` say that it is over.
+
+    `metrics` and `weights` serve the roles of this process, `replay(layout)` its recorder, `judge` its evaluator.
+    """
+
+    def __init__(self, address: Address, token: str, name: str, role: str = ACTOR, patience_s: float = 600.0,
+                 credentials: grpc.ChannelCredentials | None = None) -> None:
+        self.address, self.name, self.role, self.patience_s = address, name, role, patience_s
+        self.stopped = self.final = False
+        self.failed: Exception | None = None
+        self.metrics = Outbox()
+        self.welcome = Welcome()
+        self._caller = Caller(address, token, credentials)
+        self.weights: RemoteWeights | NewestWeights = (
+            RemoteWeights(self._wake) if role == ACTOR else NewestWeights(self._caller, lambda: self._over))
+        self._session = secrets.token_hex(8)
+        self._sequence = 0
+        self._heard = (Progress(0, 0), -1)
+        self._message: ExchangeRequest | None = None
+        self._data = b""
+        self._probing = self._stranger = False
+        self._probe, self._retry = Pause(*PROBE_S), Pause(*RETRY_S)
+        self._waiting = Stopwatch(self.metrics, "wire/wait_ms")
+        self._answered_at = self._said_at = self._sealed_at = self._not_before = self._logged_at = 0.0
+        self._closing: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"link {name}", daemon=True)
+
+    # ---- For the main thread ----
+
+    def hello(self) -> Welcome:
+        """Introduce this process; asks until somebody answers or patience ends. UserError if we are not wanted."""
+        since, pause, logged = time.monotonic(), Pause(*RETRY_S), 0.0
+        while True:
+            try:
+                return self._greet()
+            except grpc.RpcError as error:
+                if (fatal := refusal(error, self.address)) is not None:
+                    raise fatal from None
+                now = time.monotonic()
+                if now - since >= self.patience_s:
+                    raise UserError(
+                        f"nobody answered at {self.address} for {self.patience_s:g} s ({briefly(error)}): is the fleet "
+                        "running, is the address right, and does it use TLS exactly if you do?") from None
+                if now - logged >= LOG_S:
+                    logged = now
+                    log.warning("no answer from %s yet (%s); asking for %.0f s more", self.address, briefly(error),
+                                self.patience_s - (now - since))
+            time.sleep(pause.draw())
+
+    def start(self) -> None:
+        """Begin to ship, and to show that we live."""
+        self._answered_at = time.monotonic()
+        self._thread.start()
+
+    def replay(self, layout: Layout, lanes: int) -> RemoteReplay:
+        """Where an actor with so many lanes puts its experience: about one chunk of each may be on its way."""
+        self.metrics.most_steps = lanes * layout.chunk_steps
+        return RemoteReplay(self.metrics, layout, lambda: self.progress().steps)
+
+    def progress(self) -> Progress:
+        """The run's clocks as last heard, with the steps taken here that are still under way."""
+        heard = self._heard[0]
+        return Progress(heard.steps + self.metrics.unsent, heard.updates)
+
+    def judge(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
+        self.metrics.judge(score, state)
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Ship what is left, for at most `flush_s` seconds, say good-bye and hang up."""
+        with self.metrics.changed:
+            self._closing = time.monotonic() + flush_s
+            self.metrics.changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(flush_s + PARTING_S)
+        if not self._thread.is_alive() and self.welcome.epoch and not (self.stopped or self.failed):
+            self._take_leave()
+        if isinstance(self.weights, RemoteWeights):
+            self.weights.close()
+        self._caller.close()  # a call under way ends with it
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # ---- For the link's own thread ----
+
+    @property
+    def _over(self) -> bool:
+        return self.stopped or self.failed is not None or self._closing is not None
+
+    def _wake(self) -> None:
+        with self.metrics.changed:
+            self.metrics.changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while not self.stopped and not self._flushed():
+                self._turn()
+        except Exception as error:  # whatever it is: the main thread must hear of it, or would wait for ever
+            if self._closing is None:
+                self.failed = error
+
+    def _flushed(self) -> bool:
+        if self._closing is None:
+            return False
+        return (self._message is None and self.metrics.empty) or time.monotonic() >= self._closing
+
+    def _turn(self) -> None:
+        """Say one thing, if there is anything to be said now, and take in the answer."""
+        if isinstance(self.weights, RemoteWeights):
+            self.weights.tend(self._caller, self._heard[1])
+        now = time.monotonic()
+        if (wait := self._rest(now)) > 0:
+            with self.metrics.changed:
+                if self._rest(time.monotonic()) > 0:
+                    self.metrics.changed.wait(wait)
+            return
+        try:
+            if self._stranger:
+                self._greet()
+            news = self._compose(now)
+            self._said_at = now
+            reply = self._caller.exchange(self._data if news else self._signed(ExchangeRequest()))
+        except grpc.RpcError as error:
+            self._missed(error)
+        else:
+            self._answered(reply, news)
+
+    def _rest(self, now: float) -> float:
+        """Seconds until there is something to be said."""
+        due = self._said_at + HEARTBEAT_S
+        if self._message is not None:
+            due = now
+        elif not self.metrics.empty:
+            due = now if self.metrics.full else min(due, self._sealed_at + self._period)
+        return max(due, self._not_before) - now
+
+    @property
+    def _period(self) -> float:
+        return max(PERIOD_S, PERIOD_PER_ACTOR_S * self.welcome.actors)
+
+    def _compose(self, now: float) -> bool:
+        """Have a message ready to be sent; False if a heartbeat will do."""
+        if self._message is None and not self.metrics.empty and (
+                self.metrics.full or now - self._sealed_at >= self._period or self._closing is not None):
+            self._message, self._sealed_at = self.metrics.seal(), now
+            self._sequence += 1
+            self._waiting.begin()
+            self._address()
+        return self._message is not None and not self._probing
+
+    def _address(self) -> None:
+        """Write the sender's place on the message; a new place, a new envelope."""
+        if self._message is None:
+            return
+        self._message.sequence = self._sequence
+        self._data = self._signed(self._message)
+
+    def _signed(self, message: ExchangeRequest) -> bytes:
+        message.epoch, message.index = self.welcome.epoch, self.welcome.index
+        message.incarnation = self.welcome.incarnation
+        message.total_steps, message.version = self.metrics.total_steps, self.weights.version
+        return message.SerializeToString()
+
+    def _answered(self, reply: ExchangeReply, news: bool) -> None:
+        now = time.monotonic()
+        if self._logged_at:
+            log.info("the fleet at %s answers again after %.1f s", self.address, now - self._answered_at)
+        self._answered_at, self._logged_at, self._not_before = now, 0.0, 0.0
+        self._retry.reset()
+        if reply.verdict == STOP:
+            self.stopped = True
+            return
+        if news:
+            self.metrics.note("wire/bytes", len(self._data))
+        if news and reply.verdict != WAIT:
+            self._message = None
+            self._waiting.end()
+            self.metrics.confirmed()
+        self._heard, self.final = (Progress(reply.steps, reply.updates), reply.version), reply.final
+        self._probing = self._message is not None and reply.verdict == WAIT
+        if self._probing:
+            self._not_before = now + self._probe.draw()
+        else:
+            self._probe.reset()
+
+    def _missed(self, error: grpc.RpcError) -> None:
+        now = time.monotonic()
+        if (fatal := refusal(error, self.address)) is not None:
+            raise fatal from None
+        if error.code() == grpc.StatusCode.ABORTED:
+            self._stranger, self._answered_at, self._not_before = True, now, now + self._retry.draw()
+            return
+        self.metrics.note("wire/retries", 1)
+        self._not_before = now + self._retry.draw()
+        if now - self._answered_at >= self.patience_s:
+            raise LinkLost(f"the fleet at {self.address} has not answered for {now - self._answered_at:.0f} s "
+                           f"({briefly(error)})") from None
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
+            log.warning("no answer from %s (%s); trying again for %.0f s", self.address, briefly(error),
+                        self.patience_s - (now - self._answered_at))
+
+    def _greet(self) -> Welcome:
+        request = HelloRequest(
+            protocol=PROTOCOL, version=qfleet.__version__, torch=torch.__version__, python=platform.python_version(),
+            name=self.name, role=self.role, host=socket.gethostname(), pid=os.getpid(), session=self._session)
+        welcome = self._caller.hello(request)
+        if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
+            self.weights.rewind()
+        self.welcome, self._stranger = welcome, False
+        self.metrics.limit(welcome.max_message_bytes)
+        self._heard = (Progress(welcome.steps, welcome.updates), welcome.version)
+        self._address()
+        return welcome
+
+    def _take_leave(self) -> None:
+        try:
+            self._caller.exchange(self._signed(ExchangeRequest(leaving=True)), timeout_s=1.0)
+        except grpc.RpcError as error:
+            log.debug("left %s without an answer: %s", self.address, briefly(error))

@@ -1,0 +1,77 @@
+"""The fleet section of a config."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from qfleet.config import Config, Count, Positive, PositiveCount
+from qfleet.runtime.wire.address import Address, parse_address
+from qfleet.types import UserError
+
+
+class FleetConfig(Config):
+    """How the processes of a fleet find, trust and replace each other."""
+
+    listen: str | None = Field(
+        None, description="ADDR:PORT at which other hosts may join, 0.0.0.0:4440 for instance; none = this host only")
+    advertise: str | None = Field(
+        None, description="HOST:PORT by which other hosts reach this one; none = host name and port of fleet.listen")
+    token_file: str | None = Field(
+        None, description="file with the word that joiners must know, readable by its owner only")
+    tls_cert: str | None = Field(None, description="certificate of the fleet, a PEM file; with it all joiners use TLS")
+    tls_key: str | None = Field(None, description="private key of fleet.tls_cert, a PEM file")
+    tls_ca: str | None = Field(
+        None, description="PEM file; joiners must then show a certificate that this authority signed")
+    local_actors: bool = Field(True, description="start actors on this host, too; false = only those that join")
+    heartbeat_timeout_s: Positive = Field(30.0, description="seconds of silence after which a process is replaced")
+    max_restarts: Count = Field(5, description="restarts in a row of one actor or evaluator before the run gives up")
+    restarts: Count = Field(0, description="how often a learner that died is resumed from its newest checkpoint")
+    patience_s: Positive = Field(600.0, description="seconds that an actor waits for a learner that does not answer")
+    inbox_messages: PositiveCount = Field(4, description="messages of one actor that may wait for the learner")
+    max_message_mb: PositiveCount = Field(
+        256, le=1024, description="largest message in megabytes; the weights must fit into one")
+
+    @field_validator("listen", "advertise")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            address = parse_address(value, any_port=True)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if address.path:
+            raise ValueError(f"{value!r} is a unix socket, which other hosts cannot reach: ADDR:PORT is needed")
+        return value
+
+    def inactive(self) -> dict[str, str]:
+        if self.listen is None:
+            why = "without fleet.listen no other host can join"
+            return dict.fromkeys(["advertise", "token_file", "tls_cert", "tls_key", "tls_ca"], why)
+        if self.tls_cert is None and self.tls_key is None:
+            return {"tls_ca": "certificates are shown over TLS only, which fleet.tls_cert turns on"}
+        return {}
+
+    def problems(self) -> list[str]:
+        """What contradicts itself: one sentence each, naming value and remedy."""
+        found = []
+        address = self.address
+        if address is None and not self.local_actors:
+            found.append("fleet.local_actors=false without fleet.listen: nobody could ever act; set fleet.listen, "
+                         "0.0.0.0:4440 for instance, so that actors can join")
+        if address is not None and not address.is_loopback and self.token_file is None:
+            found.append(f"fleet.listen={self.listen} can be reached from other machines and needs fleet.token_file: "
+                         "a file with one secret word, `(umask 077; openssl rand -hex 32 > FILE)`; or listen at "
+                         f"127.0.0.1:{address.port}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            found.append(f"fleet.{given} without fleet.{missing}: TLS needs both files")
+        return found
+
+    @property
+    def address(self) -> Address | None:
+        return None if self.listen is None else parse_address(self.listen, any_port=True)
+
+    @property
+    def max_message_bytes(self) -> int:
+        return self.max_message_mb << 20

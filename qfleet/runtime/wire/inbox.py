@@ -1,0 +1,131 @@
+"""What has arrived and waits for the main thread, and how it is read there before anything of it is believed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from qfleet.replay.codec import Packed
+from qfleet.replay.layout import Layout
+from qfleet.roles.evaluator import Score
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Parcel
+from qfleet.runtime.wire.tensors import unpack_weights
+
+MOST_STEPS = 1 << 31
+_TAG = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
+
+
+class Inbox:
+    """Messages in the order of their arrival; of each sender at most `per_sender`, so that nobody crowds others out.
+
+    A sender of whom `steps` environment steps wait has to wait, too: what lies here for long was played by old weights.
+    Any thread offers, the main thread alone takes out.
+    """
+
+    def __init__(self, per_sender: int, steps: int = 1 << 62) -> None:
+        self.per_sender, self.steps = per_sender, steps
+        self._lock = threading.Lock()
+        self._messages: deque[ExchangeRequest] = deque()
+        self._waiting: Counter[int] = Counter()
+        self._steps: Counter[int] = Counter()
+
+    def offer(self, message: ExchangeRequest) -> bool:
+        """Take a message in, if there is room for one more of its sender's."""
+        with self._lock:
+            if not self._room(message.index):
+                return False
+            self._waiting[message.index] += 1
+            self._steps[message.index] += message.steps
+            self._messages.append(message)
+            return True
+
+    def room(self, index: int) -> bool:
+        with self._lock:
+            return self._room(index)
+
+    def _room(self, index: int) -> bool:
+        return self._waiting[index] < self.per_sender and self._steps[index] < self.steps
+
+    def peek(self) -> ExchangeRequest | None:
+        with self._lock:
+            return self._messages[0] if self._messages else None
+
+    def pop(self) -> ExchangeRequest | None:
+        with self._lock:
+            if not self._messages:
+                return None
+            message = self._messages.popleft()
+            self._waiting[message.index] -= 1
+            self._steps[message.index] -= message.steps
+            if not self._waiting[message.index]:
+                del self._waiting[message.index], self._steps[message.index]
+            return message
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message that was read and found sound.
+
+    `parcels` are packed chunks with the priorities [S] of their starts, or None; `figures` tag -> (sum, count).
+    """
+
+    steps: int
+    version: int
+    parcels: list[tuple[Packed, np.ndarray | None]]
+    episodes: list[tuple[int, float, int]]
+    figures: dict[str, tuple[float, int]]
+    counters: dict[str, int]
+    judgements: list[tuple[Score, dict[str, torch.Tensor]]]
+
+
+def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
+    """Read a message of this layout; whatever is malformed, out of range or not finite raises ValueError."""
+    if message.steps > MOST_STEPS:
+        raise ValueError(f"{message.steps} steps in one message")
+    tags = [*(figure.tag for figure in message.figures), *(counter.tag for counter in message.counters)]
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise ValueError(f"{tag[:100]!r} is not a tag")
+    for episode in message.episodes:
+        if not np.isfinite(episode.ret) or episode.length > MOST_STEPS:
+            raise ValueError(f"an episode of return {episode.ret} and length {episode.length}")
+    return Delivery(
+        steps=message.steps, version=message.version,
+        parcels=[_parcel(parcel, layout) for parcel in message.parcels],
+        episodes=[(episode.lane, episode.ret, episode.length) for episode in message.episodes],
+        figures={figure.tag: (figure.sum, figure.count) for figure in message.figures},
+        counters={counter.tag: counter.by for counter in message.counters},
+        judgements=[_judgement(judgement) for judgement in message.judgements])
+
+
+def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
+    packed = Packed.from_bytes(parcel.chunk, layout)
+    for name, values in packed.dense.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"column {name} of a chunk is not finite")
+    action = packed.dense["action"]
+    if (action < 0).any() or (action >= layout.spec.actions).any():
+        raise ValueError(f"actions {action.min()} to {action.max()} of a chunk, where {layout.spec.actions} exist")
+    if not parcel.priority:
+        return packed, None
+    if len(parcel.priority) != 4 * layout.starts:
+        raise ValueError(f"{len(parcel.priority)} bytes of priorities for {layout.starts} window starts")
+    # Not checked for being finite: the replay clamps and counts whatever is not a priority.
+    return packed, np.frombuffer(parcel.priority, "<f4").astype(np.float32)
+
+
+def _judgement(judgement: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
+    returns: list[Any] = list(judgement.returns)
+    if not returns or len(returns) != len(judgement.lengths) or not np.isfinite(returns).all():
+        raise ValueError(f"an evaluation of {len(returns)} returns and {len(judgement.lengths)} lengths")
+    score = Score(returns, [int(length) for length in judgement.lengths], judgement.version)
+    return score, unpack_weights(judgement.weights)

@@ -1,0 +1,165 @@
+"""What a process has to tell its fleet and has not sent yet. Filled by the main thread, emptied by the link's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+
+import torch
+
+from qfleet.roles.evaluator import Score
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement
+from qfleet.runtime.wire.tensors import pack_weights
+from qfleet.types import UserError
+
+MOST_PARCELS = 64
+MOST_BYTES = 8 << 20
+"""A message is full at so many chunks, or bytes of them, and the next chunk has to wait."""
+
+
+class Outbox:
+    """Gathers everything between two messages. To the roles of a process it is their `Metrics`.
+
+    Parts of one message take effect together: the steps, and the chunks and episodes that came of them.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.total_steps = 0
+        self.limit_bytes = MOST_BYTES
+        self._most_bytes = 2 * MOST_BYTES
+        self.most_steps = 1 << 62  # not confirmed yet: who is further ahead waits before the next chunk
+        self._judgements: deque[Judgement] = deque()
+        self._spent: dict[str, float] = defaultdict(float)
+        self._underway = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._message = ExchangeRequest()
+        self._figures: dict[str, tuple[float, int]] = {}
+        self._counters: Counter[str] = Counter()
+        self._bytes = 0
+        self._empty = True
+
+    def limit(self, max_message_bytes: int) -> None:
+        """Obey the largest message that the other side takes."""
+        self._most_bytes = max_message_bytes
+        self.limit_bytes = min(MOST_BYTES, max_message_bytes // 4)
+
+    @property
+    def unsent(self) -> int:
+        """Steps that the other side has not confirmed."""
+        return self._message.steps + self._underway
+
+    @property
+    def full(self) -> bool:
+        return (self._bytes >= self.limit_bytes or len(self._message.parcels) >= MOST_PARCELS
+                or self.unsent >= self.most_steps)
+
+    @property
+    def empty(self) -> bool:
+        return self._empty
+
+    def tick(self, steps: int) -> None:
+        with self.changed:
+            self._message.steps += steps
+            self.total_steps += steps
+            self._touched()
+
+    def parcel(self, chunk: bytes, priority: bytes) -> None:
+        if len(chunk) + len(priority) > self._most_bytes // 2:
+            raise UserError(f"a chunk of {len(chunk) / 2**20:.1f} MB is too large for messages of "
+                            f"{self._most_bytes / 2**20:.0f} MB: lower replay.chunk_steps or raise "
+                            "fleet.max_message_mb")
+        with self.changed:
+            self._message.parcels.add(chunk=chunk, priority=priority)
+            self._bytes += len(chunk) + len(priority)
+            self._touched()
+
+    def write(self, values: Mapping[str, float]) -> None:
+        with self.changed:
+            for tag, value in values.items():
+                total, count = self._figures.get(tag, (0.0, 0))
+                self._figures[tag] = (total + value, count + 1)
+            self._touched()
+
+    def count(self, name: str, by: int = 1) -> None:
+        with self.changed:
+            self._counters[name] += by
+            self._touched()
+
+    def episode(self, lane: int, ret: float, length: int) -> None:
+        with self.changed:
+            self._message.episodes.add(lane=lane, ret=ret, length=length)
+            self._touched()
+
+    def judge(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
+        weights = pack_weights(state)
+        if len(weights) > self._most_bytes - (1 << 16):
+            raise UserError(f"weights of {len(weights) / 2**20:.0f} MB do not fit into a message: raise "
+                            "fleet.max_message_mb")
+        with self.changed:
+            self._judgements.append(Judgement(returns=score.returns, lengths=score.lengths, version=score.version,
+                                              weights=weights))
+            self._touched()
+
+    def spend(self, tag: str, seconds: float) -> None:
+        """Count time in whole milliseconds; like `note`, no reason to send a message."""
+        with self.changed:
+            self._spent[tag] += 1000 * seconds
+
+    def note(self, tag: str, by: int) -> None:
+        """Count something about the wire itself."""
+        with self.changed:
+            self._counters[tag] += by
+
+    def seal(self) -> ExchangeRequest:
+        """Everything gathered so far as one message; judgements, which are large, one at a time."""
+        with self.changed:
+            message = self._message
+            for tag, spent in self._spent.items():
+                whole = int(spent)
+                self._counters[tag] += whole
+                self._spent[tag] = spent - whole
+            for tag, (total, count) in self._figures.items():
+                message.figures.add(tag=tag, sum=total, count=count)
+            for tag, by in self._counters.items():
+                if by:
+                    message.counters.add(tag=tag, by=by)
+            if self._judgements:
+                message.judgements.append(self._judgements.popleft())
+            self._underway = message.steps
+            self._clear()
+            self._empty = not self._judgements
+            return message
+
+    def confirmed(self) -> None:
+        """The message that was sealed last has arrived."""
+        with self.changed:
+            self._underway = 0
+
+    def _touched(self) -> None:
+        if self._empty:
+            self._empty = False
+            self.changed.notify_all()
+        elif self.full:
+            self.changed.notify_all()
+
+
+class Stopwatch:
+    """Adds the time between `begin` and `end` to a counter of milliseconds."""
+
+    def __init__(self, outbox: Outbox, tag: str) -> None:
+        self._outbox, self._tag = outbox, tag
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def end(self) -> None:
+        if self._since is not None:
+            self._outbox.spend(self._tag, time.monotonic() - self._since)
+            self._since = None

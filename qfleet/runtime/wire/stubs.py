@@ -1,0 +1,169 @@
+"""Replay and weights of another process, as the roles of this one see them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+
+from qfleet.replay.codec import Codec
+from qfleet.replay.layout import Layout
+from qfleet.runtime.wire.channel import Caller, briefly, read_fetched, refusal
+from qfleet.runtime.wire.outbox import Outbox, Stopwatch
+from qfleet.runtime.wire.tensors import unpack_weights
+from qfleet.types import Chunk, Sample
+
+log = logging.getLogger(__name__)
+
+State = dict[str, torch.Tensor]
+RETRY_S = 1.0
+NEWEST_S = 60.0
+"""How long an evaluator waits for the newest weights before it goes on without."""
+
+
+class RemoteReplay:
+    """Packs chunks in the caller's thread and queues them; `None` from `add` means that the queue is full: wait."""
+
+    def __init__(self, outbox: Outbox, layout: Layout, clock: Callable[[], int]) -> None:
+        self._outbox, self._codec, self._starts, self._clock = outbox, Codec(layout), layout.starts, clock
+        self._encoding, self._stalled = Stopwatch(outbox, "wire/encode_ms"), Stopwatch(outbox, "wire/stall_ms")
+        self._added = 0
+
+    @property
+    def steps(self) -> int:
+        """The run's clock as it was last heard, and what was done here since."""
+        return self._clock()
+
+    def tick(self, steps: int) -> None:
+        self._outbox.tick(steps)
+
+    def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
+        if self._outbox.full:
+            self._stalled.begin()
+            return None
+        self._stalled.end()
+        self._encoding.begin()
+        data = self._codec.pack(chunk).to_bytes()
+        if priority is not None and priority.shape != (self._starts,):
+            raise ValueError(f"{priority.shape} priorities for {self._starts} window starts")
+        self._outbox.parcel(data, b"" if priority is None else priority.astype("<f4").tobytes())
+        self._encoding.end()
+        self._added += 1
+        return self._added - 1
+
+    def sample(self, n: int) -> Sample | None:
+        raise NotImplementedError("only a learner samples, and it lives with its replay")
+
+    def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
+        raise NotImplementedError("only a learner updates priorities, and it lives with its replay")
+
+
+class RemoteWeights:
+    """Fetched in the background as soon as those before were taken: for an actor, who asks at every step."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._held: tuple[int, State] | None = None
+        self._anew = False
+        self._call: Any = None
+        self._not_before = 0.0
+        self.version = -1
+
+    @property
+    def wanted(self) -> bool:
+        return False
+
+    def publish(self, state: State, version: int) -> None:
+        raise NotImplementedError("only a learner publishes, and it lives with its mailbox")
+
+    def fetch(self, newer_than: int) -> tuple[int, State] | None:
+        with self._lock:
+            held = self._held
+            # A learner that was resumed may be behind what it published in its former life: its word holds.
+            if held is None or (held[0] <= newer_than and not self._anew):
+                return None
+            self._held, self._anew, self.version = None, False, held[0]
+        self._wake()
+        return held
+
+    def rewind(self) -> None:
+        """Another learner has taken over: whatever it has is news."""
+        with self._lock:
+            self._held, self._anew, self.version = None, True, -1
+            call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def tend(self, caller: Caller, newest: int) -> None:
+        """Take in what has arrived, and ask for what is newer; for the link's thread. UserError if that is no use."""
+        if self._call is not None and self._call.done():
+            call, self._call = self._call, None
+            self._arrived(call, caller)
+        with self._lock:
+            idle = self._held is None and self._call is None and newest > self.version
+        if idle and time.monotonic() >= self._not_before:
+            self._call = caller.fetch(self.version)
+            self._call.add_done_callback(lambda _: self._wake())
+
+    def _arrived(self, call: Any, caller: Caller) -> None:
+        try:
+            news = read_fetched(call.result())
+            held = None if news is None else (news[0], unpack_weights(news[1]))
+        except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
+            if isinstance(error, grpc.RpcError) and (fatal := refusal(error, caller.address)) is not None:
+                raise fatal from None
+            self._not_before = time.monotonic() + RETRY_S
+            return
+        with self._lock:
+            self._held = held
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+
+class NewestWeights:
+    """Fetched when they are asked for, while the caller waits: for an evaluator, who asks rarely, for the newest."""
+
+    def __init__(self, caller: Caller, over: Callable[[], bool]) -> None:
+        self._caller, self._over = caller, over
+        self._anew = False
+        self.version = -1
+
+    @property
+    def wanted(self) -> bool:
+        return False
+
+    def publish(self, state: State, version: int) -> None:
+        raise NotImplementedError("only a learner publishes, and it lives with its mailbox")
+
+    def rewind(self) -> None:
+        self._anew = True
+
+    def fetch(self, newer_than: int) -> tuple[int, State] | None:
+        deadline = time.monotonic() + NEWEST_S
+        while not self._over():
+            try:
+                news = read_fetched(self._caller.fetch(-1 if self._anew else newer_than).result())
+            except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
+                if isinstance(error, grpc.RpcError) and (fatal := refusal(error, self._caller.address)) is not None:
+                    raise fatal from None
+                if time.monotonic() > deadline:
+                    log.warning("no weights from %s: %s", self._caller.address,
+                                briefly(error) if isinstance(error, grpc.RpcError) else error)
+                    return None
+                time.sleep(RETRY_S)
+                continue
+            self._anew = False
+            if news is None:
+                return None
+            self.version = news[0]
+            return news[0], unpack_weights(news[1])
+        return None

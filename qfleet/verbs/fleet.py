@@ -1,0 +1,36 @@
+"""Verbs of a fleet: `join`, and what its processes are started with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from qfleet.verbs.telling import complain, outcome
+
+
+def join(args: Namespace) -> int:
+    """Lend this host's cores to a fleet."""
+    from qfleet.join import Join, knock
+    from qfleet.members import Contact
+    from qfleet.runtime.threads import usable_cores
+
+    contact = Contact(args.words[0], "", args.token_file, args.patience, args.tls_ca, args.tls_cert, args.tls_key)
+    actors = args.actors or usable_cores()
+    knock(contact)
+    complain(f"{actors} actor{'s' * (actors != 1)} for the fleet at {contact.address}; Ctrl-C takes them away again")
+    reason = Join(contact, actors).run()
+    ending = "the run is over" if reason is None else "left the fleet"
+    complain(ending)
+    outcome(args, [], {"fleet": contact.address, "actors": actors, "ending": ending})
+    return 130 if reason == "interrupted" else 0
+
+
+def member(args: Namespace) -> int:
+    """Be one process of a fleet."""
+    from qfleet.members import ROLES, Contact, run_cell
+
+    role, place, *name = args.words
+    if role == "cell":
+        return run_cell(Path(place))
+    tls = (args.tls_ca, args.tls_cert, args.tls_key)
+    return ROLES[role](Contact(place, name[0], args.token_file, args.patience, *tls))

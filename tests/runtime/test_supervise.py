@@ -1,0 +1,250 @@
+"""Children that die, hang, refuse or loop: real processes, really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nursery import BEAT, DEAF, QUICK, alive, child, children, numbers, until
+
+from qfleet.runtime.supervise import Child, Patience, Supervisor, ending
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90),
+              pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")]
+
+PID = "open(os.environ['PIDS'], 'a').write(f'{os.getpid()}\\n')\n"
+
+
+@pytest.fixture
+def nursery():
+    """Makes supervisors, and ends their children."""
+    made: list[Supervisor] = []
+
+    def start(*kids: Child, patience: Patience = QUICK) -> Supervisor:
+        supervisor = Supervisor(kids, said.append, patience, restarted.append)
+        supervisor.said, supervisor.restarted = said, restarted  # type: ignore[attr-defined]
+        made.append(supervisor)
+        return supervisor
+
+    said: list[str] = []
+    restarted: list[str] = []
+    before = children()
+    yield start
+    for supervisor in made:
+        supervisor.terminate(0.0)
+    assert children() <= before
+
+
+def watch(supervisor: Supervisor, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    until(lambda: time.monotonic() > end, supervisor)
+
+
+def beating(supervisor: Supervisor, *names: str) -> bool:
+    return all((life := supervisor._wards[name].life) is not None and life.beats for name in names)
+
+
+def test_a_killed_child_is_replaced_after_a_pause_and_the_others_do_not_notice(tmp_path, nursery):
+    supervisor = nursery(child(tmp_path, "a"), child(tmp_path, "b"), patience=replace(QUICK, pause_s=0.6))
+    until(lambda: beating(supervisor, "a", "b"), supervisor)
+    first, other = supervisor.pid("a"), supervisor.pid("b")
+    os.kill(first, signal.SIGKILL)
+    until(lambda: supervisor.pid("a") is None, supervisor)
+    pause_s = until(lambda: supervisor.pid("a") is not None, supervisor)
+    assert 0.4 < pause_s < 5
+    until(lambda: beating(supervisor, "a"), supervisor)
+    assert supervisor.pid("a") != first and supervisor.pid("b") == other and alive(other)
+    assert (supervisor.restarts("a"), supervisor.restarts("b"), supervisor.total_restarts) == (1, 0, 1)
+    assert supervisor.restarted == ["a"] and supervisor.failure is None
+    assert "a was killed by SIGKILL: perhaps out of memory, lower env.lanes or actors" in supervisor.said[0]
+    assert str(tmp_path / "a.log") in supervisor.said[0]
+
+
+def test_a_crash_loop_ends_with_the_first_traceback(tmp_path, nursery):
+    loop = PID + "raise ValueError(f'life {len(open(os.environ[\"PIDS\"]).readlines())}')"
+    supervisor = nursery(child(tmp_path, "looper", loop, PIDS=str(tmp_path / "pids")), child(tmp_path, "b"))
+    until(lambda: supervisor.failure, supervisor)
+    failure = supervisor.failure
+    assert (failure.name, failure.code) == ("looper", 1)
+    assert "ValueError: life 1" in failure.text and "life 2" not in failure.text
+    assert "Traceback (most recent call last)" in failure.text and str(tmp_path / "looper.log") in failure.text
+    assert "ended with exit code 1, and 3 restarts did not help" in failure.text
+    assert len(numbers(tmp_path / "pids")) == 4 and supervisor.restarts("looper") == 3
+    pauses = [line.partition(" in a row in ")[2].partition(" s;")[0] for line in supervisor.said]
+    assert pauses == ["0.1", "0.2", "0.4"]
+    watch(supervisor, 0.6)
+    assert len(numbers(tmp_path / "pids")) == 4, "a failure is final"
+    log = (tmp_path / "looper.log").read_text()
+    assert [log.count(f"ValueError: life {n}") for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert [line for line in log.splitlines() if line.startswith("===")] == [
+        f"=== looper: start {n} ===" for n in (1, 2, 3, 4)]
+
+
+def test_without_a_traceback_the_last_lines_speak(tmp_path, nursery):
+    once = replace(child(tmp_path, "a", "print(*range(100), sep='\\n'); sys.exit(7)"), max_restarts=0)
+    supervisor = nursery(once)
+    until(lambda: supervisor.failure, supervisor)
+    assert supervisor.failure.code == 7 and supervisor.total_restarts == 0
+    assert supervisor.failure.text == (f"a ended with exit code 7; it wrote:\n"
+                                       f"{chr(10).join(map(str, range(60, 100)))}\nIts log: {tmp_path / 'a.log'}")
+
+
+def test_a_users_mistake_stops_all_without_a_second_try(tmp_path, nursery):
+    supervisor = nursery(child(tmp_path, "a", "print('env.id=Pnog is unknown', file=sys.stderr); sys.exit(2)"),
+                         child(tmp_path, "b"))
+    until(lambda: supervisor.failure, supervisor)
+    assert (supervisor.failure.name, supervisor.failure.code) == ("a", 2)
+    assert "env.id=Pnog is unknown" in supervisor.failure.text and "start 1" not in supervisor.failure.text
+    watch(supervisor, 0.5)
+    assert supervisor.total_restarts == 0 and supervisor.pid("a") is None
+
+
+def test_a_child_that_ends_well_is_done(tmp_path, nursery):
+    supervisor = nursery(child(tmp_path, "a", "print('bye')"), child(tmp_path, "b"))
+    until(lambda: supervisor.done("a"), supervisor)
+    watch(supervisor, 0.3)
+    assert supervisor.restarts("a") == 0 and not supervisor.finished and supervisor.failure is None
+    assert (tmp_path / "a.log").read_text() == "=== a: start 1 ===\nbye\n"
+
+
+def test_what_a_child_leaves_behind_ends_with_it(tmp_path, nursery):
+    leave = "p = subprocess.Popen(['sleep', '100'])\nopen(os.environ['PIDS'], 'w').write(str(p.pid))\n"
+    supervisor = nursery(child(tmp_path, "a", leave, PIDS=str(tmp_path / "pids")))
+    until(lambda: supervisor.finished, supervisor)
+    until(lambda: not alive(*numbers(tmp_path / "pids")), within_s=5)
+
+
+@pytest.mark.parametrize("fault", ["stopped", "stuck"])
+def test_a_silent_child_is_replaced(fault, tmp_path, nursery):
+    text = {"stopped": BEAT, "stuck": "tether.beat()\ntime.sleep(1000)"}[fault]
+    supervisor = nursery(child(tmp_path, "a", text), child(tmp_path, "b"))
+    until(lambda: beating(supervisor, "a", "b"), supervisor)
+    first, other = supervisor.pid("a"), supervisor.pid("b")
+    if fault == "stopped":
+        os.kill(first, signal.SIGSTOP)
+    took_s = until(lambda: supervisor.pid("a") not in (first, None), supervisor)
+    assert 1 < took_s < 10 and not alive(first)
+    assert supervisor.pid("b") == other
+    assert "a gave no sign of life for 1.5 s and was killed" in supervisor.said[0]
+    assert "out of memory" not in supervisor.said[0]
+
+
+def test_the_first_beat_may_take_longer_but_not_for_ever(tmp_path, nursery):
+    late, never = child(tmp_path, "late", "time.sleep(2)\n" + BEAT), child(tmp_path, "never", "time.sleep(1000)")
+    supervisor = nursery(late, never, patience=replace(QUICK, first_beat_s=6, max_restarts=0))
+    until(lambda: beating(supervisor, "late"), supervisor)
+    assert supervisor.failure is None
+    until(lambda: supervisor.failure, supervisor)
+    assert supervisor.failure.name == "never" and "no sign of life for 6 s" in supervisor.failure.text
+    assert supervisor.restarts("late") == 0
+
+
+def test_a_healthy_life_is_forgiven(tmp_path, nursery):
+    """Six lives that each beat for longer than `healthy_s` do not exhaust a budget of one restart in a row."""
+    brief = PID + "for _ in range(40):\n    tether.beat()\n    time.sleep(0.02)\n1/0"
+    patience = replace(QUICK, max_restarts=1, healthy_s=0.4)
+    supervisor = nursery(child(tmp_path, "a", brief, PIDS=str(tmp_path / "pids")), patience=patience)
+    until(lambda: supervisor.failure or len(numbers(tmp_path / "pids")) == 6, supervisor)
+    assert supervisor.failure is None and supervisor.restarts("a") >= 4
+    patience = replace(patience, healthy_s=30)
+    strict = nursery(child(tmp_path, "b", brief, PIDS=str(tmp_path / "others")), patience=patience)
+    until(lambda: strict.failure, strict)
+    assert len(numbers(tmp_path / "others")) == 2
+
+
+def test_a_program_that_is_not_there_uses_up_the_budget(tmp_path, nursery):
+    supervisor = nursery(Child("a", ["/no/such/program"], {}, tmp_path / "a.log"))
+    until(lambda: supervisor.failure, supervisor)
+    assert "a could not be started" in supervisor.failure.text and "/no/such/program" in supervisor.failure.text
+    assert supervisor.total_restarts == 3
+
+
+def test_children_come_and_go(tmp_path, nursery):
+    supervisor = nursery(child(tmp_path, "a"))
+    until(lambda: beating(supervisor, "a"), supervisor)
+    supervisor.add(child(tmp_path, "b", DEAF + BEAT))
+    with pytest.raises(ValueError, match="'b'"):
+        supervisor.add(child(tmp_path, "b"))
+    until(lambda: beating(supervisor, "b"), supervisor)
+    a, b = supervisor.pid("a"), supervisor.pid("b")
+    supervisor.remove("a")
+    supervisor.remove("b", grace_s=0.3)
+    until(lambda: supervisor.names == [], supervisor)
+    assert not alive(a) and not alive(b)
+    assert supervisor.total_restarts == 0 and supervisor.failure is None
+
+
+def test_terminate_ends_the_deaf_and_their_children(tmp_path, nursery):
+    deaf = ("p = subprocess.Popen(['sh', '-c', \"trap '' TERM; sleep 100\"])\n"
+            "open(os.environ['PIDS'], 'w').write(str(p.pid))\n" + DEAF + BEAT)
+    orderly = ("def leave(*_): print('in order', flush=True); sys.exit(0)\n"
+               "signal.signal(signal.SIGTERM, leave)\n" + BEAT)
+    supervisor = nursery(child(tmp_path, "deaf", deaf, PIDS=str(tmp_path / "pids")),
+                         child(tmp_path, "orderly", orderly))
+    until(lambda: beating(supervisor, "deaf", "orderly"), supervisor)
+    pids = [supervisor.pid("deaf"), supervisor.pid("orderly"), *numbers(tmp_path / "pids")]
+    assert supervisor.terminate(1.0) == {"deaf": -signal.SIGKILL, "orderly": 0}
+    until(lambda: not any(alive(pid) for pid in pids), within_s=5)
+    assert "in order" in (tmp_path / "orderly.log").read_text()
+    assert not supervisor.step() and supervisor.pid("deaf") is None, "nothing is started after the end"
+    assert supervisor.terminate(1.0) == {}
+
+
+def test_fifty_restarts_leave_nothing_behind(tmp_path, nursery):
+    patience = replace(QUICK, max_restarts=1000, pause_s=0.0)
+    supervisor = nursery(Child("a", ["/bin/false"], {}, tmp_path / "a.log"), child(tmp_path, "b"), patience=patience)
+    until(lambda: beating(supervisor, "b") and supervisor.pid("a"), supervisor)
+    before = len(os.listdir("/proc/self/fd"))
+    until(lambda: supervisor.restarts("a") >= 50, supervisor, within_s=60)
+    until(lambda: supervisor.pid("a"), supervisor)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(children()) <= 3  # the two, and the guard
+    supervisor.terminate(1.0)
+    assert children() == set()
+
+
+@pytest.mark.parametrize("who", ["supervisor", "all"])
+def test_after_a_sleep_nobody_is_late(who, tmp_path):
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from nursery import *
+        home = Path({str(tmp_path)!r})
+        supervisor = Supervisor([child(home, "a")], print, QUICK, print)
+        until(lambda: (life := supervisor._wards["a"].life) and life.beats, supervisor)
+        print(supervisor.pid("a"), flush=True)
+        until((home / "end").exists, supervisor)
+        print(supervisor.total_restarts, supervisor.pid("a"), flush=True)
+        supervisor.terminate(1.0)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], text=True,
+                          stdout=subprocess.PIPE) as process:
+        try:
+            pid = int(process.stdout.readline())
+            sleepers = [process.pid, pid][:1 if who == "supervisor" else 2]
+            for sleeper in sleepers:
+                os.kill(sleeper, signal.SIGSTOP)
+            time.sleep(2.5)
+            for sleeper in sleepers:
+                os.kill(sleeper, signal.SIGCONT)
+                time.sleep(0.2)  # the supervisor looks before the child can beat
+            time.sleep(0.5)
+            (tmp_path / "end").touch()
+            assert process.stdout.readline().split() == ["0", str(pid)]
+            assert process.wait(20) == 0 and not alive(pid)
+        finally:
+            process.kill()
+
+
+def test_an_exit_status_in_words():
+    assert ending(3) == "ended with exit code 3"
+    assert ending(-signal.SIGTERM) == "was killed by SIGTERM"
+    assert "native code" in ending(-signal.SIGSEGV) and ending(-250) == "was killed by signal 250"

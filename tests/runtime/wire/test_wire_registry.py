@@ -1,0 +1,223 @@
+"""Places in the fleet, what counts as stored, and what is believed of a message."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_kit import LAYOUT, some_chunk, weights
+
+from qfleet.replay.codec import Codec, Packed
+from qfleet.roles.evaluator import Score
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest
+from qfleet.runtime.wire.inbox import Inbox, unpack
+from qfleet.runtime.wire.outbox import Outbox
+from qfleet.runtime.wire.registry import REMEMBERED, Registry
+from qfleet.types import Chunk
+
+
+def registry(actors=2, live_s=30.0):
+    return Registry(actors, live_s)
+
+
+def greet(book, name, session="s", role="actor"):
+    return book.hello(name, role, "host", 1, session)
+
+
+def test_local_names_have_their_own_index():
+    book = registry()
+    assert greet(book, "local/1", "a") == (1, 1)
+    assert greet(book, "local/0", "b") == (0, 1)
+    assert greet(book, "local/1", "c") == (1, 2)
+
+
+def test_joiners_come_after_the_planned_and_fill_gaps_that_nobody_lives_in():
+    book = registry(actors=3)
+    assert [greet(book, f"far/{i}", f"s{i}")[0] for i in range(3)] == [3, 4, 5]
+    assert greet(book, "far/1", "again") == (4, 2)
+    book.left(4, 2)
+    assert greet(book, "new/0", "n") == (4, 3)
+    assert greet(book, "far/1", "again") == (6, 1), "its place was given away"
+
+
+def test_the_silent_lose_their_place():
+    book = registry(actors=0, live_s=0.0)
+    assert greet(book, "a/0", "a") == (0, 1) and greet(book, "b/0", "b") == (0, 2)
+    assert book.heard(0, 1, 0, 0) == "unknown" and book.heard(0, 2, 0, 0) == "current"
+
+
+def test_others_than_actors_are_counted_downwards():
+    book = registry()
+    assert greet(book, "evaluator", "e", "evaluator") == (-1, 1)
+    assert greet(book, "head", "h", "supervisor") == (-2, 1)
+    assert greet(book, "evaluator", "f", "evaluator") == (-1, 2)
+
+
+def test_the_same_life_keeps_its_incarnation():
+    book = registry()
+    assert greet(book, "local/0", "a") == greet(book, "local/0", "a") == (0, 1)
+    assert book.heard(0, 1, 7, 3) == "current"
+    member, = book.members()
+    assert (member.steps, member.version, member.name) == (7, 3, "local/0")
+
+
+def test_who_was_replaced_is_superseded_and_a_stranger_unknown():
+    book = registry()
+    greet(book, "local/0", "a")
+    greet(book, "local/0", "b")
+    assert book.heard(0, 1, 0, 0) == "superseded"
+    assert book.heard(0, 9, 0, 0) == book.heard(7, 1, 0, 0) == "unknown"
+
+
+def test_messages_of_a_former_life_still_count_once():
+    book = registry()
+    greet(book, "local/0", "a")
+    greet(book, "local/0", "b")
+    assert book.fresh(0, 2, 1) and book.fresh(0, 1, 5) and not book.fresh(0, 1, 5) and not book.fresh(0, 1, 4)
+    assert not book.fresh(0, 2, 1) and book.fresh(0, 2, 3)
+    assert not book.fresh(3, 1, 1), "nobody has that place"
+
+
+def test_a_session_keeps_its_count_wherever_it_sits():
+    book = registry(actors=0, live_s=0.0)
+    greet(book, "a/0", "a")
+    assert book.fresh(0, 1, 5)
+    greet(book, "b/0", "b")
+    book.live_s = 30.0
+    assert greet(book, "a/0", "a") == (1, 1)
+    assert not book.fresh(1, 1, 5) and book.fresh(1, 1, 6)
+
+
+def test_the_state_survives_json():
+    book = registry()
+    greet(book, "local/1", "a")
+    greet(book, "far/0", "b")
+    book.fresh(1, 1, 4)
+    again = registry()
+    again.load_state_dict(json.loads(json.dumps(book.state_dict())))
+    assert again.members() == () and again.heard(1, 1, 0, 0) == "unknown"
+    assert greet(again, "local/1", "a") == (1, 1) and not again.fresh(1, 1, 4) and again.fresh(1, 1, 5)
+    assert greet(again, "far/0", "c") == (2, 2)
+
+
+def test_a_thousand_lives_leave_a_short_list():
+    book = registry()
+    for life in range(1000):
+        _, incarnation = greet(book, "local/0", f"s{life}")
+        assert book.fresh(0, incarnation, 1)
+    assert incarnation == 1000
+    assert len(book.state_dict()["lives"]) == len(book.state_dict()["stored"]) == REMEMBERED + 1
+
+
+def test_nobody_crowds_others_out_of_the_inbox():
+    inbox = Inbox(2)
+    first, second = ExchangeRequest(index=0, sequence=1), ExchangeRequest(index=1, sequence=1)
+    assert inbox.peek() is None and inbox.pop() is None
+    assert inbox.offer(first) and inbox.offer(first) and not inbox.offer(first) and inbox.offer(second)
+    assert not inbox.room(0) and inbox.room(1) and len(inbox) == 3
+    assert inbox.peek() is first and inbox.pop() is first and inbox.room(0)
+    assert inbox.pop() is first and inbox.pop() is second and inbox.pop() is None
+
+
+def test_steps_that_wait_in_the_inbox_are_bounded():
+    inbox = Inbox(10, steps=5)
+    few, many = ExchangeRequest(index=0, steps=4), ExchangeRequest(index=0, steps=100)
+    assert inbox.offer(few) and inbox.offer(many) and not inbox.room(0) and not inbox.offer(few) and inbox.room(1)
+    assert inbox.pop() is few and not inbox.room(0) and inbox.pop() is many and inbox.room(0)
+
+
+def sealed(fill) -> ExchangeRequest:
+    outbox = Outbox()
+    fill(outbox)
+    return ExchangeRequest.FromString(outbox.seal().SerializeToString())
+
+
+def packed(chunk: Chunk) -> bytes:
+    return Codec(LAYOUT).pack(chunk).to_bytes()
+
+
+def test_everything_arrives_as_it_was_said():
+    priority = np.arange(8, dtype=np.float32)
+
+    def fill(outbox):
+        outbox.tick(3)
+        outbox.tick(4)
+        outbox.parcel(packed(some_chunk(1)), priority.tobytes())
+        outbox.parcel(packed(some_chunk(2)), b"")
+        outbox.episode(3, -2.5, 11)
+        outbox.write({"actor/policy_lag": 2.0})
+        outbox.write({"actor/policy_lag": 4.0})
+        outbox.count("fault/env_rebuilds", 2)
+        outbox.spend("wire/wait_ms", 0.0017)
+        outbox.judge(Score([1.0, 2.0], [3, 4], 9), weights(9))
+
+    delivery = unpack(sealed(fill), LAYOUT)
+    assert delivery.steps == 7 and delivery.episodes == [(3, -2.5, 11)]
+    assert delivery.figures == {"actor/policy_lag": (6.0, 2)}
+    assert delivery.counters == {"fault/env_rebuilds": 2, "wire/wait_ms": 1}
+    for seed, (chunk, found) in enumerate(delivery.parcels, 1):
+        again = Codec(LAYOUT).unpack(chunk)
+        for name, values in some_chunk(seed).columns.items():
+            np.testing.assert_array_equal(again.columns[name], values)
+        assert found is None if seed == 2 else (found == priority).all()
+    (score, state), = delivery.judgements
+    assert score == Score([1.0, 2.0], [3, 4], 9)
+    assert all((state[name] == value).all() for name, value in weights(9).items())
+
+
+def test_a_message_holds_one_judgement_and_the_next_the_next():
+    outbox = Outbox()
+    outbox.judge(Score([1.0], [1], 1), weights(1))
+    outbox.judge(Score([1.0], [1], 2), weights(2))
+    assert [j.version for j in outbox.seal().judgements] == [1] and not outbox.empty
+    assert [j.version for j in outbox.seal().judgements] == [2] and outbox.empty
+
+
+def spoil(name, value):
+    chunk = some_chunk()
+    columns = {key: column.copy() for key, column in chunk.columns.items()}
+    columns[name].reshape(-1)[0] = value
+    return Chunk(columns, chunk.valid)
+
+
+@pytest.mark.parametrize(("fill", "words"), [
+    (lambda box: box.parcel(b"garbage", b""), "too few"),
+    (lambda box: box.parcel(packed(some_chunk())[:-1], b""), "checksum"),
+    (lambda box: box.parcel(packed(spoil("reward", np.nan)), b""), "reward .* not finite"),
+    (lambda box: box.parcel(packed(spoil("obs.vector", np.inf)), b""), "obs.vector .* not finite"),
+    (lambda box: box.parcel(packed(spoil("action", 4)), b""), "where 4 exist"),
+    (lambda box: box.parcel(packed(spoil("action", -1)), b""), "actions -1"),
+    (lambda box: box.parcel(packed(some_chunk()), b"123"), "3 bytes of priorities"),
+    (lambda box: box.episode(0, np.nan, 3), "return nan"),
+    (lambda box: box.count("a\nb"), "not a tag"),
+    (lambda box: box.write({"": 1.0}), "not a tag"),
+    (lambda box: box.tick(1 << 40), "steps in one message"),
+    (lambda box: box.judge(Score([], [], 1), weights(1)), "0 returns"),
+    (lambda box: box.judge(Score([1.0], [1, 2], 1), weights(1)), "2 lengths"),
+    (lambda box: box.judge(Score([np.inf], [1], 1), weights(1)), "1 returns"),
+])
+def test_what_is_unsound_raises_value_error(fill, words):
+    with pytest.raises(ValueError, match=words):
+        unpack(sealed(fill), LAYOUT)
+
+
+def test_weights_that_are_none_raise_value_error():
+    message = sealed(lambda box: box.judge(Score([1.0], [1], 1), weights(1)))
+    for data in (b"", b"\x80\x04pickle", message.judgements[0].weights[:-3]):
+        message.judgements[0].weights = data
+        with pytest.raises(ValueError, match="not safetensors"):
+            unpack(message, LAYOUT)
+
+
+@given(st.binary(max_size=300))
+@settings(deadline=None, max_examples=200)
+def test_no_bytes_do_worse_than_value_error(data):
+    message = ExchangeRequest()
+    message.parcels.add(chunk=data)
+    with pytest.raises(ValueError):
+        unpack(message, LAYOUT)
+    with pytest.raises(ValueError):
+        Packed.from_bytes(data, LAYOUT)
