@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test check learn bench clean help
+.PHONY: train test check learn soak bench clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -33,6 +33,10 @@ check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py
 
+soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while processes are killed
+	$(BIN)/python tests/system/fleet_soak.py --cells 20 --seconds 300
+	QFLEET_PARTITION_S=30 $(BIN)/python -m pytest tests/system/test_hosts.py -k cable
+
 bench: $(READY)  ## speed and memory against peers, on a quiet machine; results under benchmarks/results
 	$(PIP) stable-baselines3 pandas cpprb
 	$(BIN)/python benchmarks/cartpole_speed.py --out benchmarks/results/cartpole_speed.json
@@ -41,6 +45,7 @@ bench: $(READY)  ## speed and memory against peers, on a quiet machine; results 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/wire.py --out benchmarks/results/wire.json
 
 clean:  ## remove the virtual environment and caches, never runs
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,19 +4,37 @@
 
 A run counts as solved when the mean of 20 fresh greedy episodes of its best policy, played after training, reaches the
 threshold within the recipe's step budget. Rows are saved as they come; runs already in OUT are not repeated.
+
+The rows called chain are the wiring matrix: every row of switches in every place, under uniformly random behaviour. On
+the chain a greedy policy returns 1 exactly if it is the optimal one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from side_by_side import machine
 
 import qfleet
+from qfleet.runtime.wire.security import write_token
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
+from chain_rows import COMMON, ROWS, name_of, overrides_of  # the switches are defined once, there
+
+PROCESSES = ["placement=processes", "actors=2", "env.lanes=4"]
+JOINED = "joined"
+"""Stands for the overrides of a fleet that has no actors but one that joins over TCP and TLS."""
+
+PLACES = {"inline": [], "processes": PROCESSES, "tcp+tls": [JOINED]}
 
 MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole": ("cartpole", 475, []),
@@ -33,11 +51,37 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
     "catch pixels bf16": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=bf16"]),
-}
+    "cartpole processes": ("cartpole", 475, PROCESSES),
+    "catch processes": ("catch", 0.95, PROCESSES),
+} | {f"chain {name_of(row)} {place}": ("toy/Chain-v0", 1, [*COMMON, *overrides_of(row), *where])
+     for row in ROWS for place, where in PLACES.items()}
+
+
+@contextmanager
+def joiner(folder: Path) -> Iterator[list[str]]:
+    """Overrides of a fleet that is joined by an actor, which waits for it already."""
+    cert, key, token = (folder / name for name in ("fleet.pem", "fleet.key", "token"))
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                    "-subj", "/CN=fleet", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+                   check=True, capture_output=True, timeout=60)
+    write_token(token)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    actor = subprocess.Popen([sys.executable, "-m", "qfleet", "join", place, "--token-file", token, "--tls-ca", cert,
+                              "--actors", "1"], stderr=subprocess.DEVNULL)
+    try:
+        yield ["placement=processes", "fleet.local_actors=false", f"fleet.listen={place}", f"fleet.token_file={token}",
+               f"fleet.tls_cert={cert}", f"fleet.tls_key={key}"]
+    finally:
+        actor.terminate()
+        actor.wait(60)
 
 
 def train(recipe: str, overrides: list[str], seed: int) -> dict:
     with tempfile.TemporaryDirectory() as root:
+        if JOINED in overrides:
+            with joiner(Path(root)) as fleet:
+                return train(recipe, [*(word for word in overrides if word != JOINED), *fleet], seed)
         result = qfleet.train(recipe, [*overrides, f"seed={seed}", f"run.root={root}", "run.tensorboard=false"])
         score = qfleet.evaluate(result.directory, episodes=20, seed=10_000 + seed)
     return {"seed": seed, "steps": result.steps, "updates": result.updates, "seconds": round(result.seconds, 1),
@@ -45,12 +89,12 @@ def train(recipe: str, overrides: list[str], seed: int) -> dict:
 
 
 def report(rows: dict[str, list[dict]]) -> str:
-    lines = []
+    lines, width = [], max(len(name) for name in rows)
     for name, runs in rows.items():
         goal = MATRIX[name][1]
         solved = [run["steps"] for run in runs if run["mean_reward"] >= goal]
         median = f"{statistics.median(solved):,.0f}" if solved else "-"
-        lines.append(f"{name:24} {len(solved)} of {len(runs)} reach {goal:g}, median steps {median}")
+        lines.append(f"{name:{width}}  {len(solved)} of {len(runs)} reach {goal:g}, median steps {median}")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from qfleet.envs import EnvConfig
 from qfleet.explore import Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
+from qfleet.runs.video import require_encoder
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
@@ -38,6 +39,8 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
 
 def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
+    if config.eval.video_period:
+        require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device)
     threads = thread_plan(images)

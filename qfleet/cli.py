@@ -67,6 +67,10 @@ VERBS = (
          ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
          "RUN is a run's path or name. Keys that would change what was learned are refused, with a list of those "
          "that may change."),
+    Verb("top", "look on while a run trains", "RUN [options]", (1, 1), verbs.top,
+         ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
+         "Shows the live view of a run that another process trains, until it ends or you press Ctrl-C; the run does "
+         "not notice. Of a run that has ended it shows the last state. --json prints where it stands now, and leaves."),
     Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
          ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
     Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
@@ -87,8 +91,11 @@ VERBS = (
     Verb("check-env", "find out whether an environment can be trained on", "ENV_ID [key=value ...] [options]", (1, 1),
          verbs.check_env, ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"),
          options.as_json, True),
-    Verb("doctor", "say what is installed and what a run would take", "[RECIPE [key=value ...]] [options]", (0, 1),
-         verbs.doctor, ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6"), options.place, True),
+    Verb("doctor", "say what is installed, what a run would take, and what limits one", "[RECIPE|RUN [key=value ...]] "
+         "[options]", (0, 1), verbs.doctor,
+         ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
+         "For a run it reads records and logs: what limits it and what to change, restarts, faults, pace and memory. "
+         "With key=value pairs, and for a recipe, it says what training would take."),
     Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
          verbs.export, ("qfleet export my-run my-policy",), options.export),
     Verb("join", "add actors of this host to a fleet", "HOST:PORT --token-file FILE [options]", (1, 1), verbs.join,

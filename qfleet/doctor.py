@@ -1,24 +1,47 @@
-"""What this machine offers and what a run would take of it: versions, extras, cores, memory, disk, GPU, display."""
+"""What this machine offers and what a run would take of it: versions, extras, cores, memory, disk, GPU, display.
+
+And what a run that was begun lacks: `diagnose` reads its records and logs, `explain` says it in words.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qfleet import __version__
-from qfleet.runs.progress import size
+from qfleet.config import read_yaml
+from qfleet.runs.bottleneck import ACTING, percent, shares
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.state import WORDS, state_of
+from qfleet.runs.tally import Goal, Tally, amount, clock, size
+from qfleet.runs.writers import read_metrics
 
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
 EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "video": ("imageio-ffmpeg", "pillow", "pygame"),
           "plot": ("matplotlib",), "wandb": ("wandb",)}
 SERVES = {"atari": "Atari games", "video": "films and the window of `play`", "plot": "learning curves as pictures",
           "wandb": "Weights & Biases"}
+FAULTS = {
+    "fault/env_rebuilds": "episodes were lost to environments that failed: `qfleet check-env` plays them",
+    "fault/bad_updates": "updates were skipped, their loss or gradient was not finite: lower learner.learning_rate or "
+                         "set learner.clip_norm; the batches are in faults/",
+    "fault/checkpoints_failed": "checkpoints could not be written: make room on the disk",
+    "fault/bad_messages": "messages of members were malformed and refused: do all hosts have the same software?",
+    "wire/retries": "calls got no answer and were made again: the network, or a learner that was restarted",
+    "replay/clamped_priorities": "priorities were not finite or out of range, and clamped: look at train/td_abs",
+}
+RATIO_TOLERANCE, RATIO_UPDATES = 0.05, 100
+"""The measured samples per insert may differ by so much from the configured, once there were so many updates."""
+
+START = re.compile(rb"=== .+: start (\d+) ===$")
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -69,6 +92,81 @@ def render(report: Mapping[str, Any]) -> str:
     if report["plan"] is not None:
         lines += ["plan", *(f"  {name:<11} {text}" for name, text in report["plan"].items())]
     return "\n".join(lines)
+
+
+def diagnose(run: RunDirectory) -> dict[str, Any]:
+    """What records and logs of a run tell, as plain data. Its config is read, not validated: nothing is imported."""
+    tally = Tally(Goal.of(read_yaml(run.config) if run.config.is_file() else {}))
+    for record in read_metrics(run.metrics):
+        tally.add(record)
+    latest, mean, verdict = tally.latest, tally.typical(), tally.verdict()
+    steps_s, updates_s = tally.rates()
+    lag = mean.get("fleet/policy_lag", mean.get("actor/policy_lag"))
+    return {
+        "run": str(run.path), "state": state_of(run),
+        "steps": latest.get("step", 0), "updates": latest.get("updates", 0), "seconds": latest.get("time_s", 0.0),
+        "limit": None if verdict is None else asdict(verdict),
+        "rates": {"steps_per_s": steps_s, "updates_per_s": updates_s},
+        "actor_time": shares(mean, ACTING), "loop_time": tally.loop(),
+        "samples_per_insert": {"measured": latest.get("replay/samples_per_insert"), "configured": tally.goal.ratio},
+        "policy_lag": lag, "replay_bytes": latest.get("replay/bytes"), "actors": latest.get("fleet/actors"),
+        "restarts": _restarts(run.path / "logs"),
+        "faults": {tag: latest[tag] for tag in FAULTS if latest.get(tag)},
+    }
+
+
+def explain(report: Mapping[str, Any]) -> list[str]:
+    """A diagnosis in lines for people: the limit and the remedy first."""
+    limit, rates, ratio = report["limit"], report["rates"], report["samples_per_insert"]
+    rows = [("run", f"{report['run']} {WORDS[report['state']]}"),
+            ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {clock(report['seconds'])}")]
+    if limit is None:
+        rows.append(("limited by", "not known: there are no records yet that say where the time goes"))
+    else:
+        rows += [("limited by", f"{limit['limit']}: {limit['evidence']}"), ("advice", limit["advice"])]
+    if rates["steps_per_s"] is not None:
+        rows.append(("rates", f"{amount(round(rates['steps_per_s']))} steps/s, "
+                              f"{amount(round(rates['updates_per_s']))} updates/s"))
+    if report["actors"] is not None:
+        rows.append(("actors", f"{report['actors']:.0f} alive at the last record"))
+    for name, what in (("an actor", "actor_time"), ("the loop", "loop_time")):
+        if report[what]:
+            rows.append((name, ", ".join(f"{part} {percent(share)}" for part, share in report[what].items())))
+    if ratio["measured"] is not None:
+        rows.append(("pace", _pace(ratio["measured"], ratio["configured"], report["updates"])))
+    if report["policy_lag"] is not None:
+        rows.append(("policy lag", f"{amount(round(report['policy_lag'], 1))} updates"))
+    if report["replay_bytes"] is not None:
+        rows.append(("memory", f"{size(report['replay_bytes'])} of replay"))
+    rows += [("restarts", f"{count} of {name}, see {report['run']}/logs/{name}.log")
+             for name, count in report["restarts"].items()]
+    rows += [("fault", f"{count:.0f} {FAULTS[tag]}") for tag, count in report["faults"].items()]
+    if not (report["restarts"] or report["faults"]):
+        rows.append(("faults", "none"))
+    return [f"{name:<10} {text}" for name, text in rows]
+
+
+def _pace(measured: float, configured: float | None, updates: int) -> str:
+    if configured is None:
+        return f"{amount(measured)} samples per insert"
+    text = f"{amount(measured)} samples per insert, {amount(configured)} are configured"
+    if updates < RATIO_UPDATES or abs(measured / configured - 1) <= RATIO_TOLERANCE:
+        return text
+    return f"{text}: the learner is {'behind' if measured < configured else 'ahead'}"
+
+
+def _restarts(logs: Path) -> dict[str, int]:
+    """How often each process of a fleet was started again, as its log has it; those that never were are left out."""
+    found = {}
+    for path in sorted(logs.glob("*.log")):
+        try:
+            with path.open("rb") as lines:
+                count = sum(1 for line in lines if (start := START.match(line)) and int(start[1]) > 1)
+        except OSError:
+            continue
+        if count:
+            found[path.stem] = count
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -28,6 +29,7 @@ from qfleet.runs.tail import Tail
 from qfleet.runtime.plan import drive
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
+from qfleet.runtime.wire.address import Address, require_free
 from qfleet.runtime.wire.security import read_token, server_credentials, write_token
 from qfleet.session import EXIT_CODES, TrainResult, ended, require_same, show_plan, source_of_weights
 from qfleet.settings import RunConfig
@@ -88,6 +90,8 @@ def _checked(config: RunConfig) -> RunConfig:
         read_token(fleet.token_file)
     if fleet.tls_cert is not None and fleet.tls_key is not None:
         server_credentials(fleet.tls_cert, fleet.tls_key, fleet.tls_ca)
+    if fleet.address is not None:
+        require_free(fleet.address)
     return config
 
 
@@ -105,20 +109,23 @@ class Head:
         self.tail = Tail(directory.metrics)
         fleet = config.fleet
         patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
-        self.supervisor = Supervisor(self._children(), log.warning, patience, lambda name: None)
+        self.supervisor = Supervisor(self._children(), log.warning, patience, lambda name: None, self.private)
         self._forwarded = self._door_shown = False
 
     def run(self) -> TrainResult:
         """Until the cell has ended in order; raises what made it impossible."""
-        show_plan(self.sinks, self.rows)
         try:
+            show_plan(self.sinks, self.rows)
             with obeyed(self):
                 drive([self.supervisor, self], self._over)
             self.step()
             failure = self.supervisor.failure
-            if failure is not None and not (self.reason is not None and failure.name == CELL):
+            if failure is not None and not (self._ending and failure.name == CELL):
                 self._fail(failure)
             return self._result()
+        except KeyboardInterrupt:  # for the second time: nobody wants to wait
+            self.supervisor.terminate(0.0)
+            raise
         finally:
             self.supervisor.terminate(GRACE_S)
             shutil.rmtree(self.private, ignore_errors=True)
@@ -136,7 +143,13 @@ class Head:
         return False
 
     def _over(self) -> bool:
-        return self.supervisor.failure is not None or self.supervisor.done(CELL)
+        gone = self._ending and self.supervisor.pid(CELL) is None
+        return gone or self.supervisor.failure is not None or self.supervisor.done(CELL)
+
+    @property
+    def _ending(self) -> bool:
+        """Whether a cell that dies now is not started again: we were told to stop, or it has said its last word."""
+        return self.reason is not None or (self.private / Orders.RESULT).exists()
 
     def _pass_on(self, number: signal.Signals) -> bool:
         pid = self.supervisor.pid(CELL)
@@ -155,9 +168,9 @@ class Head:
             data = json.loads((self.private / Orders.RESULT).read_text())
         except FileNotFoundError:  # told to stop before the cell had begun
             checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
-            step = None if checkpoint is None else checkpoint.manifest.step
+            step, updates = (checkpoint.manifest.step, checkpoint.manifest.updates) if checkpoint else (None, 0)
             reason = self.reason or "preempted"
-            return TrainResult(self.directory.path, step or 0, 0, 0, 0.0, None, reason, EXIT_CODES[reason], step)
+            return TrainResult(self.directory.path, step or 0, updates, 0, 0.0, None, reason, EXIT_CODES[reason], step)
         return TrainResult(**data | {"directory": self.directory.path})
 
     def _children(self) -> list[Child]:
@@ -165,11 +178,13 @@ class Head:
         words = [sys.executable, "-m", "qfleet", "_member"]
         env = {"PYTHONUNBUFFERED": "1"}
         fleet = self.config.fleet
-        cell = Child(CELL, [*words, CELL, str(self.private)], env, logs / "cell.log", fleet.restarts)
+        cell = Child(CELL, [*words, CELL, str(self.private)], env, logs / "cell.log", fleet.restarts,
+                     "replay.capacity or learner.batch_size")
         local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
-        members = [("actor", name) for name in local] + [("evaluator", "evaluator")]
-        return [cell, *(Child(name, [*words, role, *self._contact(name).words()], env,
-                              logs / f"{name.replace('local/', 'actor-')}.log") for role, name in members)]
+        films = ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []
+        members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", films)]
+        return [cell, *(Child(name, [*words, role, *self._contact(name).words(), *more], env,
+                              logs / f"{name.replace('local/', 'actor-')}.log") for role, name, more in members)]
 
     def _contact(self, name: str) -> Contact:
         return Contact(f"unix:{self.private / Orders.SOCKET}", name, str(self.private / Orders.TOKEN),
@@ -181,8 +196,11 @@ class Head:
         if fleet.address is None:
             return []
         port = json.loads((self.private / Orders.DOOR).read_text())["port"]
-        host = "127.0.0.1" if fleet.address.is_loopback else os.uname().nodename
-        place = fleet.advertise or f"{host}:{port}"
-        token = fleet.token_file or str(self.private / Orders.TOKEN)
-        tls = f" --tls-ca {fleet.tls_cert}" if fleet.tls_cert else ""
-        return [("join", f"qfleet join {place} --token-file {token}{tls} --actors N")]
+        host = os.uname().nodename if fleet.address.is_wildcard else fleet.address.host
+        words = ["qfleet", "join", fleet.advertise or str(Address(host, port)),
+                 "--token-file", fleet.token_file or str(self.private / Orders.TOKEN)]
+        if fleet.tls_cert:
+            words += ["--tls-ca", fleet.tls_cert]
+        if fleet.tls_ca:
+            words += ["--tls-cert", "YOUR.pem", "--tls-key", "YOUR.key"]
+        return [("join", shlex.join(words))]

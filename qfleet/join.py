@@ -16,7 +16,7 @@ from qfleet.runtime.plan import drive
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Patience, Supervisor
 from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import answers
+from qfleet.runtime.wire.channel import silence
 from qfleet.runtime.wire.security import read_token
 from qfleet.types import ProcessFault, UserError
 
@@ -36,7 +36,7 @@ class Join:
         words = [sys.executable, "-m", "qfleet", "_member", "actor"]
         children = [Child(member.name, [*words, *member.words()], {"PYTHONUNBUFFERED": "1"},
                           self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
-        self.supervisor = Supervisor(children, log.warning, Patience(), lambda name: None)
+        self.supervisor = Supervisor(children, log.warning, Patience(), lambda name: None, self.logs)
 
     def run(self) -> str | None:
         """Until it is over; the reason if we were told to leave."""
@@ -55,5 +55,7 @@ class Join:
 
 def knock(contact: Contact) -> None:
     """See whether the fleet is there and knows us, before any process is started; a fleet may also come later."""
-    if not answers(parse_address(contact.address), read_token(contact.token_file), contact.credentials()):
-        log.warning("nobody answers at %s yet; the actors will ask for %.0f s", contact.address, contact.patience_s)
+    why = silence(parse_address(contact.address), read_token(contact.token_file), contact.credentials())
+    if why is not None:
+        log.warning("nobody answers at %s yet (%s); the actors will ask for %.0f s", contact.address, why,
+                    contact.patience_s)

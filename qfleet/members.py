@@ -5,13 +5,15 @@ An actor or evaluator knows nothing but where its fleet is: config and environme
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +23,10 @@ import torch
 from qfleet import recipe
 from qfleet.assemble import acting_precision, layout_of, make_agent, make_env, make_explorer, make_judge, plan_of
 from qfleet.config import parse_mapping, to_yaml, validate
+from qfleet.films import Films
 from qfleet.roles.actor import Actor, Recorder
-from qfleet.roles.evaluator import Evaluator
+from qfleet.roles.evaluator import Evaluator, Score
+from qfleet.roles.learner import Diverged
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.runs.checkpoint import Checkpoints
@@ -32,7 +36,8 @@ from qfleet.runtime.fleet import Fleet
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.plan import Worker, drive, rest
 from qfleet.runtime.signals import heeded
-from qfleet.runtime.tether import Tether
+from qfleet.runtime.supervise import VAIN
+from qfleet.runtime.tether import ORPHAN_GRACE_S, Tether
 from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.address import parse_address
 from qfleet.runtime.wire.client import Link
@@ -41,7 +46,7 @@ from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.security import ChannelCredentials, channel_credentials, read_token
 from qfleet.runtime.wire.server import Server
-from qfleet.session import Attempt, require_same_spaces, source_of_weights
+from qfleet.session import EXIT_CODES, Attempt, memory_advised, require_same_spaces, source_of_weights
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec
 
@@ -77,8 +82,12 @@ class Orders:
 def run_cell(private: Path) -> int:
     """Learn until the run ends; how it ended is left in the private folder."""
     orders, tether = Orders.read(private), Tether.from_env()
-    with heeded(sys.exit):  # told to stop before there is anything to save
-        return _learn(orders, private, tether)
+    try:
+        with heeded(sys.exit), sole_writer(Path(orders.directory)):  # told to stop before there is anything to save
+            return _learn(orders, private, tether)
+    except Diverged as error:
+        log.error("training failed: %s", error)  # here, where no restart would be of use
+        return VAIN
 
 
 def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
@@ -97,7 +106,7 @@ def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
         attempt.begin_from(source)
     attempt.open(orders.origin if checkpoint is None else orders.origin | {"resumed_from": checkpoint.path.name})
     server = Server(desk, registry, inbox, config.fleet, private / Orders.SOCKET, _tokens(config, private))
-    with closing(attempt), ExitStack() as stack:
+    with memory_advised(config), closing(attempt), ExitStack() as stack:
         stack.callback(server.close, 1.0)
         server.start()
         replace_text(private / Orders.DOOR, json.dumps({"port": server.port}))
@@ -108,6 +117,28 @@ def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
         replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
         _farewell(registry)
     return 0
+
+
+@contextmanager
+def sole_writer(run: Path) -> Iterator[None]:
+    """Wait until nobody else writes here: the cell of a head that was killed may be saving its last checkpoint.
+
+    The system lets go of the folder when its holder dies; where it cannot hold folders at all, nobody waits.
+    """
+    holder = os.open(run, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + ORPHAN_GRACE_S + 2
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(holder)
 
 
 def _tokens(config: RunConfig, private: Path) -> list[str]:
@@ -188,13 +219,17 @@ class Member:
         return Policy(agent, seed_for(self.config.seed, purpose, *index), torch.device("cpu"),
                       acting_precision(self.config))
 
-    def play(self, *workers: Worker) -> None:
-        """Work until the fleet says that it is over, or this process is told to leave."""
+    def play(self, *workers: Worker) -> int:
+        """Work until the fleet says that it is over, or this process is told to leave; the exit code.
+
+        Who left before the end is not done: unless our supervisor asked us to, it starts another in our place.
+        """
         with heeded(self._told.set):
             drive(workers, self.over, rest)
         self.link.close(FLUSH_S)
         if self.link.failed is not None:
             raise self.link.failed
+        return 0 if self.link.stopped else EXIT_CODES["preempted"]
 
     def over(self) -> bool:
         """Asked at every turn, and by an evaluation at every step: a good place to show that we live."""
@@ -203,14 +238,23 @@ class Member:
         return self.link.stopped or self.link.failed is not None or self._told.is_set()
 
 
+@contextmanager
+def _frugal(config: RunConfig) -> Iterator[None]:
+    """Say beside a lack of memory which keys ask for that of an actor."""
+    try:
+        yield
+    except MemoryError as error:
+        error.add_note(f"lower env.lanes={config.env.lanes} or actors={config.actors}")
+        raise
+
+
 def run_actor(contact: Contact) -> int:
     """Play until the run is over."""
     member = Member(contact, "actor")
     config, link = member.config, member.link
     threads = config.env.threads or max(1, usable_cores() // config.actors)
-    env = make_env(config.env.model_copy(update={"threads": threads}), config.env.lanes,
-                   stall_timeout_s=config.run.stall_timeout_s)
-    with closing(env):
+    with _frugal(config), closing(make_env(config.env.model_copy(update={"threads": threads}), config.env.lanes,
+                                           stall_timeout_s=config.run.stall_timeout_s)) as env:
         member.require(env.spec)
         policy = member.policy("actor", member.index, member.incarnation)
         layout = layout_of(config, env.spec)
@@ -218,37 +262,47 @@ def run_actor(contact: Contact) -> int:
         actor = Actor(policy, env, make_explorer(config, member.index), link.metrics, link.weights, recorder)
         link.start()
         actor.begin(lane_seeds(config.seed, env.lanes, "member", member.index, member.incarnation))
-        member.play(actor)
-    return 0
+        return member.play(actor)
 
 
-def run_evaluator(contact: Contact) -> int:
-    """Judge the newest weights whenever that is due, and the last ones when asked to."""
+def run_evaluator(contact: Contact, videos: Path | None = None) -> int:
+    """Judge the newest weights whenever that is due, and the last ones when asked to; with a folder, film some."""
     member = Member(contact, "evaluator")
     config, link = member.config, member.link
+    films = None if videos is None else Films(config, videos)
+
+    def judged(score: Score, weights: dict[str, torch.Tensor]) -> None:
+        if films is not None:  # before the score is told: it may be the last, and then nobody waits for a film
+            films.take(evaluator.policy, evaluator.count - 1, link.progress().steps, member.over)
+        link.judge(score, weights)
+
     with closing(make_judge(config)) as env:
         member.require(env.spec)
         evaluator = Evaluator(member.policy("evaluator"), env, link.weights, config.eval, config.seed, link.progress,
-                              link.judge, member.over)
+                              judged, member.over)
         link.start()
         evaluator.resume()
-        member.play(evaluator, Last(link, evaluator))
-    return 0
+        return member.play(Last(link, evaluator), evaluator)
 
 
 class Last:
-    """Judges once more when the fleet says that there will be no other weights."""
+    """Judges once more when the fleet says that there will be no other weights.
+
+    A learner that was resumed has other weights of the same numbers, and has not heard of any judgement.
+    """
 
     def __init__(self, link: Link, evaluator: Evaluator) -> None:
         self.link, self.evaluator = link, evaluator
+        self.epoch = link.welcome.epoch
         self.done = False
 
     def step(self) -> bool:
+        if self.epoch != self.link.welcome.epoch:
+            self.epoch, self.done, self.evaluator.judged = self.link.welcome.epoch, False, -1
+            self.evaluator.resume()
         if not self.link.final or self.done:
             return False
         self.evaluator.judge()
         self.done = not self.evaluator.owed
         return True
 
-
-ROLES: dict[str, Callable[[Contact], int]] = {"actor": run_actor, "evaluator": run_evaluator}

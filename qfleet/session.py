@@ -14,9 +14,11 @@ import torch
 
 from qfleet.assemble import cast_of, describe_plan, make_env, plan_of, settle
 from qfleet.config import to_yaml
+from qfleet.films import Films
 from qfleet.roles.checkpointer import Checkpointer, Snapshot
 from qfleet.roles.evaluator import Score
 from qfleet.roles.metrics import Sink
+from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
@@ -59,7 +61,7 @@ class TrainResult:
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run."""
     with ExitStack() as stack:
-        stack.enter_context(_memory_advised(config))
+        stack.enter_context(memory_advised(config))
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
         config = settle(config, env.spec)
@@ -81,7 +83,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
     with ExitStack() as stack:
-        stack.enter_context(_memory_advised(config))
+        stack.enter_context(memory_advised(config))
         directory.lock()
         stack.callback(directory.unlock)
         checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
@@ -120,7 +122,7 @@ def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) ->
 
 
 @contextmanager
-def _memory_advised(config: RunConfig) -> Iterator[None]:
+def memory_advised(config: RunConfig) -> Iterator[None]:
     """Say beside a lack of memory which keys ask for it."""
     try:
         yield
@@ -211,7 +213,8 @@ class Attempt:
         if checkpoint is None and directory.metrics.exists():
             self.resume_step = 0  # an attempt that died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
-        self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad))
+        self.films = Films(config, directory.videos)
+        self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film))
         self.cell = self.run.cell
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -276,6 +279,9 @@ class Attempt:
             log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)
             return False
         return True
+
+    def _film(self, policy: Policy, evaluation: int) -> None:
+        self.films.take(policy, evaluation, self.cell.progress().steps, lambda: self.cell.stop.told)
 
     def _keep_bad(self, sample: Sample, update: int) -> None:
         """Keep the first batches whose loss was not finite, for people to look at."""

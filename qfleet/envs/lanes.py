@@ -164,6 +164,8 @@ class GymLanes:
             raw, reward, terminated, truncated, info = answer
             score = float(reward)
             lives = int(info.get("lives", 0)) if rules.life_loss else 0
+        except MemoryError:
+            raise  # which no rebuilding mends
         except FAILURES as error:
             if lane.steps == 0:  # what comes later is a slip in some corner of it, which building it anew may mend
                 self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_step(answer))

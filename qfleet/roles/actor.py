@@ -119,8 +119,8 @@ class Actor:
             return False
         self.land()
         self._refresh()
-        clock = self.recorder.replay.steps if self.recorder is not None else self.steps
-        self._sent, self._fresh = self.policy.act(self._obs, self.explorer.arms(clock)), False
+        arm = self.explorer.arms(self.recorder.replay.steps if self.recorder is not None else self.steps)
+        self._sent, self._fresh = self.policy.act(self._obs, arm), False
         self.laps.lap(ACT)
         self.env.send(self._sent[0])
         self.laps.lap(ENV)
@@ -128,7 +128,8 @@ class Actor:
         self.steps += taken
         if self.recorder is not None:
             self.recorder.replay.tick(taken)
-        self.laps.turn()
+        if self.laps.turn():
+            self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
         return True
 
     def land(self) -> None:

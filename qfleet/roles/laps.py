@@ -37,9 +37,12 @@ class Laps:
         """The turn cannot go on: until the next `start`, time belongs to this tag."""
         self._pause = tag
 
-    def turn(self) -> None:
+    def turn(self) -> bool:
+        """The turn is over; whether figures were written."""
         self._turns += 1
-        if self._turns == self._period:
-            self._metrics.write({tag: 1000 * spent / self._period for tag, spent in self._spent.items()})
-            self._spent = dict.fromkeys(self._spent, 0.0)
-            self._turns = 0
+        if self._turns < self._period:
+            return False
+        self._metrics.write({tag: 1000 * spent / self._period for tag, spent in self._spent.items()})
+        self._spent = dict.fromkeys(self._spent, 0.0)
+        self._turns = 0
+        return True

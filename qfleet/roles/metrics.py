@@ -96,7 +96,8 @@ class Meter:
         self.flush()
 
     def _state(self) -> tuple[Progress, dict[str, int]]:
-        return self.progress(), dict(self.counters)
+        """What would be news; that messages were carried, as they always are, is none."""
+        return self.progress(), {tag: n for tag, n in self.counters.items() if not tag.startswith("wire/")}
 
     def _rates(self, now: Progress, seconds: float) -> dict[str, float]:
         before, mark = self._mark

@@ -12,7 +12,7 @@ With all roles in one process nobody waits; the largest part of the time is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ Record = Mapping[str, Any]
 RECENT_RECORDS = 10
 BOTH_WAIT = 0.2
 """If both sides wait for at least this part of their time, neither of them is the limit."""
+
+LEAST_HELD = 0.02
+"""Less than this is chance."""
 
 ACTING = {"env": "actor/env_ms", "inference": "actor/act_ms", "wire": "actor/store_ms", "waiting": "actor/wait_ms"}
 LEARNING = {"decode": "train/sample_ms", "learner": "train/update_ms"}
@@ -66,10 +69,10 @@ class Verdict:
     advice: str
 
 
-def bottleneck(records: Sequence[Record]) -> Verdict | None:
+def bottleneck(records: Iterable[Record]) -> Verdict | None:
     """What limits the run now, by its latest records; None if they do not say."""
-    recent = list(records)[-RECENT_RECORDS:]
-    mean = _means(recent)
+    recent = list(records)
+    mean = typical(recent)
     acting = shares(mean, ACTING)
     if not acting:
         return None
@@ -80,6 +83,11 @@ def bottleneck(records: Sequence[Record]) -> Verdict | None:
     if not learning:
         return Verdict("pace", "learning has not begun: the replay is filling up to replay.min_steps", WARMING_UP)
     return _of_fleet(mean, acting, learning) if fleet else _of_one_process(mean, acting, learning)
+
+
+def typical(records: Iterable[Record]) -> dict[str, float]:
+    """Means of all figures over the latest records."""
+    return _means(_at_work(list(records)[-RECENT_RECORDS:]))
 
 
 def shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
@@ -93,7 +101,17 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _means(records: Sequence[Record]) -> dict[str, float]:
+def _at_work(records: list[Record]) -> list[Record]:
+    """Without what is seen once: the first updates, slow while code is compiled, and a fleet's wait for its end."""
+    begun = [place for place, record in enumerate(records) if record.get(LEARNING["learner"]) is not None]
+    if len(begun) > 2:
+        records = records[begun[0]:]  # of the first record of all, only the end counts
+    while len(records) > 1 and "fleet/actors" in records[-1] and records[-1].get("step") == records[-2].get("step"):
+        records = records[:-1]
+    return records
+
+
+def _means(records: list[Record]) -> dict[str, float]:
     """Means of all figures, a record counting by the time it spans."""
     sums: dict[str, tuple[float, float]] = {}
     before = 0.0 if len(records) == 1 else None
@@ -111,24 +129,24 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
 def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Verdict:
     wait, idle, held = acting.get("waiting", 0.0), _share(mean, "time/idle_share"), _share(mean, "fleet/held_share")
     waiting = f"actors wait {percent(wait)} of their time"
-    if wait <= idle and not (wait >= BOTH_WAIT and held < wait / 2):
-        limit, part = _largest({name: share for name, share in acting.items() if name != "waiting"})
-        return Verdict(limit, f"the learner idles {percent(idle)} of its time; {CALLED[limit]} takes {percent(part)} of "
-                       "an actor's", ADVICE[limit])
-    if held < wait / 2:
-        busy = _cell(mean, learning)
-        limit, part = _largest(busy)
-        if limit == "wire" or idle >= part:
-            return Verdict("wire", f"{waiting} for messages to be taken, though the learner is ready for more "
-                           f"(it idles {percent(idle)}, and takes messages in for {percent(busy['wire'])})",
-                           ADVICE["wire"])
-        return Verdict(limit, f"{waiting} while the learner's process spends {percent(part)} on {CALLED[limit]}",
-                       ADVICE[limit])
-    if idle >= BOTH_WAIT:
+    busy = _cell(mean, learning)
+    if min(held, wait, idle) >= BOTH_WAIT:
         return Verdict("pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
                        ADVICE["pace"])
-    limit, part = _largest({name: share for name, share in _cell(mean, learning).items() if name in LEARNING})
-    return Verdict(limit, f"{waiting} for the learner, which spends {percent(part)} on {CALLED[limit]}", ADVICE[limit])
+    if held >= max(idle, wait / 2, LEAST_HELD):
+        limit, part = _largest({name: share for name, share in busy.items() if name in LEARNING})
+        return Verdict(limit, f"experience waits for the learner {percent(held)} of the time, which spends "
+                       f"{percent(part)} on {CALLED[limit]}", ADVICE[limit])
+    if wait >= max(idle / 2, BOTH_WAIT):
+        limit, part = _largest(busy)
+        if limit == "wire" or idle >= part:
+            return Verdict("wire", f"{waiting} for messages to be taken, though the learner is ready for more: it "
+                           f"idles {percent(idle)}, and takes messages in for {percent(busy['wire'])}", ADVICE["wire"])
+        return Verdict(limit, f"{waiting} while the learner's process spends {percent(part)} on {CALLED[limit]}",
+                       ADVICE[limit])
+    limit, part = _largest({name: share for name, share in acting.items() if name != "waiting"})
+    return Verdict(limit, f"the learner idles {percent(idle)} of its time; {CALLED[limit]} takes {percent(part)} of an "
+                   "actor's", ADVICE[limit])
 
 
 def _cell(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:
@@ -144,7 +162,7 @@ def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping
              **{name: share * at_play for name, share in acting.items() if name != "waiting"},
              **{name: share * at_work for name, share in learning.items()}}
     limit, part = _largest(parts)
-    takes = "take" if CALLED[limit].endswith("s") and limit != "inference" else "takes"
+    takes = "take" if limit in ("learner", "evaluation", "checkpoints") else "takes"
     return Verdict(limit, f"{CALLED[limit]} {takes} {percent(part)} of the time", {**ADVICE, **INLINE_ADVICE}[limit])
 
 

@@ -30,6 +30,14 @@ class Owner:
             return None
         return Owner(host, int(pid), start)
 
+    @staticmethod
+    def of(lock: Path) -> Owner | None:
+        """Who holds a lock file; None if nobody does."""
+        try:
+            return Owner.parse(lock.read_text())
+        except (OSError, UnicodeDecodeError):
+            return None
+
     def __str__(self) -> str:
         return f"{self.pid}.{self.start}.{self.host}"
 

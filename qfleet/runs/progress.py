@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -20,116 +18,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from qfleet.runs.tally import BY_ROLE, Goal, Record, Tally, clock
+
 PLAIN_PERIOD_S = 5.0
 REFRESH_PER_S = 4
-RATE_RECORDS = 10
 FIGURE_WIDTH = 25
-Record = Mapping[str, Any]
-
-
-def clock(seconds: float) -> str:
-    """Seconds as people read them: `0:42`, `12:05`, `3:07:00`, `2 d 03:07`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour:02}:{minute:02}"
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def amount(value: float) -> str:
-    """A figure in few characters, whatever its size: `0.0312`, `21.4`, `12,345`, `1.2e+08`."""
-    if abs(value) >= 1e8:
-        return f"{value:.3g}"
-    if abs(value) >= 1000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def size(count: float) -> str:
-    """Bytes with a unit, by 1000: `512 B`, `3.2 MB`."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("return", "rollout/ep_rew_mean", amount),
-    ("eval", "eval/mean_reward", amount),
-    ("best eval", "eval/best_reward", amount),
-    ("episode steps", "rollout/ep_len_mean", amount),
-    ("ε", "rollout/exploration_rate", amount),
-    ("loss", "train/loss", amount),
-    ("samples/insert", "replay/samples_per_insert", amount),
-    ("policy lag", "actor/policy_lag", amount),
-    ("replay steps", "replay/size", amount),
-    ("replay", "replay/bytes", size),
-)
-"""Label, tag and format of what is shown, in order of interest; a tag that no record brought is left out."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """Where the run ends: whichever of the two is reached first; None = not limited by it."""
-
-    steps: int | None
-    updates: int | None = None
-
-    def fraction(self, record: Record) -> float:
-        parts = [float(record.get(name) or 0) / limit
-                 for name, limit in (("step", self.steps), ("updates", self.updates)) if limit]
-        return min(1.0, max(parts, default=0.0))
-
-
-class Tally:
-    """The newest value of every tag, and the rates over the last few records."""
-
-    def __init__(self, goal: Goal) -> None:
-        self.goal = goal
-        self.latest: dict[str, Any] = {}
-        self._marks: deque[tuple[float, float, float]] = deque(maxlen=RATE_RECORDS)
-
-    def add(self, record: Record) -> None:
-        self.latest.update({tag: value for tag, value in record.items() if value is not None})
-        if "time_s" in record:
-            self._marks.append((float(record["time_s"]), self.count("step"), self.count("updates")))
-
-    def count(self, name: str) -> float:
-        return float(self.latest.get(name, 0))
-
-    def rates(self) -> tuple[float | None, float | None]:
-        """Steps and updates per second; None before two records at different times."""
-        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
-            return None, None
-        (t0, s0, u0), (t1, s1, u1) = self._marks[0], self._marks[-1]
-        return (s1 - s0) / (t1 - t0), (u1 - u0) / (t1 - t0)
-
-    def seconds_left(self) -> float | None:
-        steps_s, updates_s = self.rates()
-        left = [(limit - self.count(name)) / rate
-                for name, limit, rate in (("step", self.goal.steps, steps_s), ("updates", self.goal.updates, updates_s))
-                if limit and rate]
-        return max(0.0, min(left)) if left else None
-
-    def figures(self) -> list[tuple[str, str]]:
-        steps_s, updates_s = self.rates()
-        rates = [("steps/s", steps_s), ("updates/s", updates_s)]
-        shown = [(label, form(float(self.latest[tag]))) for label, tag, form in FIGURES if tag in self.latest]
-        return shown + [(label, amount(round(rate))) for label, rate in rates if rate is not None]
-
-    def headline(self) -> str:
-        """`12,800 / 50,000 steps  26%  0:31 left`."""
-        name = "steps" if self.goal.steps else "updates"
-        limit = self.goal.steps or self.goal.updates
-        done = self.count("step" if self.goal.steps else "updates")
-        parts = [f"{done:,.0f} / {limit:,} {name}" if limit else f"{done:,.0f} {name}"]
-        parts.append(f"{self.goal.fraction(self.latest):.0%}")
-        left = self.seconds_left()
-        if left is not None:
-            parts.append(f"{clock(left)} left")
-        return "  ".join(parts)
+ROLE_WIDTH = 11
+SILENCE_S = 30.0
+"""Longer than this, and three times longer than usual, without a record: that is worth a word."""
 
 
 class Forgiving:
@@ -140,6 +36,10 @@ class Forgiving:
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    @property
+    def open(self) -> bool:
+        return self._stream is not None
 
     def write(self, text: str) -> int:
         try:
@@ -216,12 +116,14 @@ class PlainFace:
             self._line(tally)
 
     def _line(self, tally: Tally) -> None:
-        wanted = {"return", "eval", "ε", "loss", "samples/insert", "steps/s", "updates/s"}
+        wanted = {"return", "eval", "ε", "loss", "samples/insert", "steps/s", "updates/s", "actors"}
         news = (tally.count("step"), tally.latest.get("eval/mean_reward"))
         if news != self._shown:
             self._shown = news
             figures = [f"{label} {text}" for label, text in tally.figures() if label in wanted]
-            self.say("  ".join([tally.headline(), *figures]))
+            verdict = tally.verdict()
+            limit = [f"limited by {verdict.limit}"] if verdict is not None else []
+            self.say("  ".join([tally.headline(), *figures, *limit]))
 
 
 class LiveFace:
@@ -231,13 +133,16 @@ class LiveFace:
         self._console = console
         self._tally = tally
         self._now = now
-        self._started = now()
+        self._heard_at = now()
+        self._usual_s = 0.0
         self._live: Live | None = None
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, tally: Tally, record: Record) -> None:
+        now = self._now()
+        self._usual_s, self._heard_at = max(0.5 * self._usual_s, now - self._heard_at), now
         if self._live is None:
             # Prints of the environment go above the panel, but stdout only where it is this same terminal.
             self._live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=REFRESH_PER_S,
@@ -250,24 +155,39 @@ class LiveFace:
             self._live = None
 
     def panel(self) -> RenderableType:
-        """The headline over a bar over the figures, in as many columns as the terminal is wide."""
+        """The headline over a bar over what the roles do, the figures and what limits the run."""
         done = self._tally.goal.fraction(self._tally.latest)
-        head = Text(f"{self._tally.headline()}  {clock(self._now() - self._started)} gone", overflow="ellipsis",
-                    no_wrap=True)
+        silent_s = self._now() - self._heard_at
+        gone = clock(self._tally.count("time_s") + silent_s)
+        silence = f"  nothing new for {clock(silent_s)}" if silent_s > max(SILENCE_S, 3 * self._usual_s) else ""
         width = min(self._console.width, 4 * FIGURE_WIDTH)
         bar = Table.grid()  # a bar on its own would not end its line
         bar.add_row(ProgressBar(total=1.0, completed=done, width=width))
-        return Group(head, bar, self._grid(max(1, width // FIGURE_WIDTH)))
+        return Group(_line(f"{self._tally.headline()}  {gone} gone{silence}"), bar, *self._lines(),
+                     self._grid(max(1, width // FIGURE_WIDTH)))
+
+    def _lines(self) -> Iterator[Text]:
+        """One line for each role of a fleet, and one for what limits the run; broken where the terminal is narrow."""
+        for name, text in self._tally.roles():
+            yield Text.assemble((f"{name:<{ROLE_WIDTH}}", "dim"), text)
+        if (verdict := self._tally.verdict()) is not None:
+            yield Text.assemble((f"{'limited by':<{ROLE_WIDTH}}", "dim"), (verdict.limit, "bold"),
+                                f": {verdict.evidence}")
 
     def _grid(self, columns: int) -> Table:
         table = Table.grid(padding=(0, 1))
         for _ in range(columns):
             table.add_column(style="dim", width=14, no_wrap=True)
             table.add_column(style="bold", width=9, no_wrap=True)
-        figures = self._tally.figures()
+        told = BY_ROLE if self._tally.roles() else set()
+        figures = [pair for pair in self._tally.figures() if pair[0] not in told]
         for start in range(0, len(figures), columns):
             table.add_row(*(text for pair in figures[start:start + columns] for text in pair))
         return table
+
+
+def _line(text: str) -> Text:
+    return Text(text, overflow="ellipsis", no_wrap=True)
 
 
 class ProgressView:
@@ -276,10 +196,10 @@ class ProgressView:
     `mode` is `auto` (by the stream), `live`, `plain` or `silent`.
     """
 
-    def __init__(self, total_steps: int | None, total_updates: int | None = None, *, stream: TextIO | None = None,
-                 mode: str = "auto", now: Callable[[], float] = time.monotonic) -> None:
-        out = Forgiving(stream if stream is not None else sys.stderr)
-        self.tally = Tally(Goal(total_steps, total_updates))
+    def __init__(self, goal: Goal, *, stream: TextIO | None = None, mode: str = "auto",
+                 now: Callable[[], float] = time.monotonic) -> None:
+        self._out = out = Forgiving(stream if stream is not None else sys.stderr)
+        self.tally = Tally(goal)
         console = Console(file=out)  # type: ignore[arg-type]  # a stream by its methods, not by its class
         if mode == "auto":
             dumb = console.is_dumb_terminal or bool(os.environ.get("CI"))
@@ -302,6 +222,19 @@ class ProgressView:
     def write(self, record: Record) -> None:
         self.tally.add(record)
         self._face.show(self.tally, record)
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is left to look on: the reader of a pipe may have gone."""
+        return self._out.open
+
+    def catch_up(self, records: Iterable[Record]) -> None:
+        """Take in what happened before somebody looked, and show where that leads."""
+        record = None
+        for record in records:
+            self.tally.add(record)
+        if record is not None:
+            self._face.show(self.tally, record)
 
     def flush(self) -> None:
         """Nothing is held back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ def prepare(frame: np.ndarray) -> np.ndarray:
     large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
     odd_rows, odd_columns = large.shape[0] % 2, large.shape[1] % 2
     return np.ascontiguousarray(np.pad(large, ((0, odd_rows), (0, odd_columns), (0, 0)), mode="edge"))
+
+
+def require_encoder() -> None:
+    """UserError unless films can be written."""
+    if find_spec("imageio_ffmpeg") is None:
+        raise UserError("eval.video_period films evaluations, which needs imageio-ffmpeg: "
+                        "pip install 'qfleet[video]', or set eval.video_period=0")
+
+
+def without_display() -> None:
+    """Where there is no screen, keep SDL, which many environments draw with, from complaining."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: Progress | None = None) -> int:

@@ -17,6 +17,7 @@ from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.evaluator import Score
 from qfleet.roles.learner import Learner
 from qfleet.roles.metrics import Meter, Sink
+from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress
 from qfleet.roles.seeds import seed_for
 from qfleet.runtime.plan import Plan, Stop
@@ -25,12 +26,13 @@ from qfleet.types import EnvSpec, Sample, Weights
 
 @dataclass(frozen=True)
 class Outside:
-    """What a run needs of the world around it: where figures, checkpoints and bad batches go."""
+    """What a run needs of the world around it: where figures, checkpoints and bad batches go, and who films."""
 
     sinks: Sequence[Sink]
     save: Callable[[Snapshot], Any]
     save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], bool]
     on_bad: Callable[[Sample, int], None]
+    film: Callable[[Policy, int], None] = lambda policy, evaluation: None
 
 
 class Cell:

@@ -75,13 +75,15 @@ class Intake:
             replay.tick(delivery.steps)
             for packed, priority in delivery.parcels:
                 replay.insert(packed, priority)
-        for episode in delivery.episodes:
-            meter.episode(*episode)
+            for episode in delivery.episodes:
+                meter.episode(*episode)
         for tag, (total, count) in delivery.figures.items():
             meter.add(tag, total, count)
         for tag, by in delivery.counters.items():
             meter.count(tag, by)
         for score, weights in delivery.judgements:
+            if score.version > self.cell.learner.updates:
+                continue  # weights of a learner that died, which this one has not got to again
             self.cell.judged(score, weights)
             self.judged = score.version
 
@@ -117,7 +119,7 @@ class Fleet:
             self.checkpointer.save()
         finally:
             cell.meter.finish()
-            self.desk.stop()
+        self.desk.stop()  # not after a failure: whoever is told to leave does not come back when we are resumed
         return stop.reason or "total_steps"
 
     def snapshot(self) -> Snapshot:
@@ -131,6 +133,7 @@ class Fleet:
         self.checkpointer.resume()
         self.cell.settle(state)
         self.cell.republish()
+        self.desk.tell(*self.cell.progress(), "starting")  # whoever says hello first finds the clocks right
 
     def _serve(self, nap_s: float) -> None:
         self.desk.tell(*self.cell.progress(), "training")

@@ -7,19 +7,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 
 SCRIPT = """
 trap '' HUP INT TERM
 groups=
 while read -r line; do groups=$line; done
-while [ "$1" -gt 0 ]; do
-    left=
-    for group in $groups; do kill -s 0 -- "-$group" 2>/dev/null && left=1; done
-    [ "$left" ] || exit 0
-    sleep 1
-    set -- "$(($1 - 1))"
-done
+alive() { for group in $groups; do kill -s 0 -- "-$group" 2>/dev/null && return; done; false; }
+left=$1
+while [ "$left" -gt 0 ] && alive; do sleep 1; left=$((left - 1)); done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+[ -z "$2" ] || rm -rf -- "$2"
 """
 """The last whole line of stdin names the process groups; the end of stdin is this process's own. A shell of a megabyte
 does what no thread in the child can: end one that is stopped, stuck in native code or still importing, and all that it
@@ -27,10 +25,13 @@ started. It ignores the signals that a cluster's scheduler sends to every proces
 
 
 class Guard:
-    """Kills the process groups it knows, `grace_s` seconds after this process ended without a word."""
+    """Kills the process groups it knows, `grace_s` seconds after this process ended without a word.
 
-    def __init__(self, grace_s: int) -> None:
-        self._command = ["/bin/sh", "-c", SCRIPT, "guard", str(grace_s)]
+    `leavings` is a folder that this process would have removed itself at its end.
+    """
+
+    def __init__(self, grace_s: int, leavings: Path | None = None) -> None:
+        self._command = ["/bin/sh", "-c", SCRIPT, "guard", str(grace_s), str(leavings or "")]
         self._shell: subprocess.Popen[bytes] | None = None
 
     def know(self, groups: Iterable[int]) -> None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from qfleet.agent import Agent
 from qfleet.explore import Explorer
 from qfleet.roles.actor import Actor
 from qfleet.roles.checkpointer import Checkpointer, Snapshot
-from qfleet.roles.evaluator import Evaluator
+from qfleet.roles.evaluator import Evaluator, Score
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.roles.weights import Mailbox
@@ -55,11 +57,11 @@ class Inline:
         self.weights = Mailbox()
         self.cell = Cell(cast.agent, cast.seats[0].env.spec, plan, outside, self.weights)
         self.shares = Shares()
-        self.cell.gauges += [self._exploration, self.shares]
+        self.cell.gauges.append(self.shares)
         self.actors = [self._actor(index, seat) for index, seat in enumerate(cast.seats)]
         judge = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
         self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, plan.seed, self.cell.progress,
-                                   self.cell.judged, lambda: self.cell.stop.told)
+                                   self._judged, lambda: self.cell.stop.told)
         self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.cell.progress,
                                          self.cell.meter, self._cut if plan.exact_resume else None)
         self._begin: tuple[str, int] = ("begin", 0)
@@ -123,6 +125,6 @@ class Inline:
         for actor, seeds in zip(self.actors, self._seeds(), strict=True):
             actor.cut(seeds)
 
-    def _exploration(self) -> dict[str, float]:
-        epsilon = [float(seat.explorer.arms(self.cell.replay.steps).epsilon.mean()) for seat in self.cast.seats]
-        return {"rollout/exploration_rate": sum(epsilon) / len(epsilon)}
+    def _judged(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
+        self.cell.outside.film(self.evaluator.policy, self.evaluator.count - 1)
+        self.cell.judged(score, weights)

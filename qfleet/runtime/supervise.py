@@ -1,7 +1,7 @@
 """Child processes kept alive: started, watched, replaced when they die or hang, given up when that does not help.
 
     waiting ──▶ running ──▶ exit 0: done, for good
-       ▲           │        exit 2: a user's mistake, which no restart mends: the failure of the whole
+       ▲           │        exit 2: a user's mistake, or 70: whatever else no restart mends: the failure of the whole
        └── pause ──┴─────── any other end, or no beat in time: another start after 0.5, 1, 2 ... 30 s,
                             `max_restarts` times in a row without a healthy life between; then the failure of the whole
 
@@ -34,21 +34,25 @@ LOG_BYTES = 1 << 18
 MESSAGE_LINES = 12
 """An exception's message may have several lines, and nothing marks the last one."""
 
-DONE, USER_ERROR, NOT_STARTED = 0, 2, 127
-HINTS = {"SIGKILL": "perhaps out of memory, lower env.lanes or actors", "SIGSEGV": "a fault in native code"}
+DONE, USER_ERROR, VAIN, NOT_STARTED = 0, 2, 70, 127
 HEADER = "Traceback (most recent call last)"
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 @dataclass(frozen=True)
 class Child:
-    """A process to be kept alive. `env` is added to this process's own; what it writes is appended to `log_path`."""
+    """A process to be kept alive. `env` is added to this process's own; what it writes is appended to `log_path`.
+
+    `max_restarts` of its own are all that it gets, however healthy it was between them; None: as many in a row as the
+    others. `appetite` names the settings that ask for its memory.
+    """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
     log_path: Path
-    max_restarts: int | None = None  # None: as many as the others
+    max_restarts: int | None = None
+    appetite: str = "env.lanes or actors"
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Ward:
     due: float = 0.0  # when to start it
     starts: int = 0
     streak: int = 0  # ends in a row without a healthy life
+    ends: int = 0  # all of them
     first: tuple[int, str, str] | None = None  # the first end of the streak: code, how, what it wrote
     leaving: float | None = None  # asked to leave for good, to be killed at that time
     done: bool = False
@@ -142,16 +147,17 @@ class Supervisor:
     """Keeps children alive; a Worker for `drive`. `failure` is None while all goes well. End with `terminate`.
 
     `log` is told, a line at a time, what happens; `on_restart` gets the name of a child that was started again.
+    `leavings` is a folder that goes with this process, even if it is killed.
     """
 
     def __init__(self, children: Iterable[Child], log: Callable[[str], object], patience: Patience,
-                 on_restart: Callable[[str], object]) -> None:
+                 on_restart: Callable[[str], object], leavings: Path | None = None) -> None:
         self.patience = patience
         self.failure: Failure | None = None
         self.total_restarts = 0
         self._log, self._on_restart = log, on_restart
         self._wards: dict[str, Ward] = {}
-        self._guard = Guard(int(ORPHAN_GRACE_S))
+        self._guard = Guard(int(ORPHAN_GRACE_S), leavings)
         self._clock, self._turned = 0.0, time.monotonic() - TURN_S
         self._closed = False
         for child in children:
@@ -229,7 +235,9 @@ class Supervisor:
             self._start(ward)
             return True
         life.listen(self._clock)
-        if life.beats and self._clock - life.first_beat >= self.patience.healthy_s:
+        # Who may die a few times in all needs no proof of health to be started again soon.
+        healthy_s = self.patience.healthy_s if ward.child.max_restarts is None else 0.0
+        if life.beats and self._clock - life.first_beat >= healthy_s:
             ward.streak, ward.first = 0, None
         if exited(life.process):
             self._ended(ward, self._bury(ward), life)
@@ -280,21 +288,24 @@ class Supervisor:
             del self._wards[name]
         elif code == DONE:
             ward.done = True
-        elif code == USER_ERROR:
+        elif code in (USER_ERROR, VAIN):
             words = last_lines(life.written())
             self._fail(name, code, f"{name} cannot go on:\n{words}\nIts log: {ward.child.log_path}")
         else:
             written = life.written()
-            how = life.verdict if life.verdict is not None and code == -signal.SIGKILL else ending(code)
+            ours = life.verdict if code == -signal.SIGKILL else None
+            how = ours or ending(code, ward.child.appetite)
             self._lost(ward, code, how, first_traceback(written) or last_lines(written))
 
     def _lost(self, ward: Ward, code: int, how: str, words: str) -> None:
         """A child ended that should not have: plan another start, or give up."""
-        name, path, most = ward.child.name, ward.child.log_path, ward.child.max_restarts
-        most = self.patience.max_restarts if most is None else most
+        name, path, own = ward.child.name, ward.child.log_path, ward.child.max_restarts
         ward.streak += 1
+        ward.ends += 1
         ward.first = ward.first or (code, how, words)
-        if ward.streak > most:
+        spent, most, row = (ward.streak, self.patience.max_restarts, " in a row") if own is None else (
+            ward.ends, own, "")
+        if spent > most:
             code, how, words = ward.first
             again = f", and {most} restart{'s' * (most != 1)} did not help; the first time" if most else ";"
             said = f" it wrote:\n{words}" if words else " it wrote nothing."
@@ -302,21 +313,23 @@ class Supervisor:
             return
         pause_s = min(self.patience.pause_s * 2.0 ** (ward.streak - 1), self.patience.longest_pause_s)
         ward.due = self._clock + pause_s
-        self._log(f"{name} {how}; restart {ward.streak} of at most {most} in a row in {pause_s:g} s; its log: {path}")
+        self._log(f"{name} {how}; restart {spent} of at most {most}{row} in {pause_s:g} s; its log: {path}")
 
     def _fail(self, name: str, code: int, text: str) -> None:
         self.failure = self.failure or Failure(name, code, text)  # what failed first is the cause
 
 
-def ending(code: int) -> str:
-    """An exit status in words."""
+def ending(code: int, appetite: str = "") -> str:
+    """An exit status in words; who is killed from outside was perhaps too large."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"was killed by {name}" + (f": {HINTS[name]}" if name in HINTS else "")
+    hints = {"SIGKILL": f"perhaps out of memory, lower {appetite}" if appetite else "perhaps out of memory",
+             "SIGSEGV": "a fault in native code"}
+    return f"was killed by {name}" + (f": {hints[name]}" if name in hints else "")
 
 
 def last_lines(text: str) -> str:
@@ -324,7 +337,7 @@ def last_lines(text: str) -> str:
 
 
 def first_traceback(text: str) -> str | None:
-    """The first traceback in a log, with the exceptions that are chained to it."""
+    """The first traceback in a log, with what announces it and the exceptions that are chained to it."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if HEADER in line), None)
     if start is None:
@@ -335,7 +348,8 @@ def first_traceback(text: str) -> str | None:
         if header is None:
             break
         end = _after_block(lines, header)
-    return "\n".join(lines[start:end])
+    announced = start > 0 and lines[start - 1].endswith(":")
+    return "\n".join(lines[start - announced:end])
 
 
 def _after_block(lines: Sequence[str], header: int) -> int:

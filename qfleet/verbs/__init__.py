@@ -8,6 +8,7 @@ from qfleet.verbs.asking import check_env, config, doctor, env_host, recipes, ve
 from qfleet.verbs.fleet import join, member
 from qfleet.verbs.showing import evaluate, export, play, plot, record
 from qfleet.verbs.training import resume, train
+from qfleet.verbs.watching import top
 
 __all__ = ["check_env", "config", "doctor", "env_host", "evaluate", "export", "join", "member", "play", "plot",
-           "recipes", "record", "resume", "train", "version"]
+           "recipes", "record", "resume", "top", "train", "version"]

@@ -14,6 +14,7 @@ from qfleet import __version__
 from qfleet.verbs.telling import clean_stdout, outcome, table
 
 if TYPE_CHECKING:
+    from qfleet.runs.directory import RunDirectory
     from qfleet.types import VectorEnv
 
 
@@ -61,11 +62,15 @@ def check_env(args: Namespace) -> int:
 
 
 def doctor(args: Namespace) -> int:
-    """Say what is installed and, for a recipe, what it would take."""
+    """Say what is installed and, for a recipe, what it would take; of a run, what limits it."""
     from qfleet import doctor as surgery
     from qfleet.types import UserError
 
     plan, root = None, "."
+    if args.words and not args.overrides and (run := _run(args, args.words[0])) is not None:
+        report = surgery.diagnose(run)
+        outcome(args, surgery.explain(report), report)
+        return 0
     if args.words:
         from qfleet import api, recipe
 
@@ -128,6 +133,17 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
     rows = recipe.diff(first.config, second.config)
     outcome(args, table([("key", *sources), *((row.key, row.a, row.b) for row in rows)]) if rows else ["no difference"],
             [asdict(row) for row in rows])
+
+
+def _run(args: Namespace, word: str) -> RunDirectory | None:
+    """The run that a word means, by path or name; recipes go first."""
+    from qfleet.recipe import recipe_names
+    from qfleet.runs.directory import RunDirectory, run_names
+
+    if word in recipe_names():
+        return None
+    path = Path(args.root, word).expanduser() if word in run_names(args.root) else Path(word).expanduser()
+    return RunDirectory(path) if (path / "config.yaml").is_file() else None
 
 
 def _source(args: Namespace, word: str) -> str:

@@ -27,10 +27,13 @@ def join(args: Namespace) -> int:
 
 def member(args: Namespace) -> int:
     """Be one process of a fleet."""
-    from qfleet.members import ROLES, Contact, run_cell
+    from qfleet.members import Contact, run_actor, run_cell, run_evaluator
 
     role, place, *name = args.words
     if role == "cell":
         return run_cell(Path(place))
     tls = (args.tls_ca, args.tls_cert, args.tls_key)
-    return ROLES[role](Contact(place, name[0], args.token_file, args.patience, *tls))
+    contact = Contact(place, name[0], args.token_file, args.patience, *tls)
+    if role == "evaluator":
+        return run_evaluator(contact, None if args.videos is None else Path(args.videos))
+    return run_actor(contact)

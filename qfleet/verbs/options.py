@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 
 
@@ -124,6 +125,12 @@ def plot(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
+def top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="print where the run stands now, and leave")
+    root(parser)
+    as_json(parser)
+
+
 def export(parser: argparse.ArgumentParser) -> None:
     which(parser)
     root(parser)
@@ -145,7 +152,8 @@ def fleet(parser: argparse.ArgumentParser) -> None:
 
 def fleet_overrides(args: argparse.Namespace) -> list[str]:
     """What these options say, as overrides; they speak of a fleet, so the run becomes one."""
-    found = [f"{key}={getattr(args, name)}" for name, key in FLEET.items() if getattr(args, name) is not None]
+    given = {key: getattr(args, name) for name, key in FLEET.items()}
+    found = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]  # [::1]:4440 is no list
     found += ["fleet.local_actors=false"] if args.no_local_actors else []
     placed = any(override.startswith("placement=") for override in args.overrides)
     return ["placement=processes", *found] if found and not placed else found
@@ -168,4 +176,5 @@ def join(parser: argparse.ArgumentParser) -> None:
 
 def member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", default="")
+    parser.add_argument("--videos", metavar="DIR", help="an evaluator's films go there")
     _line(parser)

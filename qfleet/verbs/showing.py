@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,9 +100,7 @@ def film(reel: Reel, path: Path, fps: float) -> int:
     """Write the film by its ending, counting aloud on a terminal since long episodes take their time."""
     from qfleet.runs import video
 
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL, which many environments draw with, complains
-
+    video.without_display()
     write = video.write_gif if path.suffix.lower() == ".gif" else video.write_mp4
     with counting("pictures", period=100) as count:
         return write(reel.frames(), path, fps, count)

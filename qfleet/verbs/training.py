@@ -60,12 +60,13 @@ def resume(args: Namespace) -> int:
     from qfleet.config import parse_override, read_yaml
     from qfleet.runs.directory import RunDirectory
     from qfleet.runs.progress import ProgressView
+    from qfleet.runs.tally import Goal
 
     _require_finish(args)
     args.overrides += fleet_overrides(args)
     run = RunDirectory.open(args.words[0], args.root)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
-    view = ProgressView(goal.get("total_steps"), goal.get("total_updates"), mode=_mode(args))
+    view = ProgressView(Goal.of(goal), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
     document = _finish(args, result)
@@ -77,8 +78,9 @@ def resume(args: Namespace) -> int:
 def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
     from qfleet import api
     from qfleet.runs.progress import ProgressView
+    from qfleet.runs.tally import Goal
 
-    view = ProgressView(plan.config.total_steps, plan.config.total_updates, mode=_mode(args))
+    view = ProgressView(Goal.of(plan.config.model_dump(mode="json")), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.train(plan.config, sinks=[view], provenance=plan.provenance)
     return result.exit_code, _finish(args, result)
@@ -214,7 +216,7 @@ def _mode(args: Namespace) -> str:
 
 
 def _ending(result: TrainResult) -> str:
-    from qfleet.runs.progress import amount, clock
+    from qfleet.runs.tally import amount, clock
 
     best = "" if result.best is None else f", best evaluation {amount(result.best)}"
     ending = ENDINGS.get(result.reason, result.reason)

@@ -96,7 +96,7 @@ BAD = [
                           "nor module:attribute; did you mean dqn?"),
     (["placement=cluster"],
      "command line: placement: must be inline or processes (got 'cluster'); the default is 'inline'"),
-    (["agent.n_step=100"], "command line: a look-ahead of 100 steps is longer than replay.chunk_steps=64: "
+    (["agent.n_step=100"], "recipe vector: a look-ahead of 100 steps is longer than replay.chunk_steps=16: "
                            "lower the n-step or raise chunk_steps"),
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],
      "command line: learner.batch_size=600 exceeds replay.capacity=512: raise the capacity or lower the batch size"),
@@ -136,7 +136,7 @@ def test_bad_input_is_told_all_at_once() -> None:
     told = lines("cartpole", "lr=3", "agent.gamma=2", "agent.n_step=100", "eval.period_steps=null",
                  "replay.beta_start=0.5", "explore.stop=3")
     assert [line.removeprefix("command line: ").split(":")[0] for line in told] == [
-        "agent.gamma", "explore.stop", "lr", "a look-ahead of 100 steps is longer than replay.chunk_steps=64",
+        "agent.gamma", "explore.stop", "lr", "recipe vector",
         "recipe cartpole and command line", "replay.beta_start"]
 
 

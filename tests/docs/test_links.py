@@ -12,7 +12,7 @@ from qfleet import cli, recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-SECTIONS = "env|agent|explore|replay|learner|eval|checkpoint|run"
+SECTIONS = "env|agent|explore|replay|learner|eval|checkpoint|run|fleet"
 
 SHOWN_MISTAKES = {"learner.lerning_rate", "learner.learning_rat", "agent.n_stp"}
 """Keys that the documentation misspells to show the answer."""
@@ -24,7 +24,7 @@ SHOWN_WRONG_OPTIONS = {("train", "--seed")}
 OTHER_NAMES = {"run.json"}
 """Looks like a key and is none."""
 
-TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire)/[a-z_]+\b")
+TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire|fleet)/[a-z_]+\b")
 
 
 def by_name(paths: list[Path]) -> list:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.runs.progress import FIGURES, Forgiving, Goal, ProgressView, Tally, amount, clock, size
+from qfleet.runs.progress import Forgiving, ProgressView
+from qfleet.runs.tally import FIGURES, Goal, Tally, amount, clock, size
 
 
 class Terminal(io.StringIO):
@@ -58,14 +59,15 @@ def escapes(text):
 
 def test_a_terminal_gets_a_bar_and_every_figure():
     stream = Terminal()
-    view = ProgressView(10_000, stream=stream)
-    tags = {tag.replace("/", "__"): 7.25 for _, tag, _ in FIGURES}
+    view = ProgressView(Goal(10_000), stream=stream)
+    figures = [row for row in FIGURES if not row[1].startswith("fleet/")]
+    tags = {tag.replace("/", "__"): 7.25 for _, tag, _ in figures}
     for step in (1000, 2000, 4000):
         view.write(record(step, **tags))
     view.close()
     text = stream.getvalue()
     assert "4,000 / 10,000 steps" in text and "40%" in text and "0:06 left" in text and "━" in text
-    for label, _, form in FIGURES:
+    for label, _, form in figures:
         assert label in text and form(7.25) in text
     assert "1,000" in text and "steps/s" in text and "updates/s" in text
     assert "\x1b[?25h" in text, "the cursor was hidden and must come back"
@@ -74,7 +76,7 @@ def test_a_terminal_gets_a_bar_and_every_figure():
 def test_no_color_drops_colours_but_keeps_the_live_view(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    view = ProgressView(100, stream=stream)
+    view = ProgressView(Goal(100), stream=stream)
     view.write(record(50, train__loss=1.0))
     view.close()
     coloured = [code for code in escapes(stream.getvalue()) if re.match(r"\x1b\[(3|4|9)[0-9]|\x1b\[[34]8;", code)]
@@ -85,7 +87,7 @@ def test_no_color_drops_colours_but_keeps_the_live_view(monkeypatch):
 def test_no_line_is_wider_than_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     stream = Terminal()
-    view = ProgressView(10_000_000, stream=stream)
+    view = ProgressView(Goal(10_000_000), stream=stream)
     view.write(record(1_234_567, **{tag.replace("/", "__"): 123456.0 for _, tag, _ in FIGURES}))
     view.close()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").split("\n")
@@ -97,7 +99,7 @@ def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, surroundings):
     for name, value in surroundings.items():
         monkeypatch.setenv(name, value)
     stream = Terminal()
-    view = ProgressView(100, stream=stream)
+    view = ProgressView(Goal(100), stream=stream)
     view.write(record(50))
     view.close()
     assert escapes(stream.getvalue()) == [] and stream.getvalue().count("\n") == 1
@@ -105,7 +107,7 @@ def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, surroundings):
 
 def test_elsewhere_lines_come_every_five_seconds_and_at_each_evaluation():
     stream, now = io.StringIO(), Clock()
-    view = ProgressView(100_000, stream=stream, now=now)
+    view = ProgressView(Goal(100_000), stream=stream, now=now)
     for tenth in range(100):
         now.now = tenth / 10
         tags = {"eval__mean_reward": 99.5} if tenth == 33 else {}
@@ -119,7 +121,7 @@ def test_elsewhere_lines_come_every_five_seconds_and_at_each_evaluation():
 
 def test_the_last_record_is_shown_once():
     stream = io.StringIO()
-    view = ProgressView(100, stream=stream)
+    view = ProgressView(Goal(100), stream=stream)
     view.write(record(100))
     view.close()
     view.close()
@@ -128,7 +130,7 @@ def test_the_last_record_is_shown_once():
 
 def test_silent_shows_nothing():
     stream = Terminal()
-    view = ProgressView(100, stream=stream, mode="silent")
+    view = ProgressView(Goal(100), stream=stream, mode="silent")
     view.plan([("steps", "100")])
     view.write(record(50))
     view.close()
@@ -137,7 +139,7 @@ def test_silent_shows_nothing():
 
 def test_the_plan_is_a_table_of_names_and_texts():
     stream = io.StringIO()
-    ProgressView(100, stream=stream).plan([("steps", "100"), ("memory", "3 MB of [bold]8 GB")])
+    ProgressView(Goal(100), stream=stream).plan([("steps", "100"), ("memory", "3 MB of [bold]8 GB")])
     assert stream.getvalue() == "steps   100\nmemory  3 MB of [bold]8 GB\n"
 
 
@@ -145,7 +147,7 @@ def test_the_plan_is_a_table_of_names_and_texts():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_reader_who_leaves_does_not_disturb(error, terminal):
     stream = Broken(error, terminal)
-    view = ProgressView(100, stream=stream)
+    view = ProgressView(Goal(100), stream=stream)
     view.plan([("steps", "100")])
     for step in range(1, 50):
         view.write(record(step, eval__mean_reward=1.0))
@@ -203,3 +205,97 @@ def test_an_amount_is_short_and_near_its_value(value):
     text = amount(value)
     assert len(text) <= 12
     assert float(text.replace(",", "")) == pytest.approx(value, rel=6e-3, abs=1e-30)
+
+
+# ---- A fleet ----
+
+def of_fleet(step, **tags):
+    """A record as the learner's process of a fleet writes it."""
+    busy = {"actor__env_ms": 1.0, "actor__act_ms": 2.0, "actor__store_ms": 0.0, "actor__wait_ms": 7.0,
+            "train__sample_ms": 0.5, "train__update_ms": 2.0, "time__learner_share": 0.9, "time__intake_share": 0.05,
+            "time__save_share": 0.01, "time__idle_share": 0.04, "fleet__held_share": 0.8, "fleet__actors": 3.0,
+            "fleet__policy_lag": 42.0, "replay__samples_per_insert": 7.9}
+    return record(step, **busy | tags)
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_a_fleet_shows_its_roles_and_what_limits_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    view = ProgressView(Goal(10_000, ratio=8.0), stream=stream)
+    view.write(of_fleet(1000, eval__mean_reward=12.5, eval__best_reward=13.0))
+    view.write(of_fleet(3000))
+    view.close()
+    lines = plain(stream.getvalue()).splitlines()
+    rows = [" ".join(line.split()) for line in lines]
+    assert "actors 3 alive 1,000 steps/s env 10 %, inference 20 %, wire 0 %, waiting 70 % policy lag 42" in rows
+    assert "learner 500 updates/s 7.9/8 samples/insert learning 90 %, taking in 5 %, saving 1 %, idle 4 %" in rows
+    assert "evaluator 12.5 best 13 0:02 ago" in rows
+    assert "limited by learner: experience waits for the learner 80 % of the time, which spends 72 % on updates" in rows
+
+
+def test_a_fleet_that_was_not_judged_says_so():
+    tally = Tally(Goal(100))
+    tally.add(of_fleet(10))
+    assert dict(tally.roles())["evaluator"] == "has not judged yet"
+    assert Tally(Goal(100)).roles() == []
+
+
+def test_lines_say_who_acts_and_what_limits():
+    stream = io.StringIO()
+    view = ProgressView(Goal(10_000, ratio=8.0), stream=stream)
+    view.write(of_fleet(1000))
+    view.close()
+    assert stream.getvalue().endswith("samples/insert 7.9/8  actors 3  limited by learner\n")
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "80", "200"])
+def test_no_line_of_a_fleet_is_wider_than_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    stream = Terminal()
+    view = ProgressView(Goal(10_000_000, ratio=8.0), stream=stream)
+    view.write(of_fleet(1_234_567))
+    view.close()
+    lines = plain(stream.getvalue()).replace("\r", "\n").split("\n")
+    assert "limited" in stream.getvalue() and max(map(len, lines)) <= int(columns)
+
+
+def test_silence_is_told_when_it_is_unusual():
+    stream, now = Terminal(), Clock()
+    view = ProgressView(Goal(10_000), stream=stream, now=now)
+    panel = view._face.panel
+
+    def shown():
+        from rich.console import Console
+        out = io.StringIO()
+        Console(file=out, width=120).print(panel())
+        return out.getvalue().splitlines()[0]
+
+    for second in (1, 2, 3):
+        now.now = second
+        view.write(record(1000 * second))
+    now.now = 20.0
+    assert "nothing new" not in shown() and "0:20 gone" in shown()
+    now.now = 63.0
+    assert "nothing new for 1:00" in shown()
+    view.close()
+
+
+def test_what_went_before_is_caught_up_with_at_once():
+    stream = io.StringIO()
+    view = ProgressView(Goal(10_000), stream=stream)
+    view.catch_up(record(1000 * i, eval__mean_reward=float(i)) for i in range(1, 5))
+    view.catch_up([])
+    view.close()
+    assert stream.getvalue().count("\n") == 1 and stream.getvalue().startswith("4,000 / 10,000 steps  40%")
+
+
+@pytest.mark.parametrize(("settings", "goal"), [
+    ({"total_steps": 100, "total_updates": None, "replay": {"samples_per_insert": 8.0}}, Goal(100, None, 8.0)),
+    ({"total_steps": 2e5, "total_updates": 7}, Goal(200_000, 7)),
+    ({"total_steps": "many", "replay": [1]}, Goal(None)), ({}, Goal(None))])
+def test_the_goal_is_read_from_a_config_whatever_is_in_it(settings, goal):
+    assert Goal.of(settings) == goal

@@ -44,6 +44,11 @@ def test_a_header_behind_a_prefix_and_an_unfinished_block():
     assert first_traceback(half) == half
 
 
+def test_what_announces_it_comes_along():
+    assert first_traceback(f"starting\nPong failed 3 times; the last:\n{SIMPLE}\n\n") == (
+        f"Pong failed 3 times; the last:\n{SIMPLE}")
+
+
 def test_a_message_without_end_is_cut():
     assert len(first_traceback(SIMPLE + "\nchatter" * 100).splitlines()) < 30
 

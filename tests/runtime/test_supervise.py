@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from nursery import BEAT, DEAF, QUICK, alive, child, children, numbers, until
 
-from qfleet.runtime.supervise import Child, Patience, Supervisor, ending
+from qfleet.runtime.supervise import VAIN, Child, Patience, Supervisor, ending
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90),
               pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")]
@@ -104,6 +104,25 @@ def test_a_users_mistake_stops_all_without_a_second_try(tmp_path, nursery):
     assert "env.id=Pnog is unknown" in supervisor.failure.text and "start 1" not in supervisor.failure.text
     watch(supervisor, 0.5)
     assert supervisor.total_restarts == 0 and supervisor.pid("a") is None
+
+
+def test_who_knows_that_no_restart_helps_gets_none(tmp_path, nursery):
+    text = f"print('training failed: not finite'); sys.exit({VAIN})"
+    supervisor = nursery(replace(child(tmp_path, "a", text), max_restarts=5))
+    until(lambda: supervisor.failure, supervisor)
+    assert supervisor.failure.code == VAIN and "training failed: not finite" in supervisor.failure.text
+    assert supervisor.total_restarts == 0
+
+
+def test_a_budget_of_its_own_is_for_life_and_its_pauses_stay_short(tmp_path, nursery):
+    """However long it beats between: what fails for ever ends."""
+    brief = "for _ in range(10):\n    tether.beat()\n    time.sleep(0.02)\n1/0"
+    supervisor = nursery(replace(child(tmp_path, "a", brief), max_restarts=3, appetite="replay.capacity"),
+                         patience=replace(QUICK, healthy_s=0.05, max_restarts=9))
+    until(lambda: supervisor.failure, supervisor)
+    assert supervisor.total_restarts == 3 and "and 3 restarts did not help" in supervisor.failure.text
+    assert [line.partition("; its")[0] for line in supervisor.said] == [
+        f"a ended with exit code 1; restart {n} of at most 3 in 0.1 s" for n in (1, 2, 3)]
 
 
 def test_a_child_that_ends_well_is_done(tmp_path, nursery):
@@ -246,5 +265,6 @@ def test_after_a_sleep_nobody_is_late(who, tmp_path):
 
 def test_an_exit_status_in_words():
     assert ending(3) == "ended with exit code 3"
+    assert ending(-signal.SIGKILL, "x.y") == "was killed by SIGKILL: perhaps out of memory, lower x.y"
     assert ending(-signal.SIGTERM) == "was killed by SIGTERM"
     assert "native code" in ending(-signal.SIGSEGV) and ending(-250) == "was killed by signal 250"

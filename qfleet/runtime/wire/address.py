@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all addresses of this machine: good to listen at, not to dial."""
+        return self.host in ("0.0.0.0", "::")
+
 
 def parse_address(text: str, any_port: bool = False) -> Address:
     """Read `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`; UserError names what is wrong. `any_port`: 0 = any free one."""
@@ -61,6 +67,19 @@ def socket_address(path: Path) -> Address:
         raise UserError(f"unix socket {path} has a path of {len(str(path).encode())} bytes, and {LONGEST_SOCKET} are "
                         "possible: point TMPDIR at a folder with a shorter path")
     return Address(path=str(path))
+
+
+def require_free(address: Address) -> None:
+    """UserError unless one could listen there: said at once, and not by a process that was started for it."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: who just left is no hindrance
+            probe.bind(place)
+            probe.listen()
+    except OSError as error:
+        raise UserError(f"cannot listen at {address} ({error.strerror}): the port is in use, or the address is not one "
+                        "of this machine; choose another with fleet.listen") from None
 
 
 def _host(host: str, text: str) -> str:

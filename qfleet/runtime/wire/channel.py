@@ -80,18 +80,18 @@ class Caller:
         self._channel.close()
 
 
-def answers(address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> bool:
-    """Whether a fleet is there that knows this token; UserError if somebody is there who never will."""
+def silence(address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> str | None:
+    """Why no fleet answers there, None if one does that knows this token; UserError if somebody does who never will."""
     caller = Caller(address, token, credentials)
     try:
         caller.pulse()
     except grpc.RpcError as error:
         if (fatal := refusal(error, address)) is not None:
             raise fatal from None
-        return False
+        return briefly(error)
     finally:
         caller.close()
-    return True
+    return None
 
 
 def read_fetched(data: bytes) -> tuple[int, bytes] | None:

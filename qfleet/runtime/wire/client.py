@@ -38,8 +38,10 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 PERIOD_S = 0.02
+CALM_PERIOD_S = 0.1
 PERIOD_PER_ACTOR_S = 0.005
-"""An actor speaks at most 50 times a second; many actors more rarely, so that all together the cell hears 200."""
+"""An actor speaks 10 times a second, and 50 times if it has much to say: a call costs both sides more CPU time than an
+Atari emulator needs for a step. Many actors speak more rarely, so that all together the cell hears 200."""
 
 PROBE_S = (0.01, 0.1)
 RETRY_S = (0.1, 1.0)
@@ -108,7 +110,8 @@ class Link:
                 if now - since >= self.patience_s:
                     raise UserError(
                         f"nobody answered at {self.address} for {self.patience_s:g} s ({briefly(error)}): is the fleet "
-                        "running, is the address right, and does it use TLS exactly if you do?") from None
+                        "running, is the address right, does it use TLS (--tls-ca), and ask for a certificate of yours "
+                        "(--tls-cert), exactly if you do?") from None
                 if now - logged >= LOG_S:
                     logged = now
                     log.warning("no answer from %s yet (%s); asking for %.0f s more", self.address, briefly(error),
@@ -203,7 +206,7 @@ class Link:
 
     @property
     def _period(self) -> float:
-        return max(PERIOD_S, PERIOD_PER_ACTOR_S * self.welcome.actors)
+        return max(PERIOD_S if self.metrics.much else CALM_PERIOD_S, PERIOD_PER_ACTOR_S * self.welcome.actors)
 
     def _compose(self, now: float) -> bool:
         """Have a message ready to be sent; False if a heartbeat will do."""
@@ -274,9 +277,9 @@ class Link:
         welcome = self._caller.hello(request)
         if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
             self.weights.rewind()
-        self.welcome, self._stranger = welcome, False
-        self.metrics.limit(welcome.max_message_bytes)
         self._heard = (Progress(welcome.steps, welcome.updates), welcome.version)
+        self.welcome, self._stranger = welcome, False  # after the clocks: who sees another epoch sees its clocks, too
+        self.metrics.limit(welcome.max_message_bytes)
         self._address()
         return welcome
 

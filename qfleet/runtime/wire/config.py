@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from qfleet.config import Config, Count, Positive, PositiveCount
 from qfleet.runtime.wire.address import Address, parse_address
@@ -33,11 +33,11 @@ class FleetConfig(Config):
 
     @field_validator("listen", "advertise")
     @classmethod
-    def _address(cls, value: str | None) -> str | None:
+    def _address(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None:
             return None
         try:
-            address = parse_address(value, any_port=True)
+            address = parse_address(value, any_port=info.field_name == "listen")
         except UserError as error:
             raise ValueError(str(error)) from None
         if address.path:

@@ -59,14 +59,22 @@ class Outbox:
                 or self.unsent >= self.most_steps)
 
     @property
+    def much(self) -> bool:
+        """Whether the news should not wait long: an eighth of what may be on its way has been gathered."""
+        return 8 * self._message.steps >= self.most_steps
+
+    @property
     def empty(self) -> bool:
         return self._empty
 
     def tick(self, steps: int) -> None:
         with self.changed:
+            calm = not self.much
             self._message.steps += steps
             self.total_steps += steps
             self._touched()
+            if calm and self.much:
+                self.changed.notify_all()
 
     def parcel(self, chunk: bytes, priority: bytes) -> None:
         if len(chunk) + len(priority) > self._most_bytes // 2:

@@ -97,8 +97,11 @@ class Answers:
                              updates=facts.updates, final=facts.final).SerializeToString()
 
     def _verdict(self, request: ExchangeRequest) -> Any:
-        if self.desk.facts.stopped:
+        facts = self.desk.facts
+        if facts.stopped:
             return STOP
+        if facts.final and request.index >= 0:
+            return WAIT  # nothing is learnt any more: actors shall leave their cores to whoever judges the last weights
         took = self.inbox.offer(request) if request.sequence else self.inbox.room(request.index)
         return TAKEN if took else WAIT
 

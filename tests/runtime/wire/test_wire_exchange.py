@@ -244,7 +244,7 @@ def test_the_same_place_in_another_cell_is_not_the_same_place(tmp_path):
     with link(first.unix, "far-a/0", start=False) as one:
         first.close()
         with cell(tmp_path / "c") as second, link(second.unix, "far-b/0") as two:
-            assert (one.welcome.index, one.welcome.incarnation) == (two.welcome.index, two.welcome.incarnation) == (2, 1)
+            assert [(line.welcome.index, line.welcome.incarnation) for line in (one, two)] == [(2, 1), (2, 1)]
             one.metrics.episode(7, 0.0, 1)
             one.start()
             second.drain_until(lambda: lanes(second.stored) == [7])

@@ -1,0 +1,188 @@
+"""Where a run stands, in the words and figures that people are shown: gathered from its metric records."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qfleet.runs.bottleneck import ACTING, RECENT_RECORDS, Verdict, bottleneck, percent, shares, typical
+
+Record = Mapping[str, Any]
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people read them: `0:42`, `12:05`, `3:07:00`, `2 d 03:07`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour:02}:{minute:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def amount(value: float) -> str:
+    """A figure in few characters, whatever its size: `0.0312`, `21.4`, `12,345`, `1.2e+08`."""
+    if abs(value) >= 1e8:
+        return f"{value:.3g}"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def size(count: float) -> str:
+    """Bytes with a unit, by 1000: `512 B`, `3.2 MB`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("return", "rollout/ep_rew_mean", amount),
+    ("eval", "eval/mean_reward", amount),
+    ("best eval", "eval/best_reward", amount),
+    ("episode steps", "rollout/ep_len_mean", amount),
+    ("ε", "rollout/exploration_rate", amount),
+    ("loss", "train/loss", amount),
+    ("samples/insert", "replay/samples_per_insert", amount),
+    ("policy lag", "actor/policy_lag", amount),
+    ("replay steps", "replay/size", amount),
+    ("replay", "replay/bytes", size),
+    ("actors", "fleet/actors", amount),
+)
+"""Label, tag and format of what is shown, in order of interest; a tag that no record brought is left out."""
+
+
+RATIO = "samples/insert"
+LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "taking in": "time/intake_share",
+        "evaluating": "time/eval_share", "saving": "time/save_share", "idle": "time/idle_share"}
+"""How the process that learns spends its time; some of it happens elsewhere in a fleet."""
+
+BY_ROLE = {RATIO, "policy lag", "actors", "steps/s", "updates/s", "eval", "best eval"}
+"""Figures that the lines of a fleet's roles hold already."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Where the run ends: whichever of the two is reached first; None = not limited by it.
+
+    `ratio` is the configured number of samples per insert, if it is known.
+    """
+
+    steps: int | None
+    updates: int | None = None
+    ratio: float | None = None
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Goal:
+        """What a config says, as it was written: nothing of it is validated, so nothing is imported for it."""
+        replay = settings.get("replay")
+        steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
+        return Goal(None if steps is None else int(steps), None if updates is None else int(updates),
+                    _number(replay.get("samples_per_insert")) if isinstance(replay, Mapping) else None)
+
+    def fraction(self, record: Record) -> float:
+        parts = [float(record.get(name) or 0) / limit
+                 for name, limit in (("step", self.steps), ("updates", self.updates)) if limit]
+        return min(1.0, max(parts, default=0.0))
+
+
+class Tally:
+    """The newest value of every tag, the rates over the last few records, and what they say of the run."""
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self.latest: dict[str, Any] = {}
+        self.judged_s: float | None = None
+        self._recent: deque[Record] = deque(maxlen=RECENT_RECORDS)
+        self._marks: deque[tuple[float, float, float]] = deque(maxlen=RECENT_RECORDS)
+
+    def add(self, record: Record) -> None:
+        self.latest.update({tag: value for tag, value in record.items() if value is not None})
+        self._recent.append(record)
+        if record.get("eval/mean_reward") is not None:
+            self.judged_s = self.count("time_s")
+        if "time_s" in record:
+            self._marks.append((float(record["time_s"]), self.count("step"), self.count("updates")))
+
+    def count(self, name: str) -> float:
+        return float(self.latest.get(name, 0))
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Steps and updates per second; None before two records at different times."""
+        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
+            return None, None
+        (t0, s0, u0), (t1, s1, u1) = self._marks[0], self._marks[-1]
+        return (s1 - s0) / (t1 - t0), (u1 - u0) / (t1 - t0)
+
+    def seconds_left(self) -> float | None:
+        steps_s, updates_s = self.rates()
+        left = [(limit - self.count(name)) / rate
+                for name, limit, rate in (("step", self.goal.steps, steps_s), ("updates", self.goal.updates, updates_s))
+                if limit and rate]
+        return max(0.0, min(left)) if left else None
+
+    def figures(self) -> list[tuple[str, str]]:
+        steps_s, updates_s = self.rates()
+        rates = [("steps/s", steps_s), ("updates/s", updates_s)]
+        shown = [(label, form(float(self.latest[tag]))) for label, tag, form in FIGURES if tag in self.latest]
+        if self.goal.ratio is not None:
+            aim = amount(self.goal.ratio)
+            shown = [(label, f"{text}/{aim}" if label == RATIO else text) for label, text in shown]
+        return shown + [(label, amount(round(rate))) for label, rate in rates if rate is not None]
+
+    def verdict(self) -> Verdict | None:
+        return bottleneck(self._recent)
+
+    def roles(self) -> list[tuple[str, str]]:
+        """What each role of a fleet does; nothing for a run of one process."""
+        if "fleet/actors" not in self.latest:
+            return []
+        figures, mean = dict(self.figures()), self.typical()
+        learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := figures.get(label))]
+        return [("actors", _joined([f"{figures['actors']} alive", f"{figures.get('steps/s', '-')} steps/s",
+                                    _parts(shares(mean, ACTING)),
+                                    f"policy lag {amount(round(mean.get('fleet/policy_lag', 0)))}"])),
+                ("learner", _joined([*learning, _parts(self.loop())])),
+                ("evaluator", self._judged())]
+
+    def typical(self) -> dict[str, float]:
+        return typical(self._recent)
+
+    def loop(self) -> dict[str, float]:
+        """How the process that learns spent its time lately, 0 to 1 by name."""
+        mean = self.typical()
+        return {name: mean[tag] for name, tag in LOOP.items() if tag in mean}
+
+    def _judged(self) -> str:
+        if self.judged_s is None:
+            return "has not judged yet"
+        ago = clock(max(0.0, self.count("time_s") - self.judged_s))
+        return f"{amount(self.count('eval/mean_reward'))}  best {amount(self.count('eval/best_reward'))}  {ago} ago"
+
+    def headline(self) -> str:
+        """`12,800 / 50,000 steps  26%  0:31 left`."""
+        name = "steps" if self.goal.steps else "updates"
+        limit = self.goal.steps or self.goal.updates
+        done = self.count("step" if self.goal.steps else "updates")
+        parts = [f"{done:,.0f} / {limit:,} {name}" if limit else f"{done:,.0f} {name}"]
+        parts.append(f"{self.goal.fraction(self.latest):.0%}")
+        left = self.seconds_left()
+        if left is not None:
+            parts.append(f"{clock(left)} left")
+        return "  ".join(parts)
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _parts(found: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {percent(share)}" for name, share in found.items())
+
+
+def _joined(parts: list[str]) -> str:
+    return "  ".join(part for part in parts if part)

@@ -1,0 +1,100 @@
+"""The verb that looks on: `top` shows a run that another process trains, or the last state of one that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from qfleet.verbs.telling import outcome, say
+
+if TYPE_CHECKING:
+    from qfleet.runs.directory import RunDirectory
+    from qfleet.runs.state import State
+    from qfleet.runs.tally import Tally
+
+POLL_S = 0.25
+
+
+def top(args: Namespace) -> int:
+    """Show a run until it ends or the viewer leaves; the run does not notice either."""
+    from qfleet.runs.directory import RunDirectory
+    from qfleet.runs.state import WORDS, state_of
+
+    run = RunDirectory.open(args.words[0], args.root)
+    if args.json or args.once:
+        tally, state = _tally(run), state_of(run)
+        outcome(args, [f"{run.path} {WORDS[state]}", *_lines(tally)], _document(run, tally, state))
+        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(run)
+    return 0
+
+
+def _follow(run: RunDirectory) -> None:
+    from qfleet.runs.progress import ProgressView
+    from qfleet.runs.state import WORDS, state_of
+    from qfleet.runs.tail import Tail
+
+    tail = Tail(run.metrics, from_start=True)
+    view = ProgressView(_goal(run), stream=sys.stdout)
+    state = state_of(run)
+    view.plan([("run", f"{run.path} {WORDS[state]}")])
+    try:
+        view.catch_up(tail.news())
+        while state in ("running", "elsewhere") and view.watched:
+            time.sleep(POLL_S)
+            state = state_of(run)  # first, so that whatever was written before the end is still shown
+            for record in tail.news():
+                view.write(record)
+    finally:
+        view.close()
+    if state not in ("running", "elsewhere") and view.watched:
+        say(f"{run.path} {WORDS[state]}")
+
+
+def _tally(run: RunDirectory) -> Tally:
+    from qfleet.runs.tally import Tally
+    from qfleet.runs.writers import read_metrics
+
+    tally = Tally(_goal(run))
+    for record in read_metrics(run.metrics):
+        tally.add(record)
+    return tally
+
+
+def _goal(run: RunDirectory) -> Any:
+    from qfleet.config import read_yaml
+    from qfleet.runs.tally import Goal
+
+    return Goal.of(read_yaml(run.config) if run.config.is_file() else {})
+
+
+def _lines(tally: Tally) -> Iterator[str]:
+    """The live view as it stands, without a terminal."""
+    from qfleet.runs.tally import BY_ROLE
+
+    if not tally.latest:
+        yield "there is no record yet"
+        return
+    yield tally.headline()
+    roles = tally.roles()
+    rows = [*roles, *(row for row in tally.figures() if not (roles and row[0] in BY_ROLE))]
+    verdict = tally.verdict()
+    if verdict is not None:
+        rows += [("limited by", f"{verdict.limit}: {verdict.evidence}"), ("advice", verdict.advice)]
+    width = max(len(name) for name, _ in rows)
+    yield from (f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _document(run: RunDirectory, tally: Tally, state: State) -> dict[str, Any]:
+    steps_s, updates_s = tally.rates()
+    verdict = tally.verdict()
+    return {"run": str(run.path), "state": state, "fraction": tally.goal.fraction(tally.latest),
+            "seconds_left": tally.seconds_left() if state == "running" else None, "steps_per_s": steps_s,
+            "updates_per_s": updates_s, "samples_per_insert": tally.goal.ratio,
+            "limit": None if verdict is None else asdict(verdict), "latest": tally.latest}

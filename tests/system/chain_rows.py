@@ -1,0 +1,78 @@
+"""A chain whose values are known, and the switches of DQN in rows that cover every pair of their settings.
+
+Under uniformly random behaviour exploration cannot fail: a row that does not learn the chain is connected wrongly. Six
+rows are enough for all four settings of every pair of up to ten switches (Kleitman and Spencer 1973: one row of zeros,
+and a different 3-subset of the other five for each switch).
+"""
+
+from itertools import combinations, product
+
+import numpy as np
+import torch
+
+from qfleet import api
+from qfleet.maths.rescale import h, h_inverse
+
+LENGTH, GAMMA = 6, 0.9
+SWITCHES = {
+    "double": ("agent.double=false", "agent.double=true"),
+    "dueling": ("agent.dueling=false", "agent.dueling=true"),
+    "n_step": ("agent.n_step=1", "agent.n_step=3 learner.learning_rate=1e-3 total_steps=12000"),  # noisier targets
+    "priority": ("replay.alpha=0", "replay.alpha=0.6 replay.beta_start=1 replay.beta_end=1"),
+    "rescale": ("agent.rescale=false", "agent.rescale=true"),
+    "loss": ("agent.loss=mse", "agent.loss=huber"),
+    "target": ("learner.target_period_updates=50", "learner.target_period_updates=0 learner.target_tau=0.05"),
+    "optimizer": ("learner.optimizer=adam", "learner.optimizer=rmsprop learner.learning_rate=5e-4"),
+    "norm": ("agent.norm=none", "agent.norm=layer"),
+}
+SUBSETS = list(combinations(range(1, 6), 3))
+ROWS = [{switch: int(row in subset) for switch, subset in zip(SWITCHES, SUBSETS, strict=False)} for row in range(6)]
+COMMON = ["env.lanes=8", f"env.kwargs={{length: {LENGTH}}}", f"agent.gamma={GAMMA}", "agent.hidden=[32]",
+          "explore.kind=constant", "explore.epsilon=1", "learner.learning_rate=5e-3", "learner.batch_size=32",
+          "replay.samples_per_insert=8", "replay.capacity=2000", "eval.period_steps=null", "eval.episodes=1",
+          "env.max_episode_steps=100", "total_steps=5000", "run.log_period_steps=1000"]
+
+
+def name_of(row):
+    return "-".join(switch for switch, on in row.items() if on) or "plain"
+
+
+def overrides_of(row):
+    """What a row says, on top of COMMON."""
+    return [word for switch, on in row.items() for word in SWITCHES[switch][on].split()]
+
+
+def expected(n_step, rescale):
+    """What the values must become: a step taken, n - 1 random ones after it, and the best value from there."""
+    learnt = np.zeros((LENGTH - 1, 2))
+    forward, back = (h, h_inverse) if rescale else (lambda x: x, lambda x: x)
+    for _ in range(200):
+        best = back(torch.tensor(learnt.max(1)))
+        learnt = np.array([[np.mean([float(forward(outcome(state, [action, *random], best)))
+                                     for random in product((0, 1), repeat=n_step - 1)])
+                            for action in (0, 1)] for state in range(LENGTH - 1)])
+    return back(torch.tensor(learnt)).numpy()
+
+
+def outcome(state, actions, best):
+    """The discounted reward of some actions in a row, with the value of where they lead."""
+    for taken, action in enumerate(actions):
+        state = max(state + 2 * action - 1, 0)
+        if state == LENGTH - 1:
+            return torch.tensor(GAMMA**taken)
+    return GAMMA ** len(actions) * best[state]
+
+
+def values_of(run):
+    """The network's values [states, actions], in a run's last checkpoint, of the states that can be left."""
+    agent = api.load(run, which="latest")
+    with torch.inference_mode():
+        q = agent.policy.flat.net({"obs": torch.eye(LENGTH)[:-1]})
+    return h_inverse(q).numpy() if agent.config.agent.rescale else q.numpy()
+
+
+def assert_solved(run, row):
+    """The greedy policy is the optimal one, and the values are those that this row must arrive at."""
+    q = values_of(run)
+    assert (q.argmax(1) == 1).all(), q
+    np.testing.assert_allclose(q, expected(3 if row["n_step"] else 1, row["rescale"]), atol=0.08)

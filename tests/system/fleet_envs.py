@@ -1,0 +1,58 @@
+"""Environments that fail only in a fleet's own processes: whoever starts them looks at one first, and all is well."""
+
+import sys
+import time
+
+import numpy as np
+
+from qfleet.envs.toy import Faulty
+
+ACTING = "_member" in sys.argv and "actor" in sys.argv
+
+
+class Breaks(Faulty):
+    """Cannot be made by an actor."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        if ACTING:
+            raise OSError("the licence server is on holiday")
+
+
+class Exhausts(Faulty):
+    """After so many steps of an actor asks for more memory than there is."""
+
+    after = 200
+
+    def step(self, action):
+        if ACTING and self.lived > self.after:
+            np.zeros(1 << 60, np.uint8)
+        return super().step(action)
+
+
+class Rich(Faulty):
+    """After so many steps pays what float32 can just hold: no sum of it is finite."""
+
+    after = 400
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, 3e38 if ACTING and self.lived > self.after else reward, *rest
+
+
+class Elsewhere(Faulty):
+    """On the actor's side there are more actions, as with another version of the game."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        if ACTING:
+            self.action_space = type(self.action_space)(3)
+
+
+class Slow(Faulty):
+    """A game that takes its time."""
+
+    def step(self, action):
+        if ACTING:
+            time.sleep(0.002)
+        return super().step(action)

@@ -1,0 +1,162 @@
+"""Fleets to be killed: real runs in processes, who lives in them, what they say, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from real_runs import ENVIRONMENT, command, records
+
+from qfleet.runtime.wire.address import parse_address
+from qfleet.runtime.wire.channel import Caller
+
+SMALL = ["placement=processes", "agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64",
+         "learner.batch_size=8", "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2",
+         "run.tensorboard=false", "run.log_period_steps=100", "run.threads=1", "stop_at=null", "device=cpu"]
+HERE = str(Path(__file__).parent)
+
+
+class FleetRun:
+    """`qfleet train` or `resume` in a process of its own, quiet, with a private TMPDIR so that leavings are seen."""
+
+    def __init__(self, *words: str, cwd: Path, run: str = "x", **env: str) -> None:
+        self.run = cwd / "runs" / run
+        self.tmp = cwd / "tmp"
+        self.tmp.mkdir(exist_ok=True)
+        self.errors = cwd / "stderr.txt"
+        with self.errors.open("wb") as errors:
+            self.head = subprocess.Popen(
+                command(*words, "--quiet", "--json"), cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env=ENVIRONMENT | {"TMPDIR": str(self.tmp), "PYTHONPATH": HERE} | env)
+        self._caller: Caller | None = None
+
+    def __enter__(self) -> FleetRun:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._caller is not None:
+            self._caller.close()
+        pids = [self.head.pid, *self.everybody()]
+        self.head.kill()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.head.communicate()
+
+    # ---- Who is there ----
+
+    def pids(self) -> dict[str, int]:
+        """The living children by name: cell, local/0, ..., evaluator."""
+        found = {}
+        for pid, words in processes(self.head.pid):
+            if "_member" in words:
+                role = words[words.index("_member") + 1]
+                found["cell" if role == "cell" else words[words.index("_member") + 3]] = pid
+        return found
+
+    def everybody(self) -> list[int]:
+        """All processes of the run but the head, also when it is dead: those that know its private folder."""
+        return [pid for pid, words in processes() if any(str(self.tmp) in word for word in words)]
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        pid = self.pids()[name]
+        os.kill(pid, number)
+        return pid
+
+    # ---- What it says ----
+
+    def pulse(self) -> Any:
+        """The cell's own account, None while there is nobody who could give it."""
+        try:
+            if self._caller is None:
+                private = next(self.tmp.glob("qfleet-*"))
+                token = (private / "token").read_text().strip()
+                self._caller = Caller(parse_address(f"unix:{private / 'fleet.sock'}"), token)
+            return self._caller.pulse(2.0)
+        except (grpc.RpcError, StopIteration, OSError):
+            return None
+
+    def member(self, name: str) -> Any:
+        pulse = self.pulse()
+        return next((each for each in pulse.members if each.name == name), None) if pulse else None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        try:
+            lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.run / "checkpoints").glob("step-*"))
+
+    @property
+    def complaints(self) -> str:
+        return self.errors.read_text()
+
+    def log(self, name: str) -> str:
+        return (self.run / "logs" / f"{name}.log").read_text()
+
+    # ---- What comes of it ----
+
+    def until(self, ready: Callable[[], Any], timeout: float = 40) -> Any:
+        """Wait for something that the living fleet is to bring about, and return it."""
+        deadline = time.monotonic() + timeout
+        while not (found := ready()):
+            assert self.head.poll() is None, f"ended with {self.head.returncode}: {self.complaints}"
+            assert time.monotonic() < deadline, f"not in {timeout} s; {self.pulse()}\n{self.complaints}"
+            time.sleep(0.02)
+        return found
+
+    def learns(self, timeout: float = 40) -> int:
+        """Wait until updates are being made by now; how many there have been."""
+        first = self.until(self.pulse, timeout).updates
+        self.until(lambda: (now := self.pulse()) and now.updates > first, timeout)
+        return self.pulse().updates
+
+    def ended(self, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+        """Wait for the end: exit code and the result, empty if there is none."""
+        out, _ = self.head.communicate(timeout=timeout)
+        return self.head.returncode, json.loads(out) if out.strip() else {}
+
+    def assert_gone(self, within: float = 0.5) -> None:
+        """Nobody and nothing of the fleet is left."""
+        deadline = time.monotonic() + within
+        while (self.everybody() or list(self.tmp.glob("qfleet-*"))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not self.everybody(), [words for pid, words in processes() if pid in self.everybody()]
+        assert not list(self.tmp.iterdir())
+
+
+def processes(parent: int | None = None) -> list[tuple[int, list[str]]]:
+    """(pid, command line) of every living process, or of the children of one."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX" and parent in (None, int(fields[1])):
+                found.append((int(folder.name), (folder / "cmdline").read_text().split("\0")))
+    return found
+
+
+def assert_goes_forward(run: Path) -> None:
+    """No moment of the run is recorded twice, and none after a later one, whatever died in between.
+
+    The last record may show the steps of the one before: learning goes on between two messages.
+    """
+    for evaluated in (False, True):
+        moments = [(record["step"], record["updates"]) for record in records(run)
+                   if ("eval/mean_reward" in record) == evaluated]
+        assert moments == sorted(set(moments)), moments
+        assert [updates for _, updates in moments] == sorted(updates for _, updates in moments)

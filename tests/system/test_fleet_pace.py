@@ -1,0 +1,21 @@
+"""Whoever is faster waits for the other: samples per step stay what the config says."""
+
+import pytest
+from fleet_runs import SMALL, FleetRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+
+@pytest.mark.parametrize(("source", "ratio", "steps", "limited"), [
+    ("cartpole", 64, 800, "learner"), ("fleet_envs:Slow", 4, 1200, "actors")])
+def test_the_ratio_holds_whoever_is_slow(tmp_path, source, ratio, steps, limited):
+    with FleetRun("train", source, *SMALL, "actors=2", f"replay.samples_per_insert={ratio}", f"total_steps={steps}",
+                  "learner.batch_size=16", "run.name=x", cwd=tmp_path) as fleet:
+        code, result = fleet.ended()
+        last = [record for record in fleet.metrics() if record["step"] > steps * 2 / 3]
+        assert code == 0 and result["steps"] < steps * 1.05, fleet.complaints
+        assert all(0.95 * ratio < record["replay/samples_per_insert"] <= 1.05 * ratio for record in last), \
+            [record["replay/samples_per_insert"] for record in last]
+        held = max(record.get("fleet/held_share", 0) for record in last)
+        waited = max(record.get("time/idle_share", 0) for record in last)
+        assert held > waited if limited == "learner" else held < waited, (held, waited)

@@ -1,0 +1,39 @@
+"""Wiring of the fleet: the chain is learnt to its known values wherever the roles live.
+
+`inline` is test_wiring's, which tries every row; all rows in all places over several seeds are `make learn`'s.
+"""
+
+from contextlib import closing
+
+import pytest
+from chain_rows import COMMON, ROWS, assert_solved, name_of, overrides_of
+from hosts_kit import Yard, certificate, free_port
+from real_runs import train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+EVERYTHING = ROWS[1]
+assert EVERYTHING["priority"] and EVERYTHING["n_step"] and EVERYTHING["rescale"]
+
+
+@pytest.mark.parametrize("row", [EVERYTHING, ROWS[3]], ids=name_of)
+def test_in_processes(tmp_path, monkeypatch, row):
+    monkeypatch.chdir(tmp_path)
+    result = train("toy/Chain-v0", *COMMON, *overrides_of(row), "placement=processes", "actors=2", "env.lanes=4")
+    assert result.best == 1
+    assert_solved(result.directory, row)
+
+
+@pytest.mark.parametrize("row", [EVERYTHING, ROWS[0]], ids=name_of)
+def test_in_processes_over_tcp_with_tls(tmp_path, monkeypatch, row):
+    monkeypatch.chdir(tmp_path)
+    cert, key = certificate(tmp_path, "fleet")
+    place = f"127.0.0.1:{free_port()}"
+    with closing(Yard(tmp_path)) as yard:
+        joiner = yard.join(place, "--tls-ca", str(cert))
+        result = train("toy/Chain-v0", *COMMON, *overrides_of(row), "placement=processes", f"fleet.listen={place}",
+                       f"fleet.token_file={yard.token}", f"fleet.tls_cert={cert}", f"fleet.tls_key={key}",
+                       "fleet.local_actors=false")
+        joiner.ends(0, 15)
+    assert result.best == 1
+    assert_solved(result.directory, row)
