@@ -39,6 +39,7 @@ from qfleet import recipe
 from qfleet.assemble import layout_of, make_agent, make_env, settle
 from qfleet.replay.host import HostReplay
 from qfleet.roles.actor import Recorder
+from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.config import FleetConfig
@@ -266,6 +267,7 @@ def main() -> None:
     parser.add_argument("--store", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--play", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    keep_pages()  # as the processes of a fleet do
     if args.follow:
         return follow(*args.follow)
     if args.store:

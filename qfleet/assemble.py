@@ -43,7 +43,8 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device)
-    threads = thread_plan(images)
+    beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
+    threads = thread_plan(images, max(1, usable_cores() - beside))
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -82,9 +83,7 @@ def plan_of(config: RunConfig) -> Plan:
 
 
 def _slack(config: RunConfig) -> float:
-    """A part of what a fleet delivers in one burst, a chunk of every lane; two batches at the least."""
-    burst = config.lanes * config.replay.chunk_steps / 8
-    return max(burst * config.replay.samples_per_insert, 2.0 * config.learner.batch_size)
+    return max(config.waiting_steps(config.lanes) * config.replay.samples_per_insert, 2.0 * config.learner.batch_size)
 
 
 def make_explorer(config: RunConfig, index: int) -> Explorer:

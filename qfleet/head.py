@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.assemble import describe_plan, make_env, settle
+from qfleet.cellhost import Orders
 from qfleet.config import to_yaml
-from qfleet.members import Contact, Orders
+from qfleet.members import Contact
 from qfleet.roles.metrics import Sink
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
+from qfleet.runs.find import foreign_names
 from qfleet.runs.tail import Tail
-from qfleet.runtime.plan import drive
+from qfleet.runtime.plan import drive, rest
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
 from qfleet.runtime.wire.address import Address, require_free
@@ -39,7 +41,13 @@ log = logging.getLogger(__name__)
 
 CELL = "cell"
 GRACE_S = 5.0
+TURN_S = 0.02
+REBUILD_S = 120.0
+"""The longest that the process of an isolated environment may take to start."""
+
 SIGNALS = {"interrupted": signal.SIGINT, "preempted": signal.SIGTERM}
+TOLD = (-signal.SIGINT, -signal.SIGTERM, 130)
+"""How a cell ends that hears a signal before it can do anything about it."""
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
@@ -54,8 +62,8 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
             replace_text(directory.config, to_yaml(config))
             head = Head(config, spec, directory, sinks, {"sources": dict(provenance)})
             return head.run()
-        except BaseException:
-            if not directory.metrics.exists():
+        except BaseException as error:
+            if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # which names a log in there
                 directory.discard()  # or its name would be taken by a run that never began
             raise
 
@@ -117,18 +125,21 @@ class Head:
         try:
             show_plan(self.sinks, self.rows)
             with obeyed(self):
-                drive([self.supervisor, self], self._over)
+                drive([self.supervisor, self], self._over, lambda nap_s: rest(TURN_S))
             self.step()
             failure = self.supervisor.failure
             if failure is not None and not (self._ending and failure.name == CELL):
                 self._fail(failure)
-            return self._result()
+            return self._result(failure)
         except KeyboardInterrupt:  # for the second time: nobody wants to wait
             self.supervisor.terminate(0.0)
             raise
         finally:
             self.supervisor.terminate(GRACE_S)
             shutil.rmtree(self.private, ignore_errors=True)
+            for sink in self.sinks:
+                sink.flush()
+                sink.close()
 
     def step(self) -> bool:
         """Show what is new, and pass on what we were told."""
@@ -163,10 +174,12 @@ class Head:
             self.supervisor.terminate(60.0)
         raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
 
-    def _result(self) -> TrainResult:
+    def _result(self, failure: Failure | None) -> TrainResult:
         try:
             data = json.loads((self.private / Orders.RESULT).read_text())
-        except FileNotFoundError:  # told to stop before the cell had begun
+        except FileNotFoundError:  # told to stop before the cell had begun, or it died while it saved
+            if failure is not None and failure.code not in TOLD and (self.private / Orders.DOOR).exists():
+                raise ProcessFault(failure.text) from None
             checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
             step, updates = (checkpoint.manifest.step, checkpoint.manifest.updates) if checkpoint else (None, 0)
             reason = self.reason or "preempted"
@@ -183,12 +196,15 @@ class Head:
         local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
         films = ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []
         members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", films)]
+        # An isolated environment that hangs is replaced by its own watcher: the actor must be given the time for it.
+        silence_s = fleet.heartbeat_timeout_s + (self.config.env.step_timeout_s + REBUILD_S) * self.config.env.isolate
         return [cell, *(Child(name, [*words, role, *self._contact(name).words(), *more], env,
-                              logs / f"{name.replace('local/', 'actor-')}.log") for role, name, more in members)]
+                              logs / f"{name.replace('local/', 'actor-')}.log", silence_s=silence_s)
+                        for role, name, more in members)]
 
     def _contact(self, name: str) -> Contact:
         return Contact(f"unix:{self.private / Orders.SOCKET}", name, str(self.private / Orders.TOKEN),
-                       self.config.fleet.patience_s)
+                       self.config.fleet.patience_s, siblings=self.config.actors)
 
     def _invitation(self) -> list[tuple[str, str]]:
         """How other hosts join, if they can."""
@@ -203,4 +219,6 @@ class Head:
             words += ["--tls-ca", fleet.tls_cert]
         if fleet.tls_ca:
             words += ["--tls-cert", "YOUR.pem", "--tls-key", "YOUR.key"]
+        if not fleet.tls_cert and not fleet.address.is_loopback and foreign_names(self.config.model_dump(mode="json")):
+            words += ["--trust"]
         return [("join", shlex.join(words))]

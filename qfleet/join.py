@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qfleet.members import Contact
-from qfleet.runtime.plan import drive
+from qfleet.runtime.plan import drive, rest
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Patience, Supervisor
 from qfleet.runtime.wire.address import parse_address
@@ -23,6 +23,9 @@ from qfleet.types import ProcessFault, UserError
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
+TURN_S = 0.02
+SILENCE_S = 210.0
+"""Long enough for an isolated environment to be found hanging and replaced: what the fleet allows is not known here."""
 
 
 class Join:
@@ -32,18 +35,19 @@ class Join:
         self.reason: str | None = None  # set by a signal
         self.logs = Path(tempfile.mkdtemp(prefix="qfleet-join-"))
         host = f"{os.uname().nodename}-{secrets.token_hex(4)}"
-        members = [replace(contact, name=f"{host}/{index}") for index in range(actors)]
+        members = [replace(contact, name=f"{host}/{index}", siblings=actors) for index in range(actors)]
         words = [sys.executable, "-m", "qfleet", "_member", "actor"]
         children = [Child(member.name, [*words, *member.words()], {"PYTHONUNBUFFERED": "1"},
                           self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
-        self.supervisor = Supervisor(children, log.warning, Patience(), lambda name: None, self.logs)
+        patience = Patience(heartbeat_timeout_s=SILENCE_S)
+        self.supervisor = Supervisor(children, log.warning, patience, lambda name: None, self.logs)
 
     def run(self) -> str | None:
         """Until it is over; the reason if we were told to leave."""
         try:
             with obeyed(self):
                 drive([self.supervisor], lambda: self.reason is not None or self.supervisor.failure is not None
-                      or self.supervisor.finished)
+                      or self.supervisor.finished, lambda nap_s: rest(TURN_S))
         finally:
             self.supervisor.terminate(GRACE_S)
         failure = self.supervisor.failure

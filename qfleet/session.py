@@ -250,7 +250,7 @@ class Attempt:
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is told to."""
-        with obeyed(self.cell.stop):
+        with obeyed(self.cell.stop, hurry=self.config.placement == "inline"):  # a fleet has a head for that
             reason = self.run.run()
         now = self.cell.progress()
         code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)

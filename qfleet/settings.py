@@ -52,6 +52,10 @@ class RunConfig(Config):
         """Lanes of all actors together."""
         return self.actors * self.env.lanes
 
+    def waiting_steps(self, lanes: int) -> int:
+        """How many steps of so many lanes may wait for the learner: a part of the burst in which their chunks come."""
+        return max(1, lanes * self.replay.chunk_steps // 8)
+
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         if self.placement == "inline":

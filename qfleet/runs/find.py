@@ -14,8 +14,8 @@ from qfleet.types import UserError
 Which = Literal["best", "latest"]
 Place = str | Path
 
-HARMLESS = ("description", "device", "init_from", "run")
-"""Parts of a config that may hold a colon and are never imported: `cuda:0`, folders, prose."""
+HARMLESS = ("description", "device", "init_from", "run", "fleet")
+"""Parts of a config that may hold a colon and are never imported: `cuda:0`, folders, ports, prose."""
 
 
 def find_checkpoint(path: Place, which: Which = "best", *, root: Place = "runs", trust: bool = False) -> Checkpoint:
@@ -25,14 +25,14 @@ def find_checkpoint(path: Place, which: Which = "best", *, root: Place = "runs",
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
     if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).at_home()):
         config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-        _refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run that you made here")
+        refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run that you made here")
     return checkpoint
 
 
 def require_trusted(run: RunDirectory) -> None:
     """To be asked before the config of a run is validated, since that imports what it names."""
     if not run.at_home():
-        _refuse_imports(read_yaml(run.config), f"run {run.path}", "you did not make it here (it is a copy, perhaps)")
+        refuse_imports(read_yaml(run.config), f"run {run.path}", "you did not make it here (it is a copy, perhaps)")
 
 
 def _of_run(path: Place, which: Which, root: Place) -> Checkpoint:
@@ -44,14 +44,18 @@ def _of_run(path: Place, which: Which, root: Place) -> Checkpoint:
     return found
 
 
-def _refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
+def refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
     """A stranger's config must not choose which code we import: that is for the user to say."""
-    # No run is written with `extends`, and the file that it names could name anything.
-    asked = [text for name, part in config.items() if name not in HARMLESS for text in _texts(part)
-             if ":" in text or name == "extends"]
-    if asked:
+    if asked := foreign_names(config):
         raise UserError(f"{what} asks to import {', '.join(asked)}, and {why}; if you trust it, pass --trust "
                         "(in Python: trust=True)")
+
+
+def foreign_names(config: Mapping[str, Any]) -> list[str]:
+    """Everything in a config that may be code outside of the package."""
+    # No run is written with `extends`, and the file that it names could name anything.
+    return [text for name, part in config.items() if name not in HARMLESS for text in _texts(part)
+            if ":" in text or name == "extends"]
 
 
 def _texts(value: Any) -> Iterator[str]:

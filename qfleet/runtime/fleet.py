@@ -65,6 +65,7 @@ class Intake:
             except ValueError as error:
                 self.cell.meter.count("fault/bad_messages")
                 log.warning("a message of member %d was refused: %s", message.index, error)
+                self.judged = max([self.judged, *(judgement.version for judgement in message.judgements)])
                 continue
             self._book(delivery)
         return True
@@ -112,14 +113,15 @@ class Fleet:
                    timed("time/save_share", self.checkpointer)], stop, self._serve)
             self.intake.closing = True
             if stop.reason in ("total_steps", "total_updates"):
-                drive([cell.learner], lambda: not cell.replay.pace.may_sample(cell.learner.cfg.batch_size)
-                      or cell.learner.updates == cell.learner.limit, self._serve)
+                while not stop.told and cell.learner.step():  # what is still due
+                    self._serve(0)
                 cell.learner.publish()
                 self._await_evaluation()
             self.checkpointer.save()
         finally:
             cell.meter.finish()
-        self.desk.stop()  # not after a failure: whoever is told to leave does not come back when we are resumed
+        if stop.reason != "preempted":  # nor after a failure: whoever is told to leave is not there when we go on
+            self.desk.stop()
         return stop.reason or "total_steps"
 
     def snapshot(self) -> Snapshot:
@@ -136,7 +138,7 @@ class Fleet:
         self.desk.tell(*self.cell.progress(), "starting")  # whoever says hello first finds the clocks right
 
     def _serve(self, nap_s: float) -> None:
-        self.desk.tell(*self.cell.progress(), "training")
+        self.desk.tell(*self.cell.progress(), "ending" if self.intake.closing else "training")
         self.beat()
         if nap_s:
             since = time.perf_counter()

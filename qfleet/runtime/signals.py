@@ -19,8 +19,11 @@ class Told(Protocol):
 
 
 @contextmanager
-def obeyed(stop: Told) -> Iterator[None]:
-    """While inside, signals become reasons to stop. Only the main thread receives any; elsewhere nothing changes."""
+def obeyed(stop: Told, hurry: bool = True) -> Iterator[None]:
+    """While inside, signals become reasons to stop. Only the main thread receives any; elsewhere nothing changes.
+
+    Without `hurry` a second SIGINT changes nothing either: somebody else decides when there is no more time.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -28,7 +31,9 @@ def obeyed(stop: Told) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         reason = REASONS[signal.Signals(number).name]
         if stop.reason == "interrupted" and reason == "interrupted":
-            raise KeyboardInterrupt
+            if hurry:
+                raise KeyboardInterrupt
+            return
         stop.reason = reason
 
     with _handled(handle):

@@ -53,6 +53,7 @@ class Child:
     log_path: Path
     max_restarts: int | None = None
     appetite: str = "env.lanes or actors"
+    silence_s: float | None = None  # None: as long as the others may be silent
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,8 @@ class Supervisor:
         if ward.leaving is not None and self._clock >= ward.leaving:
             life.verdict = "did not leave when asked to and was killed"
         silent_s = self._clock - life.last_beat
-        limit_s = self.patience.heartbeat_timeout_s if life.beats else self.patience.first_beat_s
+        between_s = ward.child.silence_s or self.patience.heartbeat_timeout_s
+        limit_s = between_s if life.beats else self.patience.first_beat_s
         if silent_s > limit_s:
             life.verdict = f"gave no sign of life for {limit_s:g} s and was killed"
         if life.verdict is not None:

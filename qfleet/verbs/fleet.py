@@ -14,7 +14,8 @@ def join(args: Namespace) -> int:
     from qfleet.members import Contact
     from qfleet.runtime.threads import usable_cores
 
-    contact = Contact(args.words[0], "", args.token_file, args.patience, args.tls_ca, args.tls_cert, args.tls_key)
+    contact = Contact(args.words[0], "", args.token_file, args.patience, args.tls_ca, args.tls_cert, args.tls_key,
+                      trust=args.trust)
     actors = args.actors or usable_cores()
     knock(contact)
     complain(f"{actors} actor{'s' * (actors != 1)} for the fleet at {contact.address}; Ctrl-C takes them away again")
@@ -27,13 +28,14 @@ def join(args: Namespace) -> int:
 
 def member(args: Namespace) -> int:
     """Be one process of a fleet."""
-    from qfleet.members import Contact, run_actor, run_cell, run_evaluator
+    from qfleet.cellhost import run_cell
+    from qfleet.members import Contact, run_actor, run_evaluator
 
     role, place, *name = args.words
     if role == "cell":
         return run_cell(Path(place))
     tls = (args.tls_ca, args.tls_cert, args.tls_key)
-    contact = Contact(place, name[0], args.token_file, args.patience, *tls)
+    contact = Contact(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust)
     if role == "evaluator":
         return run_evaluator(contact, None if args.videos is None else Path(args.videos))
     return run_actor(contact)

@@ -165,6 +165,8 @@ def _line(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="and its key")
     parser.add_argument("--patience", type=float, default=600.0, metavar="S",
                         help="seconds to wait for a fleet that does not answer (default: 600)")
+    parser.add_argument("--trust", action="store_true",
+                        help="let the fleet name modules that are imported here, though no TLS proves who it is")
 
 
 def join(parser: argparse.ArgumentParser) -> None:
@@ -177,4 +179,5 @@ def join(parser: argparse.ArgumentParser) -> None:
 def member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", default="")
     parser.add_argument("--videos", metavar="DIR", help="an evaluator's films go there")
+    parser.add_argument("--siblings", type=at_least(1), default=1, help="actors that share the host's cores")
     _line(parser)

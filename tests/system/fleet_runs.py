@@ -84,6 +84,10 @@ class FleetRun:
         except (grpc.RpcError, StopIteration, OSError):
             return None
 
+    def now(self) -> Any:
+        """The same, of a fleet that is to answer."""
+        return self.until(self.pulse)
+
     def member(self, name: str) -> Any:
         pulse = self.pulse()
         return next((each for each in pulse.members if each.name == name), None) if pulse else None
@@ -108,7 +112,7 @@ class FleetRun:
 
     # ---- What comes of it ----
 
-    def until(self, ready: Callable[[], Any], timeout: float = 40) -> Any:
+    def until(self, ready: Callable[[], Any], timeout: float = 60) -> Any:
         """Wait for something that the living fleet is to bring about, and return it."""
         deadline = time.monotonic() + timeout
         while not (found := ready()):
@@ -117,11 +121,11 @@ class FleetRun:
             time.sleep(0.02)
         return found
 
-    def learns(self, timeout: float = 40) -> int:
+    def learns(self, timeout: float = 60) -> int:
         """Wait until updates are being made by now; how many there have been."""
         first = self.until(self.pulse, timeout).updates
-        self.until(lambda: (now := self.pulse()) and now.updates > first, timeout)
-        return self.pulse().updates
+        now = self.until(lambda: (now := self.pulse()) and now.updates > first and now, timeout)
+        return int(now.updates)
 
     def ended(self, timeout: float = 60) -> tuple[int, dict[str, Any]]:
         """Wait for the end: exit code and the result, empty if there is none."""

@@ -57,10 +57,10 @@ def many_deaths(place: Path, deaths: int, seed: int, say: Callable[[str], object
     with FleetRun("train", "cartpole", *ENDLESS, "run.name=deaths", "--restarts", str(deaths), cwd=place,
                   run="deaths") as fleet:
         fleet.learns()
-        fleet.until(lambda: len(fleet.pulse().members) == 3 and fleet.checkpoints)
+        fleet.until(lambda: len(fleet.now().members) == 3 and fleet.checkpoints)
         for death in range(deaths):
             seconds = kill_cell(fleet, None if rng.random() < 0.4 else rng.uniform(0.0, 1.5))
-            say(f"death {death + 1}: the cell answers again after {seconds:.1f} s, at step {fleet.pulse().steps:,}")
+            say(f"death {death + 1}: the cell answers again after {seconds:.1f} s, at step {fleet.now().steps:,}")
         fleet.head.terminate()
         code, result = fleet.ended()
         fleet.assert_gone()

@@ -12,9 +12,9 @@ from fleet_runs import SMALL, FleetRun, assert_goes_forward
 from fleet_soak import kill_cell
 from real_runs import newest, records
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 BATTERED = [*SMALL, "actors=2", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=400",
-            "fleet.heartbeat_timeout_s=5", "fleet.max_restarts=20", "run.name=x"]
+            "fleet.heartbeat_timeout_s=7", "fleet.max_restarts=20", "run.name=x"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def fleet(tmp_path_factory):
         yield run
 
 
-def reborn(fleet, name, pid, timeout=40):
+def reborn(fleet, name, pid, timeout=60):
     """Wait until the process of that name is another one, which takes part."""
     return fleet.until(lambda: (found := fleet.member(name)) and found.pid != pid and found.silent_s < 2 and found,
                        timeout)
@@ -37,10 +37,10 @@ def counted(fleet, tag, value, timeout=20):
 
 
 def test_a_killed_actor_comes_back_in_its_place_and_the_others_do_not_notice(fleet):
-    before = {each.name: (each.index, each.incarnation, each.pid) for each in fleet.pulse().members}
+    before = {each.name: (each.index, each.incarnation, each.pid) for each in fleet.now().members}
     restarts = fleet.metrics()[-1].get("fleet/restarts", 0)
-    pid, updates, since = fleet.kill("local/1"), fleet.pulse().updates, time.monotonic()
-    fleet.until(lambda: fleet.pulse().updates > updates + 20, 5)
+    pid, updates, since = fleet.kill("local/1"), fleet.now().updates, time.monotonic()
+    fleet.until(lambda: fleet.now().updates > updates + 20, 5)
     after = reborn(fleet, "local/1", pid)
     print(f"back after {time.monotonic() - since:.1f} s")
     assert (after.index, after.incarnation) == (1, before["local/1"][1] + 1), "the same place, so the same arm"
@@ -73,15 +73,15 @@ def test_a_stopped_actor_and_a_killed_evaluator_are_replaced_while_training_goes
     stopped, killed, since = fleet.kill("local/0", signal.SIGSTOP), fleet.kill("evaluator"), time.monotonic()
     asked = fleet.kill("local/1", signal.SIGTERM)  # by somebody else: it leaves in order, and its place is free
     reborn(fleet, "local/1", asked)
-    updates = fleet.pulse().updates
-    fleet.until(lambda: fleet.pulse().updates > updates + 20, 5)
+    updates = fleet.now().updates
+    fleet.until(lambda: fleet.now().updates > updates + 20, 5)
     reborn(fleet, "evaluator", killed)
     seen = sum("eval/mean_reward" in record for record in fleet.metrics())
     fleet.until(lambda: sum("eval/mean_reward" in record for record in fleet.metrics()) > seen)
     assert reborn(fleet, "local/0", stopped).index == 0
     print(f"back after {time.monotonic() - since:.1f} s")
-    assert time.monotonic() - since > 5 and not os.path.exists(f"/proc/{stopped}")
-    assert "local/0 gave no sign of life for 5 s and was killed" in fleet.complaints
+    assert time.monotonic() - since > 7 and not os.path.exists(f"/proc/{stopped}")
+    assert "local/0 gave no sign of life for 7 s and was killed" in fleet.complaints
 
 
 @pytest.mark.parametrize("delay_s", [0.1, None, None], ids=["soon", "saving", "saving again"])
@@ -91,12 +91,12 @@ def test_a_killed_cell_is_resumed_and_the_others_stay(fleet, delay_s):
 
 
 def test_a_stopped_cell_is_replaced(fleet):
-    epoch, since = fleet.pulse().epoch, time.monotonic()
+    epoch, since = fleet.now().epoch, time.monotonic()
     fleet.kill("cell", signal.SIGSTOP)
     fleet.until(lambda: (pulse := fleet.pulse()) and pulse.epoch != epoch)
     print(f"answers after {time.monotonic() - since:.1f} s")
     fleet.learns()
-    assert "cell gave no sign of life for 5 s and was killed" in fleet.complaints
+    assert "cell gave no sign of life for 7 s and was killed" in fleet.complaints
 
 
 def test_in_the_end_all_that_is_left_is_a_run_that_can_go_on(fleet):

@@ -17,7 +17,7 @@ from qfleet import cli
 from qfleet.runtime.wire.channel import PROTOCOL, SERVICE
 from qfleet.runtime.wire.security import bearer, read_token, write_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FIELD = textwrap.dedent("""
     import time
@@ -33,7 +33,7 @@ FIELD = textwrap.dedent("""
             return np.zeros({size}, np.float32), {{}}
 
         def step(self, action):
-            time.sleep(0.001)
+            time.sleep(0.004)
             self.t += 1
             return np.full({size}, self.t / 50, np.float32), 1.0, self.t == 50, False, {{}}
 """)
@@ -91,15 +91,15 @@ def test_strangers_and_misfits_at_the_port_of_a_live_run(yard, tmp_path):
                                    strict=False):
                 line.sendall(noise)
             oversized(place, token)
-            head.until(watch.grows(300))
+            head.until(watch.grows(100))
             for text, joiner in refused.items():
                 assert re.search(text, joiner.ends(2)), joiner.said
             guest = yard.shell([*words, "--actors", "1"])
-            head.until(lambda: sum(member.role == "actor" for member in watch.pulse().members) == 2)
-            head.until(lambda: max(member.steps for member in watch.pulse().members if member.index == 1) > 100)
+            head.until(lambda: any(member.index == 1 and member.steps > 100 for member in watch.pulse().members))
+            assert sum(member.role == "actor" for member in watch.pulse().members) == 2  # none of the misfits counts
     head.interrupt()
     head.ends(130)
-    guest.ends(0, 15)
+    guest.ends(0, 30)
     quiet_log(tmp_path / "runs" / "live")
 
 
@@ -117,7 +117,7 @@ def test_tls_with_certificates_on_both_sides(yard, tmp_path):
     mine, its_key = certificate(tmp_path, "joiner", authority=tmp_path / "ca")
     port = free_port()
     place, name = f"127.0.0.1:{port}", f"localhost:{port}"
-    head = yard.run("train", "field:Field", *ENDLESS, "total_steps=1500", f"fleet.tls_cert={cert}",
+    head = yard.run("train", "field:Field", *ENDLESS, "total_steps=600", f"fleet.tls_cert={cert}",
                     f"fleet.tls_key={key}", f"fleet.tls_ca={tmp_path / 'ca.pem'}", f"fleet.advertise={name}",
                     "--listen", place, "--token-file", str(yard.token), "--no-local-actors")
     words = invitation(head)
@@ -132,7 +132,7 @@ def test_tls_with_certificates_on_both_sides(yard, tmp_path):
         assert re.search(text, joiner.ends(2)), joiner.said
     friend = yard.shell([*words[:-4], *show, "--actors", "1"])
     head.ends(0)
-    friend.ends(0, 15)
+    friend.ends(0, 30)
     quiet_log(tmp_path / "runs" / "live")
 
 

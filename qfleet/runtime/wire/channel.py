@@ -17,6 +17,7 @@ PROTOCOL = 1
 SERVICE = "qfleet.wire.v1.Fleet"
 CALL_S = 10.0
 FETCH_S = 120.0
+SLOWEST_BYTES_PER_S = 100_000
 MOST_BYTES = 1 << 30
 
 OPTIONS = (
@@ -65,6 +66,8 @@ class Caller:
         return Welcome.FromString(self._hello(request.SerializeToString(), timeout=CALL_S, metadata=self._metadata))
 
     def exchange(self, request: bytes, timeout_s: float = CALL_S) -> ExchangeReply:
+        """A large message over a slow line gets the time that it needs."""
+        timeout_s += len(request) / SLOWEST_BYTES_PER_S
         return ExchangeReply.FromString(self._exchange(request, timeout=timeout_s, metadata=self._metadata))
 
     def fetch(self, newer_than: int) -> Any:

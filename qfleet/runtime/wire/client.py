@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 import torch
@@ -78,11 +78,13 @@ class Link:
         self.address, self.name, self.role, self.patience_s = address, name, role, patience_s
         self.stopped = self.final = False
         self.failed: Exception | None = None
+        self.look: Callable[[], bool] = lambda: False  # asked while an evaluator waits for weights: should it not?
         self.metrics = Outbox()
         self.welcome = Welcome()
         self._caller = Caller(address, token, credentials)
-        self.weights: RemoteWeights | NewestWeights = (
-            RemoteWeights(self._wake) if role == ACTOR else NewestWeights(self._caller, lambda: self._over))
+        self.weights: RemoteWeights | NewestWeights = RemoteWeights(self._wake)
+        if role != ACTOR:
+            self.weights = NewestWeights(self._caller, lambda: self._over or self.look())
         self._session = secrets.token_hex(8)
         self._sequence = 0
         self._heard = (Progress(0, 0), -1)
@@ -132,6 +134,11 @@ class Link:
         """The run's clocks as last heard, with the steps taken here that are still under way."""
         heard = self._heard[0]
         return Progress(heard.steps + self.metrics.unsent, heard.updates)
+
+    @property
+    def newest(self) -> int:
+        """The version of the fleet's newest weights, as last heard."""
+        return self._heard[1]
 
     def judge(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
         self.metrics.judge(score, state)

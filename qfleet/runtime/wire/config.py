@@ -68,6 +68,12 @@ class FleetConfig(Config):
             found.append(f"fleet.{given} without fleet.{missing}: TLS needs both files")
         return found
 
+    def at_port(self, port: int | None) -> FleetConfig:
+        """The same at another port, if it listens anywhere."""
+        if self.address is None or port is None:
+            return self
+        return self.model_copy(update={"listen": str(Address(self.address.host, port))})
+
     @property
     def address(self) -> Address | None:
         return None if self.listen is None else parse_address(self.listen, any_port=True)

@@ -29,7 +29,7 @@ class Inbox:
     """
 
     def __init__(self, per_sender: int, steps: int = 1 << 62) -> None:
-        self.per_sender, self.steps = per_sender, steps
+        self.per_sender, self.steps = max(1, per_sender), max(1, steps)
         self._lock = threading.Lock()
         self._messages: deque[ExchangeRequest] = deque()
         self._waiting: Counter[int] = Counter()
@@ -95,6 +95,11 @@ def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
     for tag in tags:
         if not _TAG.fullmatch(tag):
             raise ValueError(f"{tag[:100]!r} is not a tag")
+        if "/" not in tag:
+            raise ValueError(f"{tag!r} is a clock of the run's, and no figure")
+    for figure in message.figures:
+        if not figure.count or not np.isfinite(figure.sum):
+            raise ValueError(f"figure {figure.tag}: {figure.sum} in {figure.count} measurements")
     for episode in message.episodes:
         if not np.isfinite(episode.ret) or episode.length > MOST_STEPS:
             raise ValueError(f"an episode of return {episode.ret} and length {episode.length}")

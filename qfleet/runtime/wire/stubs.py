@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 State = dict[str, torch.Tensor]
 RETRY_S = 1.0
+POLL_S = 0.005
 NEWEST_S = 60.0
 """How long an evaluator waits for the newest weights before it goes on without."""
 
@@ -155,17 +156,24 @@ class NewestWeights:
         deadline = time.monotonic() + NEWEST_S
         while not self._over():
             try:
-                news = read_fetched(self._caller.fetch(-1 if self._anew else newer_than).result())
+                anew, self._anew = self._anew, False
+                call = self._caller.fetch(-1 if anew else newer_than)
+                while not call.done() and not self._over():
+                    time.sleep(POLL_S)
+                if not call.done():
+                    call.cancel()
+                    return None
+                news = read_fetched(call.result())
             except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
                 if isinstance(error, grpc.RpcError) and (fatal := refusal(error, self._caller.address)) is not None:
                     raise fatal from None
+                self._anew |= anew
                 if time.monotonic() > deadline:
                     log.warning("no weights from %s: %s", self._caller.address,
                                 briefly(error) if isinstance(error, grpc.RpcError) else error)
                     return None
                 time.sleep(RETRY_S)
                 continue
-            self._anew = False
             if news is None:
                 return None
             self.version = news[0]
