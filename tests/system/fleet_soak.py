@@ -68,17 +68,18 @@ def many_deaths(place: Path, deaths: int, seed: int, say: Callable[[str], object
         assert_goes_forward(fleet.run)
 
 
-def soak(place: Path, seconds: float, pauses: tuple[float, float], seed: int, say: Callable[[str], object] = print,
-         overrides: tuple[str, ...] = ()) -> Counter[str]:
-    """Train until it is solved, again and again, for so long; kill one process of anybody but the head after every
-    pause. Returns how often whom. AssertionError for whatever is not as it should be."""
+def soak(place: Path, seconds: float, pauses: tuple[float, float], seed: int, least: int = 10,
+         say: Callable[[str], object] = print, overrides: tuple[str, ...] = ()) -> Counter[str]:
+    """Train until it is solved, again and again, for so long and at least so many deaths; kill one process of anybody
+    but the head after every pause. Returns how often whom. AssertionError for whatever is not as it should be."""
     rng, killed, solved = random.Random(seed), Counter[str](), 0
     deadline = time.monotonic() + seconds
-    while not solved or time.monotonic() < deadline:
+    while not solved or time.monotonic() < deadline or sum(killed.values()) < least:
         name = f"soak-{seed + solved}"
         words = [*SOLVES, f"seed={seed + solved}", f"run.name={name}", *overrides, "--restarts", "1000"]
         with FleetRun("train", "cartpole", *words, cwd=place, run=name) as fleet:
-            _batter(fleet, rng, pauses, killed, deadline if solved else deadline + 3 * seconds, say)
+            more = solved and sum(killed.values()) >= least
+            _batter(fleet, rng, pauses, killed, deadline if more else deadline + 3 * seconds, say)
             if fleet.head.poll() is None:  # time is up in the middle of another run, which must end well
                 fleet.head.terminate()
                 code, result = fleet.ended()

@@ -7,5 +7,4 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_cartpole_is_learnt_while_processes_are_killed(tmp_path):
-    killed = soak(tmp_path, 40, (3.0, 6.0), 3, overrides=("stop_at=195", "total_steps=200000"))
-    assert sum(killed.values()) >= 3, "or it was no soak"
+    soak(tmp_path, 30, (2.0, 5.0), 3, least=4, overrides=("stop_at=300", "eval.episodes=10", "total_steps=200000"))
