@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet import envs, head, recipe, session
+from qfleet import crew, envs, head, recipe, session
 from qfleet.agent import Arm
 from qfleet.assemble import describe_plan, make_agent, make_env, settle
 from qfleet.config import parse_mapping, validate
@@ -73,8 +73,7 @@ def train(config: RunConfig | Mapping[str, Any] | Place, overrides: Sequence[str
         config, provenance = resolved.config, resolved.provenance
     elif pairs:
         raise UserError("overrides belong to a recipe, file or environment id; this config is complete already")
-    begin = session.start if config.placement == "inline" else head.start
-    return begin(config, sinks, provenance or {})
+    return _engine(config).start(config, sinks, provenance or {})
 
 
 def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] = (), root: Place = "runs",
@@ -90,7 +89,14 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
     old = recipe.resolve(str(directory.config), []).config
     new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)
-    return (session.go_on if new.placement == "inline" else head.go_on)(directory, new, sinks)
+    return _engine(new).go_on(directory, new, sinks)
+
+
+def _engine(config: RunConfig) -> Any:
+    """Who starts a run and goes on with it: `start` and `go_on` of a module."""
+    if config.gradients == "allreduce":
+        return crew
+    return session if config.placement == "inline" else head
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.threads import thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
-from qfleet.settings import RunConfig
+from qfleet.settings import RunConfig, shared_out
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
 
@@ -43,8 +43,10 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device)
+    if config.gradients == "allreduce":
+        config = shared_out(config, config.cells)
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
-    threads = thread_plan(images, max(1, usable_cores() - beside))
+    threads = thread_plan(images, max(1, (usable_cores() - beside) // config.cells))
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -56,11 +58,17 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))
-    memory = planner.plan(layout, settled.replay)
+    memory = _memory(settled, layout)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
+    """Cells share what is free: all of them may be on this host."""
+    free = planner.available_memory()
+    return planner.plan(layout, config.replay, None if free is None else free // config.cells)
 
 
 def _most_bytes(memory: planner.Plan) -> float:
@@ -90,7 +98,7 @@ def make_explorer(config: RunConfig, index: int) -> Explorer:
     """How actor `index` explores: its lanes are a slice of all lanes of the run."""
     lanes = config.env.lanes
     build = plugin_module("qfleet.explore", config.explore.kind).build
-    explorer: Explorer = build(config.explore, lanes, index * lanes, config.lanes)
+    explorer: Explorer = build(config.explore, lanes, index * lanes, config.cells * config.lanes)
     return explorer
 
 
@@ -100,8 +108,11 @@ def make_judge(config: RunConfig) -> VectorEnv:
     return make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
 
 
-def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
-    """Who plays in a run of one process; the first actor gets this environment. `Cast.close` closes them all."""
+def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0) -> Cast:
+    """Who plays in a cell that is one process; the first actor gets this environment. `Cast.close` closes them all.
+
+    Evaluations are for the first cell: the others have nothing to play them in.
+    """
     with ExitStack() as stack:
         stack.callback(env.close)
         agent = make_agent(config, env.spec)
@@ -109,17 +120,18 @@ def cast_of(config: RunConfig, env: VectorEnv) -> Cast:
         for _ in range(1, config.actors):
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
-        seats = [Seat(env, make_explorer(config, index)) for index, env in enumerate(envs)]
-        cast = Cast(agent, seats, make_judge(config))
+        seats = [Seat(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
+        cast = Cast(agent, seats, make_judge(config) if cell == 0 else env)
         stack.pop_all()
     return cast
 
 
 def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
     """What a settled run will do and take, before its first step: (name, text) pairs."""
-    memory = planner.plan(layout_of(config, spec), config.replay)
+    memory, cells = _memory(config, layout_of(config, spec)), config.cells
     total = config.total_steps
-    updates = max(0, total - config.replay.min_steps) * config.replay.samples_per_insert / config.learner.batch_size
+    updates = max(0, total / cells - config.replay.min_steps) * (
+        config.replay.samples_per_insert / config.learner.batch_size)
     keep = config.checkpoint.keep
     disk = f"about {planner.size(memory.total)} per checkpoint with replay, shared files counted once; {keep} are kept"
     if not config.checkpoint.replay:
@@ -131,9 +143,20 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
+                   + (" in each cell" if cells > 1 else "")
                    + (f", {planner.size(memory.available)} free" if memory.available else "")),
         ("disk", disk),
+        *_ranks(config),
     ]
+
+
+def _ranks(config: RunConfig) -> list[tuple[str, str]]:
+    if config.gradients != "allreduce":
+        return []
+    learner, cells = config.learner, config.cells
+    return [("ranks", f"{cells} with a batch of {learner.batch_size} each, {cells * learner.batch_size} together, "
+                      f"learning rate {learner.learning_rate:g}"
+                      + (", optimizer sharded" if config.allreduce.shard_optimizer else ""))]
 
 
 def _lanes(config: RunConfig) -> str:

@@ -33,7 +33,15 @@ from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
 from qfleet.runtime.wire.address import Address, require_free
 from qfleet.runtime.wire.security import read_token, server_credentials, write_token
-from qfleet.session import EXIT_CODES, TrainResult, ended, require_same, show_plan, source_of_weights
+from qfleet.session import (
+    EXIT_CODES,
+    TrainResult,
+    ended,
+    nothing_to_resume,
+    require_same,
+    show_plan,
+    source_of_weights,
+)
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, UserError
 
@@ -50,8 +58,9 @@ TOLD = (-signal.SIGINT, -signal.SIGTERM, 130)
 """How a cell ends that hears a signal before it can do anything about it."""
 
 
-def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run in processes."""
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
+          kind: type[Head] | None = None) -> TrainResult:
+    """Train a new run in processes, under a head of some kind."""
     spec = _look_at(config)
     config = _checked(settle(config, spec))
     source_of_weights(config, spec)  # refused here, before there is a run
@@ -60,7 +69,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         stack.callback(directory.unlock)
         try:
             replace_text(directory.config, to_yaml(config))
-            head = Head(config, spec, directory, sinks, {"sources": dict(provenance)})
+            head = (kind or Head)(config, spec, directory, sinks, {"sources": dict(provenance)})
             return head.run()
         except BaseException as error:
             if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # which names a log in there
@@ -68,22 +77,22 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
             raise
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
+          kind: type[Head] | None = None) -> TrainResult:
     """Continue a run, in processes, from its newest valid checkpoint."""
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
         checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
         if checkpoint is None:
-            raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
-                            f"{directory.config}` and another run.name")
+            raise nothing_to_resume(directory)
         if (before := ended(directory, config, checkpoint)) is not None:
             return before
         spec = _look_at(config)
         require_same(checkpoint, spec)
         config = _checked(settle(config, spec))
         replace_text(directory.config, to_yaml(config))
-        return Head(config, spec, directory, sinks, {}).run()
+        return (kind or Head)(config, spec, directory, sinks, {}).run()
 
 
 def _look_at(config: RunConfig) -> EnvSpec:
@@ -163,10 +172,13 @@ class Head:
         return self.reason is not None or (self.private / Orders.RESULT).exists()
 
     def _pass_on(self, number: signal.Signals) -> bool:
-        pid = self.supervisor.pid(CELL)
+        pid = self._pid()
         if pid is not None:
             os.kill(pid, number)
         return pid is not None
+
+    def _pid(self) -> int | None:
+        return self.supervisor.pid(CELL)
 
     def _fail(self, failure: Failure) -> None:
         """Let the cell save what there is, then say what went wrong."""

@@ -88,8 +88,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         stack.callback(directory.unlock)
         checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
         if checkpoint is None:
-            raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
-                            f"{directory.config}` and another run.name")
+            raise nothing_to_resume(directory)
         if (before := ended(directory, config, checkpoint)) is not None:
             return before
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
@@ -101,6 +100,11 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         stack.callback(attempt.close)
         attempt.open({"resumed_from": checkpoint.path.name})
         return attempt.execute()
+
+
+def nothing_to_resume(directory: RunDirectory) -> UserError:
+    return UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
+                     f"{directory.config}` and another run.name")
 
 
 def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -10,12 +11,13 @@ from pydantic import Field, field_validator, model_validator
 from qfleet.config import Config, Count, PositiveCount, Real, plugin
 from qfleet.envs import EnvConfig
 from qfleet.replay.config import ReplayConfig
+from qfleet.roles.allreduce import AllReduceConfig
 from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.types import Window
+from qfleet.types import UserError, Window
 
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
@@ -37,6 +39,9 @@ class RunConfig(Config):
     placement: Literal["inline", "processes"] = Field(
         "inline", description="where the roles live: all in this process, or in processes of their own")
     actors: PositiveCount = Field(1, description="actors with env.lanes lanes each; inline they take turns")
+    gradients: Literal["solo", "allreduce"] = Field(
+        "solo", description="how learners meet: one alone, or several that average their gradients at every update")
+    cells: PositiveCount = Field(1, description="learners, each with actors and a part of the replay of its own")
     env: EnvConfig
     agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
     explore: Annotated[Any, EXPLORE] = Field(default_factory=EXPLORE.make, description="how actions are tried out")
@@ -46,10 +51,11 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunSection = RunSection()
     fleet: FleetConfig = FleetConfig()
+    allreduce: AllReduceConfig = AllReduceConfig()
 
     @property
     def lanes(self) -> int:
-        """Lanes of all actors together."""
+        """Lanes of all actors of a cell together."""
         return self.actors * self.env.lanes
 
     def waiting_steps(self, lanes: int) -> int:
@@ -61,6 +67,9 @@ class RunConfig(Config):
         if self.placement == "inline":
             idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
                                   "placement=inline has no other processes")
+        if self.gradients == "solo":
+            keys = ["cells", *(f"allreduce.{name}" for name in AllReduceConfig.model_fields)]
+            idle |= dict.fromkeys(keys, "gradients=solo has one learner")
         return idle
 
     @field_validator("device")
@@ -87,10 +96,10 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.total_steps <= cfg.replay.min_steps:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins, replay.min_steps="
                      f"{cfg.replay.min_steps}: raise total_steps or lower min_steps")
-    if cfg.total_steps <= cfg.lanes * cfg.replay.chunk_steps:
+    if cfg.total_steps <= cfg.cells * cfg.lanes * cfg.replay.chunk_steps:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins: the first chunks are full after "
-                     f"env.lanes={cfg.env.lanes} x actors={cfg.actors} x replay.chunk_steps={cfg.replay.chunk_steps} "
-                     "steps; raise total_steps or lower chunk_steps")
+                     f"env.lanes={cfg.env.lanes} x actors={cfg.actors}{_cells(cfg)} x replay.chunk_steps="
+                     f"{cfg.replay.chunk_steps} steps; raise total_steps or lower chunk_steps")
     schedules: dict[str, EvalConfig | CheckpointConfig] = {"eval": cfg.eval, "checkpoint": cfg.checkpoint}
     for name, section in schedules.items():
         if section.period_steps and section.period_updates:
@@ -101,6 +110,9 @@ def contradictions(cfg: RunConfig) -> list[str]:
                      "set eval.period_steps, or stop_at=null")
     if cfg.placement != "inline":
         found += cfg.fleet.problems()
+        if cfg.gradients == "allreduce":
+            found.append(f"gradients=allreduce with placement={cfg.placement}: every rank plays for itself; set "
+                         "placement=inline")
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
 
 
@@ -110,6 +122,9 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
     if cfg.placement != "inline":
         found.append(f"run.exact_resume=true with placement={cfg.placement}: processes do not wait for each other; set "
                      "placement=inline")
+    if cfg.gradients != "solo":
+        found.append(f"run.exact_resume=true with gradients={cfg.gradients}: a batch that was drawn while other ranks "
+                     "had none yet is not saved; set gradients=solo")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
     if not cfg.checkpoint.replay:
@@ -126,3 +141,34 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
                      f"steps per lane, which is short against the episodes: set checkpoint.period_steps to at least "
                      f"{least * cfg.lanes} ({least} for each lane, env.lanes={cfg.env.lanes} x actors={cfg.actors})")
     return found
+
+
+def _cells(cfg: RunConfig) -> str:
+    return f" x cells={cfg.cells}" if cfg.cells > 1 else ""
+
+
+def shared_out(cfg: RunConfig, ranks: int) -> RunConfig:
+    """The same run, stated for one of `ranks` ranks: batch, learning rate, updates and replay as each of them has it.
+
+    Total steps, and all periods, stay those of the whole run. What has been shared out among other numbers of ranks
+    is shared out anew, and what fits already comes back as it is.
+    """
+    rule, learner, replay = cfg.allreduce, cfg.learner, cfg.replay
+    before = rule.scaled_for or 1
+    updates = cfg.total_updates
+    if rule.batch == "global":
+        whole = learner.batch_size * before
+        if whole % ranks:
+            raise UserError(f"learner.batch_size={whole} cannot be divided among {ranks} ranks: choose a multiple of "
+                            f"{ranks}, or allreduce.batch=per_rank")
+        learner = learner.model_copy(update={"batch_size": whole // ranks})
+    elif ranks != before:
+        growth = ranks / before
+        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[rule.rate_scaling]
+        learner = learner.model_copy(update={"learning_rate": learner.learning_rate * growth**power})
+        updates = None if updates is None else math.ceil(updates / growth)
+    least = max(math.ceil(replay.min_steps * before / ranks), learner.batch_size)
+    replay = replay.model_copy(update={"capacity": math.ceil(replay.capacity * before / ranks), "min_steps": least})
+    return cfg.model_copy(update={
+        "cells": ranks, "learner": learner, "replay": replay if ranks != before else cfg.replay,
+        "total_updates": updates, "allreduce": rule.model_copy(update={"scaled_for": ranks})})

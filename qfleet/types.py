@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -152,12 +153,14 @@ class Sample:
     """A batch of windows.
 
     `rows[name]` is [B, T, ...]; observation leaves are stacked again. `weight` [B] are the importance weights,
-    applied by the Learner and nowhere else. `keys` [B] come back with the new priorities.
+    applied by the Learner and nowhere else; the largest is 1, and `peak` is what it was before: with it, batches of
+    several replays can be weighed against each other. `keys` [B] come back with the new priorities.
     """
 
     keys: np.ndarray
     weight: torch.Tensor
     rows: dict[str, torch.Tensor]
+    peak: float = 1.0
 
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
         """Observations [B, ...] of one row of the window, or of a row [B] chosen per item."""
@@ -202,7 +205,11 @@ class Metrics(Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """An immutable piece of saved replay: equal names in one run mean equal bytes, so files can be hard-linked."""
+    """An immutable piece of saved replay: equal names in one run mean equal bytes, so files can be hard-linked.
+
+    `source` is a file on the same disk that holds those bytes already and may be linked, too.
+    """
 
     name: str
     blocks: Callable[[], Iterable[bytes]]
+    source: Path | None = None

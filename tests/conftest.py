@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the package does, but test files may import grpc before it
+
 SKIPPED: list[str] = []
 
 

@@ -49,10 +49,19 @@ class HostReplay:
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._first = self._next = 0
         self._size = self._blob_bytes = 0
+        self.elsewhere = 0  # steps that other replays of the run have counted, as far as is known
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def priority_of(self, leaves: np.ndarray) -> np.ndarray | None:
+        """The priorities [S] behind saved leaves [S]."""
+        return leaves ** (1 / self._cfg.alpha) if self._cfg.alpha > 0 else None
 
     @property
     def steps(self) -> int:
-        return self.pace.steps
+        return self.pace.steps + self.elsewhere
 
     def tick(self, steps: int) -> None:
         self.pace.tick(steps)
@@ -81,12 +90,12 @@ class HostReplay:
         """Draw n windows, each from its own n-th of the total priority; None = wait."""
         if self._size == 0 or not self.pace.may_sample(n):
             return None
-        beta = self._cfg.beta(self.pace.steps)
-        leaves, weight = self._priorities.draw(self._rng.random(n), beta)
+        beta = self._cfg.beta(self.steps)
+        leaves, weight, peak = self._priorities.draw(self._rng.random(n), beta, self._size)
         slot = leaves // self._layout.starts
         self.pace.draw(n)
         return Sample(keys=leaves + self._key_offset[slot], weight=torch.from_numpy(weight).to(self._device),
-                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts))
+                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts), peak=peak)
 
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
         """Give sampled keys [B] their new priorities [B]; keys of chunks that are gone are ignored."""
@@ -103,7 +112,7 @@ class HostReplay:
         figures = {"replay/size": self._size, "replay/bytes": self.nbytes, "replay/bytes_per_step": self.nbytes / steps,
                    "replay/samples_per_insert": self.pace.ratio, "replay/clamped_priorities": self._priorities.clamped}
         if self._cfg.alpha > 0:
-            figures["replay/beta"] = self._cfg.beta(self.pace.steps)
+            figures["replay/beta"] = self._cfg.beta(self.steps)
         return {name: float(value) for name, value in figures.items()}
 
     @property

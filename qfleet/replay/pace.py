@@ -31,6 +31,11 @@ class Pace:
         self.steps = steps
         self.min_steps += steps
 
+    def take_share(self, steps: int, samples: int, opened: bool) -> None:
+        """Go on with a share of the counts of a run that was divided otherwise; what is owed begins anew."""
+        self.steps, self.samples = steps, samples
+        self._origin = (max(steps, self.min_steps), samples) if opened else None
+
     def open(self) -> None:
         """There is something to sample: when it has warmed up, steps earn samples. Once open, it stays so."""
         if self._origin is None:
@@ -56,6 +61,14 @@ class Pace:
 
     def may_sample(self, n: int) -> bool:
         return self._origin is not None and self.steps >= self._origin[0] and self.samples + n <= self.budget
+
+    def batches(self, n: int) -> int:
+        """How often n samples may be drawn, one after the other, before another step is taken."""
+        ready = self._origin is not None and self.steps >= self._origin[0]
+        count, budget = 0, self.budget
+        while ready and self.samples + (count + 1) * n <= budget:
+            count += 1
+        return count
 
     def may_insert(self) -> bool:
         return self.behind is None or self.budget - self.samples <= self.behind

@@ -40,16 +40,18 @@ class Priorities:
         if self.alpha > 0:
             self.tree.change(leaves, self._clean(priority) ** self.alpha)
 
-    def draw(self, uniforms: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, uniforms: np.ndarray, beta: float, size: int) -> tuple[np.ndarray, np.ndarray, float]:
         """Leaves int64 [B], one from each of B equal shares of the total (stratified), in ascending order, given B
-        numbers in [0, 1); and importance weights float32 [B]: (N P(i)) ** -beta over their maximum, where N and the
-        total cancel out."""
+        numbers in [0, 1); importance weights float32 [B]: (N P(i)) ** -beta over their maximum, where N and the total
+        cancel out; and that maximum, for N = `size`."""
         uniforms += np.arange(len(uniforms))
         uniforms /= len(uniforms)
         leaves, values = self.tree.sample(uniforms)
         if self.alpha == 0:
-            return leaves, np.ones(len(leaves), np.float32)
-        return leaves, (values.min() / values).astype(np.float32) ** np.float32(beta)
+            return leaves, np.ones(len(leaves), np.float32), 1.0
+        least = values.min()
+        weight = (least / values).astype(np.float32) ** np.float32(beta)
+        return leaves, weight, float(size * least / self.tree.total) ** -beta
 
     def _clean(self, priority: np.ndarray) -> np.ndarray:
         given = np.asarray(priority, np.float64)

@@ -1,7 +1,8 @@
 """A network's parameters as one vector: copies, clipping and optimizer steps become single operations.
 
 Precision lives here, too: the optimizer moves `master` (float32); the network computes with `data`, which is the same
-vector in float32 runs and a bfloat16 copy beside it in bfloat16 runs.
+vector in float32 runs and a bfloat16 copy beside it in bfloat16 runs. float64 networks, made by tests of the maths,
+stay what they are.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Flat:
         for parameter, room in zip(self.parameters, self._named(self.data).values(), strict=True):
             room.copy_(parameter.detach())
             parameter.data = room
-        self.master = self.data if dtype == torch.float32 else self.data.float()
+        self.master = self.data if dtype in (torch.float32, torch.float64) else self.data.float()
         self._buffers = dict(net.named_buffers())
         self._views = self._named(self.master) | self._buffers
         trained = any(parameter.requires_grad for parameter in self.parameters)
-        self.grad = torch.zeros(size if trained else 0, device=device)
+        self.grad = torch.zeros(size if trained else 0, dtype=self.master.dtype, device=device)
         self._grads = list(self._named(self.grad).values()) if trained else []
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:

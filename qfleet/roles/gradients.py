@@ -1,28 +1,37 @@
-"""How gradients become a step of the weights. Alone, for now: clip, then the optimizer."""
+"""How gradients become a step of the weights: the seam behind which learners meet, and the one who learns alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
-from pydantic import Field
 
-from qfleet.config import Config, NonNegative, Positive
 from qfleet.roles.flat import Flat
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig
 
-BETAS = (0.9, 0.999)
-RMS_DECAY = 0.95
+__all__ = ["Gradients", "OptimizerConfig", "Solo"]
+
+Grads = Sequence[torch.Tensor | None]
+"""One gradient per parameter; None for a parameter that took no part."""
 
 
-class OptimizerConfig(Config):
-    """Which optimizer moves the weights."""
+class Gradients(Protocol):
+    """A rule. Per update the learner calls `vote`, and if the answer is a number, `apply`: others may wait in both."""
 
-    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="the rule that moves the weights")
-    learning_rate: Positive = Field(1e-4, description="step size")
-    optimizer_eps: Positive = Field(1e-8, description="added to the denominator (adam) or under its root (rmsprop)")
-    clip_norm: NonNegative = Field(10.0, description="largest norm of the gradient, 0 = unlimited")
+    def attach(self, flat: Flat) -> None: ...
+
+    def vote(self, peak: float | None) -> float | None:
+        """Before every update. `peak` is the largest importance weight of the batch before normalisation, None if
+        there is no batch. None = nobody updates now; else the factor that the batch's weights are multiplied by."""
+
+    def apply(self, grads: Grads | None) -> float:
+        """Step; the norm of the gradient that was applied. `None` says that the loss was not finite. A norm that is
+        not finite means that nothing has changed, here and everywhere."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Solo:
@@ -33,47 +42,27 @@ class Solo:
 
     def attach(self, flat: Flat) -> None:
         """The network's float32 vector is what the optimizer moves: one tensor, whatever the architecture."""
-        self.flat = flat
-        self.steps = torch.zeros((), device=flat.master.device)
-        self.mean, self.square = torch.zeros_like(flat.master), torch.zeros_like(flat.master)
+        self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master)
 
-    def apply(self, grads: Sequence[torch.Tensor | None]) -> float:
-        """Clip and step; returns the gradient's norm. A norm that is not finite changes nothing."""
+    def vote(self, peak: float | None) -> float | None:
+        return None if peak is None else 1.0
+
+    def apply(self, grads: Grads | None) -> float:
+        if grads is None:
+            return math.nan
         gradient = self.flat.gather(grads)
-        norm = math.sqrt(float(torch.dot(gradient, gradient)))
-        if not math.isfinite(norm):
-            return norm
-        if 0 < self.cfg.clip_norm < norm:
-            gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
-        with torch.no_grad():
-            self.steps += 1
-            if self.cfg.optimizer == "adam":
-                self._adam(gradient)
-            else:
-                self._rmsprop(gradient)
-        self.flat.sync()
+        norm = norm_of(gradient)
+        if math.isfinite(norm):
+            self.optimizer.step(gradient, norm)
+            self.flat.sync()
         return norm
 
-    def _adam(self, gradient: torch.Tensor) -> None:
-        """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
-        torch._fused_adam_(
-            [self.flat.master], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
-            lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
-            maximize=False, grad_scale=None, found_inf=None)
-
-    def _rmsprop(self, gradient: torch.Tensor) -> None:
-        """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""
-        self.square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
-        self.mean.lerp_(gradient, 1 - RMS_DECAY)
-        # The variance of a gradient that hardly changes is rounded below zero: clamped, or the root would be NaN.
-        variance = self.square.addcmul(self.mean, self.mean, value=-1).clamp_(min=0)
-        spread = variance.add_(self.cfg.optimizer_eps).sqrt_()
-        self.flat.master.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
-
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps.clone(), "mean": self.mean.clone(), "square": self.square.clone()}
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps.copy_(state["steps"])
-        self.mean.copy_(state["mean"])
-        self.square.copy_(state["square"])
+        self.optimizer.load_state_dict(state)
+
+
+def norm_of(gradient: torch.Tensor) -> float:
+    return math.sqrt(float(torch.dot(gradient, gradient)))

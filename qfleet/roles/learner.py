@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -13,8 +14,9 @@ from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.roles.derive import Captured, Derivative, Eager
 from qfleet.roles.flat import Flat
-from qfleet.roles.gradients import OptimizerConfig, Solo
+from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.laps import Laps
+from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import PRECISIONS, seeded_network
 from qfleet.roles.seeds import restore_rng, seed_for
 from qfleet.types import Metrics, Replay, Sample, Weights
@@ -45,7 +47,10 @@ class Diverged(Exception):
 
 
 class Learner:
-    """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock."""
+    """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock.
+
+    `meet` puts another gradient rule in the place of `Solo`, before the first update.
+    """
 
     def __init__(
         self,
@@ -67,8 +72,7 @@ class Learner:
         if cfg.compile:
             self.flat.net.compile()
             self.target.net.compile()
-        self.gradients = Solo(cfg)
-        self.gradients.attach(self.flat)
+        self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         eager = Eager(agent, self.flat.net, self.target.net, self.rng)
         self.derive = Captured(eager) if cfg.capture and not cfg.compile else eager
@@ -78,14 +82,23 @@ class Learner:
         self.laps = Laps(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published = -1
         self._bad = 0
+        self._held: Sample | None = None  # drawn, while others had nothing to draw yet
+
+    def meet(self, gradients: Gradients) -> None:
+        gradients.attach(self.flat)
+        self.gradients = gradients
 
     def step(self) -> bool:
         made = 0
         while (self.limit is None or self.updates < self.limit) and (self.burst is None or made < self.burst):
             self.laps.start()
-            sample = self.replay.sample(self.cfg.batch_size)
-            if sample is None:
+            sample = self._held or self.replay.sample(self.cfg.batch_size)
+            factor = self.gradients.vote(None if sample is None else sample.peak)
+            self._held = sample if factor is None else None
+            if sample is None or factor is None:
                 break
+            if factor != 1.0:
+                sample = replace(sample, weight=sample.weight * factor)
             self.laps.lap(SAMPLE)
             self._update(sample)
             self.laps.lap(UPDATE)
@@ -123,7 +136,7 @@ class Learner:
     def _update(self, sample: Sample) -> None:
         found = self.derive(sample)
         value = float(found.total)
-        norm = self.gradients.apply(found.grads) if math.isfinite(value) else math.nan
+        norm = self.gradients.apply(found.grads if math.isfinite(value) else None)
         if not math.isfinite(norm):
             self._skip(sample, value)
             return

@@ -44,6 +44,7 @@ class Meter:
         self._elapsed, self._since = 0.0, time.monotonic()
         self._mark = (0.0, Progress(0, 0))
         self._told: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
+        self._handed: tuple[int, dict[str, int]] = (0, {})
 
     @property
     def seconds(self) -> float:
@@ -64,6 +65,27 @@ class Meter:
     def episode(self, lane: int, ret: float, length: int) -> None:
         self.episodes += 1
         self._recent.append((ret, length))
+
+    def hand_over(self) -> dict[str, Any]:
+        """What has come in since the last time, for another meter to `take`."""
+        episodes, counters = self._handed
+        self._handed = (self.episodes, dict(self.counters))
+        new = self.episodes - episodes
+        found = {"sums": {tag: list(pair) for tag, pair in self._sums.items()}, "new": new,
+                 "episodes": [list(pair) for pair in list(self._recent)[-min(new, RECENT):]] if new else [],
+                 "counters": {name: number - counters.get(name, 0) for name, number in self.counters.items()}}
+        self._sums.clear()
+        return found
+
+    def take(self, handed: Mapping[str, Any]) -> None:
+        """Add what another meter handed over."""
+        for tag, (total, count) in handed["sums"].items():
+            self.add(tag, total, count)
+        for name, by in handed["counters"].items():
+            if by:
+                self.count(name, by)
+        self.episodes += handed["new"]
+        self._recent.extend((ret, length) for ret, length in handed["episodes"])
 
     def step(self) -> bool:
         """Emit a record when a log period has passed."""
@@ -124,6 +146,7 @@ class Meter:
         self.counters.update(state["counters"])
         self._recent.extend((ret, length) for ret, length in state["recent"])
         self._elapsed, self._since = state["seconds"], time.monotonic()
+        self._handed = (self.episodes, dict(self.counters))
         self._mark = (state["seconds"], self.progress())
         self.schedule.resume(self.progress())
         self._told = self._state()

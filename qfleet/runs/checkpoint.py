@@ -296,7 +296,9 @@ class Checkpoints:
             raise ValueError(f"{segment.name!r} cannot name a segment")
         before = self._previous
         entry = before.manifest.files.get(file) if before else None
-        if before is None or entry is None or not draft.link(file, before.path / file, entry):
+        if before is not None and entry is not None and draft.link(file, before.path / file, entry):
+            return
+        if segment.source is None or not draft.adopt(file, segment.source):
             draft.write(file, segment.blocks())
 
     def _rotate(self, name: str, keep: int, written: Path) -> None:

@@ -52,6 +52,19 @@ class Draft:
             os.fsync(file.fileno())
         self.files[name] = FileEntry(size=size, sha256=digest.hexdigest())
 
+    def adopt(self, name: str, source: Path) -> bool:
+        """Share a file that was just written, and synced, for this directory; False if it cannot be shared."""
+        try:
+            os.link(source, self.folder / name, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise
+            return False
+        with (self.folder / name).open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        self.files[name] = FileEntry(size=source.stat().st_size, sha256=digest)
+        return True
+
     def link(self, name: str, source: Path, entry: FileEntry) -> bool:
         """Share a file that another directory holds; False if it is not there as it was, or cannot be shared."""
         try:

@@ -54,7 +54,7 @@ class Cell:
         self.learner.publish()
 
     def progress(self) -> Progress:
-        return Progress(self.replay.pace.steps, self.learner.updates)
+        return Progress(self.replay.steps, self.learner.updates)
 
     def recorder(self, lanes: int) -> Recorder:
         """For an actor that lives in the same process."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +19,7 @@ from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.roles.weights import Mailbox
 from qfleet.runtime.cell import Cell, Outside
-from qfleet.runtime.plan import Plan, drive
+from qfleet.runtime.plan import Plan, Worker, drive
 from qfleet.runtime.shares import Shares
 from qfleet.types import VectorEnv
 
@@ -46,6 +46,19 @@ class Cast:
                 stack.callback(env.close)
 
 
+class Judge(Worker, Protocol):
+    """Who evaluates: an `Evaluator`, or somebody who does it together with others."""
+
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def count(self) -> int: ...
+    def judge(self) -> None: ...
+    def resume(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Inline:
     """Builds the roles, runs them, and knows their common state.
 
@@ -60,10 +73,11 @@ class Inline:
         self.cell.gauges.append(self.shares)
         self.actors = [self._actor(index, seat) for index, seat in enumerate(cast.seats)]
         judge = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
-        self.evaluator = Evaluator(judge, cast.eval_env, self.weights, plan.eval, plan.seed, self.cell.progress,
-                                   self._judged, lambda: self.cell.stop.told)
+        self.evaluator: Judge = Evaluator(judge, cast.eval_env, self.weights, plan.eval, plan.seed, self.cell.progress,
+                                          self._judged, lambda: self.cell.stop.told)
         self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.cell.progress,
                                          self.cell.meter, self._cut if plan.exact_resume else None)
+        self.beside: list[Worker] = []  # whoever else has something to do when the learner is done
         self._begin: tuple[str, int] = ("begin", 0)
 
     def run(self) -> str:
@@ -74,7 +88,7 @@ class Inline:
         # The actors have sent their actions when the learner's turn comes: the emulators work while it trains.
         try:
             drive([*(timed("time/actor_share", actor) for actor in self.actors),
-                   timed("time/learner_share", cell.learner), cell.meter,
+                   timed("time/learner_share", cell.learner), *self.beside, cell.meter,
                    timed("time/eval_share", self.evaluator), timed("time/save_share", self.checkpointer)], stop)
             if stop.reason in ("total_steps", "total_updates"):
                 cell.learner.publish()

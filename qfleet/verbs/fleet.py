@@ -29,11 +29,14 @@ def join(args: Namespace) -> int:
 def member(args: Namespace) -> int:
     """Be one process of a fleet."""
     from qfleet.cellhost import run_cell
+    from qfleet.crew import run_rank
     from qfleet.members import Contact, run_actor, run_evaluator
 
     role, place, *name = args.words
     if role == "cell":
         return run_cell(Path(place))
+    if role == "rank":
+        return run_rank(Path(place))
     tls = (args.tls_ca, args.tls_cert, args.tls_key)
     contact = Contact(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust)
     if role == "evaluator":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ def train(args: Namespace) -> int:
     """Train once, or once per seed; an interruption ends the series."""
     from qfleet import recipe
 
+    _hush_followers(args)
     source = args.words[0]
     args.overrides += fleet_overrides(args)
     plans = [recipe.resolve(source, args.overrides)]
@@ -62,6 +65,7 @@ def resume(args: Namespace) -> int:
     from qfleet.runs.progress import ProgressView
     from qfleet.runs.tally import Goal
 
+    _hush_followers(args)
     _require_finish(args)
     args.overrides += fleet_overrides(args)
     run = RunDirectory.open(args.words[0], args.root)
@@ -73,6 +77,13 @@ def resume(args: Namespace) -> int:
     if args.json:
         outcome(args, [], document)
     return result.exit_code
+
+
+def _hush_followers(args: Namespace) -> None:
+    """Under torchrun the first rank speaks for all."""
+    if "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0":
+        args.quiet, args.show, args.record = True, False, False
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:

@@ -333,7 +333,7 @@ def test_what_may_change_on_resume() -> None:
     told = str(caught.value).splitlines()
     assert told[:2] == ["seed: is 2, but the run was started with 1",
                         "agent.gamma: is 0.9, but the run was started with 0.99"]
-    assert "a resumed run may change actors, checkpoint.keep" in told[2] and "init_from=RUN" in told[2]
+    assert "a resumed run may change actors, allreduce.max_restarts" in told[2] and "init_from=RUN" in told[2]
 
 
 def test_an_exact_run_keeps_its_checkpoint_clock_on_resume() -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import qfleet
 from qfleet.config import Config
 
-FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "head", "join", "cellhost", "members", "session", "films",
-        "assemble", "recipe", "settings"]
+FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "crew", "head", "join", "cellhost", "members", "session",
+        "films", "assemble", "recipe", "settings"]
 """The top of the house, in order: each may import those after it, and every room."""
 
 ROOMS: dict[str, set[str]] = {
     "runtime": {"roles", "replay", "explore", "agent"},
-    "roles": {"replay", "explore", "agent"},
+    "roles": {"replay", "explore", "agent", "maths"},
     "replay": set(),
     "explore": {"agent"},
     "agent": set(),

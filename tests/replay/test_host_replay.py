@@ -109,6 +109,8 @@ def test_draws_follow_priorities_and_weights_undo_them():
         sample = replay.sample(400)
         priority = np.array([wanted[drawn] for drawn in sample.keys.tolist()])
         np.testing.assert_allclose(sample.weight, priority.min() / priority, rtol=1e-5)
+        raw = sum(wanted.values()) / (len(wanted) * priority)  # 1 / (N · P(i)), not divided by the largest
+        np.testing.assert_allclose(sample.weight * sample.peak, raw, rtol=1e-5)
         total += 400
         for drawn in sample.keys.tolist():
             counts[drawn] += 1

@@ -89,3 +89,17 @@ def test_a_ratio_changed_on_resume_holds_from_then_on():
     assert not changed.may_sample(1)
     changed.tick(2)
     assert changed.may_sample(16) and not changed.may_sample(17)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 1.7, 32.0])
+def test_batches_are_those_that_can_be_drawn(ratio):
+    pace = Pace(ratio, 10)
+    assert pace.batches(4) == 0
+    pace.open()
+    for _ in range(200):
+        pace.tick(3)
+        promised, drawn = pace.batches(4), 0
+        while pace.may_sample(4):
+            pace.draw(4)
+            drawn += 1
+        assert promised == drawn

@@ -1,0 +1,316 @@
+"""Runs whose learners are several and average their gradients: what each rank does, and who starts the ranks.
+
+    torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; the first makes the run
+    qfleet train RECIPE gradients=allreduce cells=N               we make the run and start torchrun, which starts them
+
+The first rank keeps directory, records and checkpoints; the others add their parts. All see the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet import head, recipe, session
+from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.cellhost import Orders
+from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.metrics import Sink
+from qfleet.roles.seeds import seed_for
+from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
+from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
+from qfleet.runs.parts import Stage, pack_state, unpack_state
+from qfleet.runtime.cell import Outside
+from qfleet.runtime.inline import Inline
+from qfleet.runtime.memory import keep_pages
+from qfleet.runtime.orphans import when_orphaned
+from qfleet.runtime.plan import Plan
+from qfleet.runtime.rank import Council, Rank, part_name
+from qfleet.runtime.ranks import Crew, Place, crew
+from qfleet.runtime.signals import obeyed
+from qfleet.runtime.supervise import Child
+from qfleet.runtime.threads import usable_cores
+from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
+from qfleet.settings import RunConfig
+from qfleet.types import EnvSpec, Segment, UserError, VectorEnv
+
+OWN = ("actors", "replay", "clock", "torch_rng", "begin")
+"""What a rank remembers for itself; all the rest is the same everywhere, or the first one's business."""
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run: as a rank, if torchrun started this process; else by starting torchrun, if there are several."""
+    place = Place.here()
+    if place is None and config.cells > 1:
+        return head.start(config, sinks, provenance, Launch)
+    size = place.size if place else 1
+    if place and config.cells not in (1, size):
+        raise UserError(f"cells={config.cells}, but torchrun started {size} ranks: leave cells out, or call qfleet "
+                        "without torchrun, and it starts them itself")
+    with met(config, place) as peers, playing(config, size) as env:
+        config = settle(config.model_copy(update={"cells": size}), env.spec)
+        source = source_of_weights(config, env.spec)
+        with ExitStack() as stack:
+            directory = _made(config, peers, stack)
+            part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory))
+            origin = {"sources": dict(provenance), **_job()}
+            return part.work(sinks, origin, source)
+
+
+def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+    """Continue a run from its newest valid checkpoint, with as many ranks as there are now."""
+    place = Place.here()
+    if place is None and config.cells > 1:
+        return head.go_on(directory, config, sinks, Launch)
+    size = place.size if place else 1
+    with met(config, place) as peers, ExitStack() as stack:
+        checkpoint = None
+        if peers.rank == 0:
+            directory.lock()
+            stack.callback(directory.unlock)
+            checkpoint = _newest(config, directory)
+            if checkpoint is None:
+                raise session.nothing_to_resume(directory)
+        before = None if checkpoint is None else session.ended(directory, config, checkpoint)
+        if any(peers.exchange(b"" if before is None else b"ended")):
+            return before or _bystander(directory, "total_steps")
+        with playing(config, size) as env:
+            config = settle(config.model_copy(update={"cells": size}), env.spec)
+            return Part(config, env, directory, peers, checkpoint).work(sinks, _job(), None)
+
+
+def run_rank(private: Path) -> int:
+    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt."""
+    place, orders = Place.here(), Orders.read(private)
+    if place is None:
+        raise UserError("a rank is started by torchrun")
+    directory = RunDirectory(Path(orders.directory))
+    config = recipe.resolve(str(directory.config), []).config
+    if place.rank == 0:
+        replace_text(private / Launch.PID, str(os.getpid()))
+    with met(config, place) as peers, playing(config, place.size) as env:
+        source = source_of_weights(config, env.spec)
+        part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory))
+        result = part.work((), orders.origin, source)
+        if place.rank == 0:
+            replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
+    return 0
+
+
+class Launch(head.Head):
+    """A head whose cell is torchrun, with a rank for each cell. Restarts are torchrun's."""
+
+    PID = "rank.pid"
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+                 origin: Mapping[str, Any]) -> None:
+        super().__init__(config, spec, directory, sinks, origin)
+        # torchrun has no heartbeat; it watches the ranks, and they watch each other.
+        self.supervisor.patience = replace(self.supervisor.patience, first_beat_s=math.inf)
+
+    def _children(self) -> list[Child]:
+        rule = self.config.allreduce
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                 str(self.config.cells), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
+                 "-m", "qfleet", "_member", "rank", str(self.private)]
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.config.run.threads or 1))}
+        return [Child(head.CELL, words, {"PYTHONUNBUFFERED": "1", **threads},
+                      self.directory.path / "logs" / "ranks.log", 0)]
+
+    def _pid(self) -> int | None:
+        """Whom to tell: one rank tells the others. Before it lives, torchrun, which then gives up."""
+        try:
+            return int((self.private / self.PID).read_text())
+        except (FileNotFoundError, ValueError):
+            return super()._pid()
+
+
+@contextmanager
+def met(config: RunConfig, place: Place | None) -> Iterator[Crew]:
+    with crew(place, _device(config, place), config.allreduce.timeout_s) as peers:
+        yield peers
+
+
+@contextmanager
+def playing(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
+    """The first environment of this rank; ranks share the cores."""
+    with closing(make_env(_shared_cores(config, ranks).env, config.env.lanes,
+                          stall_timeout_s=config.run.stall_timeout_s)) as env:
+        yield env
+
+
+def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
+    threads = config.env.threads or max(1, usable_cores() // ranks)
+    return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
+
+
+def _device(config: RunConfig, place: Place | None) -> torch.device:
+    """Every rank of a host has a GPU of its own, if they train on GPUs."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and place is not None:
+        return torch.device("cuda", place.local % max(1, torch.cuda.device_count()))
+    return torch.device(name)
+
+
+def _made(config: RunConfig, peers: Crew, stack: ExitStack) -> RunDirectory:
+    """The run's directory: the first rank makes it, or finds the one that an earlier attempt of this job made."""
+    path = b""
+    if peers.rank == 0:
+        directory = _earlier(config) if _attempt() else None
+        if directory is not None:
+            directory.lock()
+        else:
+            directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
+        stack.callback(directory.unlock)
+        path = str(directory.path).encode()
+    return RunDirectory(Path(peers.exchange(path)[0].decode()))
+
+
+def _attempt() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _job() -> dict[str, str]:
+    """What tells this torchrun job from all others: the agent that started this process."""
+    if Place.here() is None:
+        return {}
+    return {"torchrun": f"{os.uname().nodename}/{os.getppid()}/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"}
+
+
+def _earlier(config: RunConfig) -> RunDirectory | None:
+    for name in run_names(config.run.root):
+        directory = RunDirectory(Path(config.run.root).expanduser() / name)
+        try:
+            attempts = json.loads(directory.record.read_text())["attempts"]
+            if attempts and attempts[-1].get("torchrun") == _job()["torchrun"]:
+                return directory
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return None
+
+
+def _newest(config: RunConfig, directory: RunDirectory) -> Checkpoint | None:
+    return Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+
+
+def _bystander(directory: RunDirectory, reason: str) -> TrainResult:
+    """How a run ended, as a rank tells it that keeps no books."""
+    return TrainResult(directory.path, 0, 0, 0, 0.0, None, reason, session.EXIT_CODES.get(reason, 0))
+
+
+class Part:
+    """One rank's part of a run. Only the first is given the checkpoint; it tells the others which one it is."""
+
+    def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, peers: Crew,
+                 checkpoint: Checkpoint | None) -> None:
+        self.config, self.env, self.directory, self.peers = config, env, directory, peers
+        chosen = peers.exchange(b"" if checkpoint is None else checkpoint.path.name.encode())[0].decode()
+        if peers.rank and chosen:
+            checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # the first one did
+        if checkpoint is not None:
+            require_same(checkpoint, env.spec)
+        self.checkpoint = checkpoint
+        self.archive = Archive(peers, directory.path / "parts", checkpoint)
+
+    def work(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
+        with ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            if self.peers.rank == 0:
+                return self._lead(sinks, origin, source, stack)
+            return self._follow(stack)
+
+    def _lead(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None,
+              stack: ExitStack) -> TrainResult:
+        spec, checkpoint = self.env.spec, self.checkpoint
+        attempt = Attempt(self.config, spec, self.directory, sinks, lambda outside: self._build(outside, stack),
+                          checkpoint)
+        stack.callback(attempt.close)
+        if checkpoint is None and source is not None:
+            attempt.begin_from(source)
+        attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
+        return attempt.execute()
+
+    def _follow(self, stack: ExitStack) -> TrainResult:
+        keep_pages()
+        torch.set_num_threads(self.config.run.threads or 1)
+        quiet = Outside((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
+        rank = self._build(quiet, stack)
+        if self.checkpoint is not None:
+            rank.restore(self.checkpoint.state(), self.checkpoint.segments())
+        with obeyed(rank.cell.stop):
+            reason = rank.run()
+        return _bystander(self.directory, reason)
+
+    def _build(self, outside: Outside, stack: ExitStack) -> Rank:
+        cast = cast_of(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
+        stack.callback(cast.close)
+        inline = Inline(cast, self._plan(), replace(outside, save=self.archive.saver(outside.save)))
+        rank = Rank(inline, self.peers, self.config.allreduce)
+        self.archive.council = rank.council
+        if Place.here() is not None:
+            stack.callback(when_orphaned(lambda: setattr(rank.cell.stop, "reason", "preempted")))
+        return rank
+
+    def _plan(self) -> Plan:
+        """Nothing is drawn from the same numbers on two ranks; the first draws as a run of one process would."""
+        plan, rank = plan_of(self.config), self.peers.rank
+        seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
+        return replace(plan, seed=seed, device=_device(self.config, Place.here()))
+
+
+class Archive:
+    """Checkpoints of all ranks together: each writes its replay, the first collects their state and seals."""
+
+    def __init__(self, peers: Crew, folder: Path, checkpoint: Checkpoint | None) -> None:
+        self.peers, self.folder = peers, folder
+        self.stage = Stage(folder, peers.rank)
+        if checkpoint is not None:
+            self.stage.kept = {name for name, _ in checkpoint.segments()}
+        self.council: Council | None = None
+
+    def saver(self, write: Callable[[Snapshot], Any]) -> Callable[[Snapshot], None]:
+        """How a rank saves its snapshot when all do; `write` is how the first one writes the whole."""
+        return write if self.peers.size == 1 else lambda snapshot: self._save(write, snapshot)
+
+    def _save(self, write: Callable[[Snapshot], Any], snapshot: Snapshot) -> None:
+        rank = self.peers.rank
+        mine = [Segment(part_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
+        try:
+            self._together((lambda: self.stage.write(mine)) if rank else None)
+            told = self.peers.exchange(pack_state(_contribution(snapshot, mine)) if rank else b"")
+            whole = self._merged(snapshot, told) if rank == 0 else snapshot
+            self._together((lambda: write(whole)) if rank == 0 else None)
+            self.stage.kept = {segment.name for segment in mine}
+        except BaseException:
+            self.stage.kept = set()  # whatever is there now, next time everything is written
+            raise
+        finally:
+            self.stage.clear()
+
+    def _merged(self, snapshot: Snapshot, told: Sequence[bytes]) -> Snapshot:
+        parts = [unpack_state(text) for text in told[1:]]
+        theirs = [Stage(self.folder, rank).segment(name) for rank, part in enumerate(parts, start=1)
+                  for name in part["segments"]]
+        return replace(snapshot, state={**snapshot.state, "ranks": [part["state"] for part in parts]},
+                       segments=[*snapshot.segments, *theirs])
+
+    def _together(self, work: Callable[[], Any] | None) -> None:
+        assert self.council is not None
+        if failed := self.council.together(work):
+            raise OSError(f"rank {failed[0]} could not write its part")
+
+
+def _contribution(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
+    state = {name: snapshot.state[name] for name in OWN} | {"learner": {"rng": snapshot.state["learner"]["rng"]}}
+    return {"state": state, "segments": [segment.name for segment in segments]}

@@ -1,0 +1,147 @@
+"""Learners that meet at every update: each derives the gradient of its own batch, all apply the mean (data parallel).
+
+The gradient is one vector, so there is one reduction per update, cut into a few messages. It does not overlap with
+backward: `derive` hands over all gradients at once, played back from a recording in the fast case, and has no hooks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+
+from qfleet.config import Config, Count, Positive, PositiveCount
+from qfleet.roles.flat import Flat
+from qfleet.roles.gradients import Grads, norm_of
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices
+
+Table = list[list[float]]
+"""What every rank said, rank by rank."""
+
+
+class AllReduceConfig(Config):
+    """How learners meet that average their gradients (gradients=allreduce), each with a part of the replay."""
+
+    batch: Literal["per_rank", "global"] = Field(
+        "global", description="learner.batch_size is that of every rank, or of all together and divided among them")
+    rate_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="what the learning rate is multiplied by where the batch grows with the ranks: 1, n or √n")
+    scaled_for: PositiveCount | None = Field(
+        None, description="ranks that batch size, rate, updates and replay are stated for; none = not divided yet")
+    shard_optimizer: bool = Field(False, description="every rank keeps the optimizer's state of a part only (ZeRO-1)")
+    timeout_s: Positive = Field(60.0, description="a rank that is silent for so long ends the attempt, seconds")
+    max_restarts: Count = Field(3, description="attempts after the first, each from the newest checkpoint")
+
+    def inactive(self) -> dict[str, str]:
+        return {"rate_scaling": "with allreduce.batch=global the batch does not grow"} if self.batch == "global" else {}
+
+
+class Peers(Protocol):
+    """The other ranks. Every call is answered when all ranks have made the same one.
+
+    `sent_bytes` counts what this rank sends if messages go round a ring, as they do.
+    """
+
+    rank: int
+    size: int
+    sent_bytes: float
+
+    def gather(self, row: Sequence[float]) -> Table:
+        """Rows of the same length, one of each rank."""
+
+    def add_up(self, vector: torch.Tensor) -> None:
+        """The sum over all ranks, in place."""
+
+    def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
+        """Each rank has brought its slice up to date; afterwards every rank has all of them."""
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """What the first rank has, in place."""
+
+
+class AllReduce:
+    """Implements `Gradients`. With one rank it is `Solo`, bit by bit.
+
+    `say` gives what else this rank tells the others with every vote, and `hear` gets what all of them told. `ahead`
+    says how many batches more, exactly, this rank will have before anything else happens to its replay, all of the
+    same peak; then one vote decides on all of them. None = unknown, and every update is voted on.
+    """
+
+    def __init__(self, cfg: OptimizerConfig, peers: Peers, sharded: bool = False,
+                 say: Callable[[], Sequence[float]] = tuple, hear: Callable[[Table], None] = lambda told: None,
+                 ahead: Callable[[], int | None] = lambda: None) -> None:
+        self.cfg, self.peers, self.sharded, self.say, self.hear, self.ahead = cfg, peers, sharded, say, hear, ahead
+        self._granted: int | None = None  # updates that have been voted on and not been made yet
+
+    def attach(self, flat: Flat) -> None:
+        parts = self.peers.size if self.sharded else 1
+        self.flat, self.cuts = flat, slices(len(flat.master), parts)
+        self.mine = self.cuts[self.peers.rank if self.sharded else 0]
+        self.optimizer = Optimizer(self.cfg, flat.master[self.mine])
+
+    def vote(self, peak: float | None) -> float | None:
+        """All or nobody: a rank whose replay is empty, or behind, makes the others wait and not hang.
+
+        Weights were divided by the largest of their own batch; the factor makes that the largest of all batches.
+        """
+        if self._granted is not None:
+            return self._go_on(peak)
+        ahead = self.ahead() if peak is not None else 0
+        told = self.peers.gather([-1.0 if peak is None else peak, -1.0 if ahead is None else ahead, *self.say()])
+        self.hear([row[2:] for row in told])
+        peaks = [row[0] for row in told]
+        if peak is None or min(peaks) < 0:
+            return None
+        more = int(min(row[1] for row in told))
+        self._granted = more if more >= 0 else None
+        return peak / max(peaks)
+
+    def _go_on(self, peak: float | None) -> float | None:
+        """A vote whose outcome is known: yes as long as everybody has batches left, then once no."""
+        if not self._granted:
+            self._granted = None
+            return None
+        if peak is None:
+            raise RuntimeError(f"rank {self.peers.rank} has lost step: a batch that it promised did not come")
+        self._granted -= 1
+        return 1.0
+
+    def apply(self, grads: Grads | None) -> float:
+        """A gradient that is not finite, anywhere, is contagious: the sum is not finite either, and all skip it."""
+        gradient = self.flat.grad.fill_(math.nan) if grads is None else self.flat.gather(grads)
+        if self.peers.size > 1:
+            self.peers.add_up(gradient)
+            gradient.div_(self.peers.size)
+        norm = norm_of(gradient)
+        if math.isfinite(norm):
+            self.optimizer.step(gradient[self.mine], norm)
+            if self.sharded:
+                self.peers.complete(self.flat.master, self.cuts)
+            self.flat.sync()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as `Solo` has it, so that any number of ranks can go on with it. With a sharded optimizer
+        all ranks must ask at the same time."""
+        state = self.optimizer.state_dict()
+        for name in ("mean", "square") if self.sharded else ():
+            whole = torch.zeros_like(self.flat.master)
+            whole[self.mine] = state[name]
+            self.peers.complete(whole, self.cuts)
+            state[name] = whole
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict({"steps": state["steps"], "mean": state["mean"][self.mine],
+                                        "square": state["square"][self.mine]})
+
+
+def bytes_per_update(parameters: int, ranks: int, sharded: bool, words: int) -> float:
+    """What a rank sends for one update that was voted on by itself: the gradient twice round a ring, less its own part,
+    the vote (a row of `words` numbers to everybody), and, if the optimizer is sharded, its part of the new weights to
+    everybody."""
+    around = 4.0 * parameters * (ranks - 1) / ranks
+    return (3 if sharded else 2) * around + 8.0 * words * (ranks - 1)

@@ -1,0 +1,79 @@
+"""The rule that moves weights: Adam or RMSProp on one vector, or on a slice of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.config import Config, NonNegative, Positive
+
+BETAS = (0.9, 0.999)
+RMS_DECAY = 0.95
+GRAIN = 64
+"""Borders of slices lie at multiples of this. Kernels round the last few elements of an array, which fill no vector
+register, another way: only slices that end where the whole has no remainder move bit by bit as the whole would."""
+
+
+def slices(size: int, parts: int) -> list[slice]:
+    """A vector in `parts` pieces of nearly the same length, in order; the last ones of a short vector are empty."""
+    grains = -(-size // GRAIN)
+    borders = [min(size, grains * part // parts * GRAIN) for part in range(parts)] + [size]
+    return [slice(begin, end) for begin, end in pairwise(borders)]
+
+
+class OptimizerConfig(Config):
+    """Which optimizer moves the weights."""
+
+    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="the rule that moves the weights")
+    learning_rate: Positive = Field(1e-4, description="step size")
+    optimizer_eps: Positive = Field(1e-8, description="added to the denominator (adam) or under its root (rmsprop)")
+    clip_norm: NonNegative = Field(10.0, description="largest norm of the gradient, 0 = unlimited")
+
+
+class Optimizer:
+    """Moves `weights`, a vector, in place. Every rule works element by element, so that `slices` of one vector with an
+    optimizer each move as the whole would: bit by bit on one thread."""
+
+    def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor) -> None:
+        self.cfg, self.weights = cfg, weights
+        self.steps = torch.zeros((), device=weights.device)
+        self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
+
+    @torch.no_grad()
+    def step(self, gradient: torch.Tensor, norm: float) -> None:
+        """One step. `norm` is that of the whole gradient, of which this may be a slice; it is clipped in place."""
+        if 0 < self.cfg.clip_norm < norm:
+            gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
+        self.steps += 1
+        if self.cfg.optimizer == "adam":
+            self._adam(gradient)
+        else:
+            self._rmsprop(gradient)
+
+    def _adam(self, gradient: torch.Tensor) -> None:
+        """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
+        torch._fused_adam_(
+            [self.weights], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
+            lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
+            maximize=False, grad_scale=None, found_inf=None)
+
+    def _rmsprop(self, gradient: torch.Tensor) -> None:
+        """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""
+        self.square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
+        self.mean.lerp_(gradient, 1 - RMS_DECAY)
+        # The variance of a gradient that hardly changes is rounded below zero: clamped, or the root would be NaN.
+        variance = self.square.addcmul(self.mean, self.mean, value=-1).clamp_(min=0)
+        spread = variance.add_(self.cfg.optimizer_eps).sqrt_()
+        self.weights.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps.clone(), "mean": self.mean.clone(), "square": self.square.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps.copy_(state["steps"])
+        self.mean.copy_(state["mean"])
+        self.square.copy_(state["square"])

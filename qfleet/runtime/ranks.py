@@ -1,0 +1,154 @@
+"""The ranks of a torchrun job: who they are, and how they reach each other (gloo between CPUs, nccl between GPUs)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from qfleet.roles.allreduce import Peers, Table
+from qfleet.types import ProcessFault
+
+MESSAGE = 1 << 20
+"""Numbers per message of a reduction: several are under way at once."""
+
+
+class RankLost(ProcessFault):
+    """Another rank died, or was silent for too long; exit 1, so that torchrun starts all of them again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many ranks this process is; `local` among the `neighbours` on its host."""
+
+    rank: int
+    size: int
+    local: int
+    neighbours: int
+
+    @staticmethod
+    def here(environment: Mapping[str, str] = os.environ) -> Place | None:
+        """As torchrun says; None in a process that it did not start."""
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+            return None
+        size = environment["WORLD_SIZE"]
+        return Place(int(environment["RANK"]), int(size), int(environment.get("LOCAL_RANK", 0)),
+                     int(environment.get("LOCAL_WORLD_SIZE", size)))
+
+
+class Crew(Peers, Protocol):
+    """Peers that can also send each other texts."""
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What every rank gave, rank by rank."""
+
+
+class Alone:
+    """A crew of one."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0.0
+
+    def gather(self, row: Sequence[float]) -> Table:
+        return [list(row)]
+
+    def add_up(self, vector: torch.Tensor) -> None: ...
+    def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None: ...
+    def spread(self, tensor: torch.Tensor) -> None: ...
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+class Ranks:
+    """A crew over torch.distributed. Rows and texts travel between CPUs; vectors too, unless GPUs reach each other."""
+
+    def __init__(self, timeout_s: float, direct: bool) -> None:
+        self.rank, self.size, self.timeout_s = dist.get_rank(), dist.get_world_size(), timeout_s
+        self.direct = direct  # from GPU to GPU
+        self.sent_bytes = 0.0
+
+    def gather(self, row: Sequence[float]) -> Table:
+        return torch.stack(self._all(torch.tensor(row, dtype=torch.float64))).tolist()
+
+    def add_up(self, vector: torch.Tensor) -> None:
+        near = self._near(vector)
+        with self._answered():
+            works = [dist.all_reduce(part, async_op=True) for part in near.split(MESSAGE)]
+            for work in works:
+                work.wait()
+        if near is not vector:
+            vector.copy_(near)
+        self.sent_bytes += 2 * (self.size - 1) / self.size * vector.nbytes
+
+    def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
+        longest = max(cut.stop - cut.start for cut in cuts)
+        mine = vector.new_zeros(longest)
+        mine[:cuts[self.rank].stop - cuts[self.rank].start] = vector[cuts[self.rank]]
+        for cut, part in zip(cuts, self._all(self._near(mine)), strict=True):
+            vector[cut] = part[:cut.stop - cut.start]
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        near = self._near(tensor)
+        with self._answered():
+            dist.broadcast(near, 0)
+        if near is not tensor:
+            tensor.copy_(near)
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        sizes = [int(row[0]) for row in self.gather([len(data)])]
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        if data:
+            padded[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        parts = self._all(padded)
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def _near(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same numbers where they can be sent from."""
+        return tensor if self.direct else tensor.cpu()
+
+    def _all(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._answered():
+            dist.all_gather(parts, mine)
+        self.sent_bytes += (self.size - 1) * mine.nbytes
+        return parts
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise RankLost(f"rank {self.rank}: another rank is gone, or has not answered for {self.timeout_s:g} s "
+                           f"(allreduce.timeout_s): {first:.200}") from error
+
+
+@contextmanager
+def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterator[Crew]:
+    """Meet the other ranks, and take leave of them in the end."""
+    if place is None or place.size == 1:
+        yield Alone()
+        return
+    # nccl refuses two ranks on one GPU; then the gradient takes the way through main memory.
+    direct = device.type == "cuda" and torch.cuda.device_count() >= place.neighbours
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", rank=place.rank,
+                                world_size=place.size, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RankLost(f"rank {place.rank} did not meet all of {place.size} ranks within {timeout_s:g} s "
+                       f"(allreduce.timeout_s): {str(error).splitlines()[0]:.200}") from error
+    try:
+        yield Ranks(timeout_s, direct)
+    finally:
+        dist.destroy_process_group()

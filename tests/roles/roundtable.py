@@ -1,0 +1,62 @@
+"""Peers in threads of one process: every call waits until all have made it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class Roundtable:
+    """Run `work(peers)` on `size` ranks at once; `results` in their order. A rank that raises frees the others."""
+
+    def __init__(self, size):
+        self.size, self.barrier, self.places = size, threading.Barrier(size, timeout=30), [None] * size
+
+    def run(self, work):
+        results, errors = [None] * self.size, []
+
+        def be(rank):
+            try:
+                results[rank] = work(Seat(self, rank))
+            except BaseException as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=be, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+        return results
+
+    def meet(self, rank, thing):
+        self.places[rank] = thing
+        self.barrier.wait()
+        seen = list(self.places)
+        self.barrier.wait()
+        return seen
+
+
+class Seat:
+    def __init__(self, table, rank):
+        self.table, self.rank, self.size = table, rank, table.size
+        self.sent_bytes = 0.0
+
+    def gather(self, row):
+        return [list(map(float, row)) for row in self.table.meet(self.rank, row)]
+
+    def add_up(self, vector):
+        vector.copy_(torch.stack(self.table.meet(self.rank, vector.clone())).sum(0))
+
+    def complete(self, vector, cuts):
+        for cut, part in zip(cuts, self.table.meet(self.rank, vector[cuts[self.rank]].clone()), strict=True):
+            vector[cut] = part
+
+    def spread(self, tensor):
+        tensor.copy_(self.table.meet(self.rank, tensor.clone())[0])
+
+    def exchange(self, data):
+        return self.table.meet(self.rank, data)

@@ -1,0 +1,207 @@
+"""The parameter server in one process: alone it is Solo to the bit; what is old, broken or strange is not applied."""
+
+import copy
+import math
+import threading
+
+import pytest
+import torch
+from fakes import ListMetrics, sample_of
+from test_derive import SPEC
+from test_learner import learner_with
+
+from qfleet.algos.dqn import Config, build
+from qfleet.maths.delay import compensate
+from qfleet.roles.flat import Flat
+from qfleet.roles.gradients import Solo
+from qfleet.roles.optimizer import OptimizerConfig
+from qfleet.roles.policy import seeded_network
+from qfleet.roles.server import Push, Refused, ServerConfig, Shard, shards_of
+from qfleet.roles.viaserver import ViaServer
+
+NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), SPEC), 1)
+
+
+def gradient(flat, seed):
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randn(p.shape, generator=rng) for p in flat.parameters]
+
+
+def served(shards, optimizer=None, precision=torch.float32, **cfg):
+    """A network, the shards of its weights, and a rule between both."""
+    flat, cfg = Flat(copy.deepcopy(NET), precision), ServerConfig(shards=shards, **cfg)
+    shelves = shards_of(flat.master, optimizer or OptimizerConfig(), cfg)
+    rule = ViaServer("one", shelves, cfg, ListMetrics())
+    rule.attach(flat)
+    return flat, shelves, rule
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("compensation", ["none", "constant", "adaptive"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_one_worker_is_solo(shards, compensation, optimizer, precision):
+    cfg = OptimizerConfig(optimizer=optimizer, learning_rate=0.01, clip_norm=3.0)
+    flat, _, rule = served(shards, cfg, precision, compensation=compensation)
+    alone = Flat(copy.deepcopy(NET), precision)
+    solo = Solo(cfg)
+    solo.attach(alone)
+    for step in range(12):
+        assert rule.apply(gradient(flat, step)) == solo.apply(gradient(alone, step))
+    assert torch.equal(flat.master, alone.master) and torch.equal(flat.data, alone.data)
+    assert rule.updates == 12
+
+
+def test_a_learner_does_not_notice():
+    batches = [sample_of([i + 1.0, i - 2.0]) for i in range(6)]
+    solo, _, _, _ = learner_with(list(batches))
+    other, _, _, _ = learner_with(list(batches))
+    cfg = ServerConfig()
+    other.meet(ViaServer("one", shards_of(other.flat.master, other.cfg, cfg), cfg, ListMetrics()))
+    for learner in (solo, other):
+        learner.step()
+    assert torch.equal(solo.flat.master, other.flat.master) and other.updates == 6
+
+
+def test_nothing_that_is_not_finite_is_pushed():
+    flat, shelves, rule = served(2)
+    assert math.isnan(rule.apply(None)) and not math.isfinite(rule.apply([p * math.inf for p in gradient(flat, 0)]))
+    assert [shelf.version for shelf in shelves] == [0, 0]
+
+
+def push(shard, value=1.0, version=0, sequence=1, worker="w", norm=1.0, size=None):
+    return shard.push(Push(worker, sequence, version, norm, torch.full((size or len(shard.weights),), value)))
+
+
+def shard(**cfg):
+    return Shard("shard 0", torch.zeros(8), OptimizerConfig(learning_rate=0.1), ServerConfig(**cfg))
+
+
+@pytest.mark.parametrize("wrong,message", [
+    ({"value": math.nan}, "shard 0 refuses a gradient of w: it is not finite"),
+    ({"norm": math.inf}, "not finite"),
+    ({"size": 7}, r"its shape is \(7,\), not \(8,\)"),
+    ({"version": 1}, "derived at version 1, and this server, restored from a checkpoint, is at 0"),
+])
+def test_what_makes_no_sense_is_refused_by_name(wrong, message):
+    one = shard()
+    with pytest.raises(Refused, match=message):
+        push(one, **wrong)
+    assert one.version == 0 and not one.weights.any() and push(one).verdict == "applied"
+
+
+def test_stale_gradients_are_dropped_and_counted():
+    one = shard(max_staleness=2)
+    verdicts = [push(one, version=0, sequence=number).verdict for number in range(1, 6)]
+    assert verdicts == ["applied"] * 3 + ["stale"] * 2
+    assert one.version == 3 and one.dropped == 2 and one.staleness == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
+def test_a_push_that_is_repeated_counts_once():
+    one = shard()
+    assert push(one, sequence=1).verdict == "applied" and push(one, sequence=1).verdict == "repeated"
+    before = one.weights.clone()
+    assert push(one, sequence=1).version == 1 and torch.equal(one.weights, before)
+    assert push(one, sequence=1, worker="other").verdict == "applied"
+
+
+@pytest.mark.parametrize("compensation", ["constant", "adaptive"])
+def test_delay_is_compensated_with_the_weights_that_the_worker_had(compensation):
+    one = shard(compensation=compensation, compensation_lambda=0.5)
+    plain = shard()
+    for each in (one, plain):
+        each.pull("slow")
+        each.pull("fast")
+        for number in range(1, 4):
+            push(each, sequence=number, version=each.pull("fast").version, worker="fast")
+    moved = one.weights.clone()
+    square = None if compensation == "constant" else one._square.clone()
+    expected = compensate(torch.full((8,), 2.0), moved, torch.zeros(8), 0.5, square).gradient
+    late = Push("slow", 1, 0, 1.0, torch.full((8,), 2.0))
+    seen = []
+    one.optimizer.step = lambda gradient, norm: seen.append(gradient)
+    assert one.push(late).staleness == 3
+    assert torch.equal(seen[0], expected) and not torch.equal(expected, torch.full((8,), 2.0))
+
+
+def test_a_snapshot_is_never_torn():
+    """All numbers of the shard are equal at every version, whoever reads while others write."""
+    one = Shard("shard 0", torch.zeros(200_000), OptimizerConfig(learning_rate=0.1, clip_norm=0), ServerConfig())
+    torn, stop = [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            shown = one.pull("reader")
+            if shown.weights.min() != shown.weights.max():
+                torn.append(shown.version)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    kept = one.pull("kept")
+    for number in range(1, 60):
+        push(one, sequence=number, version=one.version)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not torn and not kept.weights.any(), "what was pulled does not change afterwards"
+
+
+def test_a_restored_shard_goes_on_and_refuses_what_it_does_not_know():
+    cfg = OptimizerConfig(learning_rate=0.01)
+    flat, shelves, rule = served(2, cfg, compensation="adaptive")
+    for step in range(3):
+        rule.apply(gradient(flat, step))
+    states = [shelf.state_dict() for shelf in shelves]
+    for step in range(3, 6):
+        rule.apply(gradient(flat, step))
+    again, anew, other = served(2, cfg, compensation="adaptive")
+    for shelf, state in zip(anew, states, strict=True):
+        shelf.load_state_dict(state)
+    with pytest.raises(Refused, match="pull first"):
+        anew[0].push(Push("two", 1, 5, 1.0, torch.zeros_like(anew[0].weights)))
+    other.load_state_dict({"sequence": 3})
+    for step in range(3, 6):
+        other.apply(gradient(again, step))
+    assert torch.equal(again.master, flat.master) and other.updates == 6
+
+
+def test_periods_average_pushes_and_space_out_pulls():
+    flat, shelves, rule = served(2, push_period_updates=3, pull_period_updates=2)
+    start = flat.master.clone()
+    for step in range(3):
+        rule.apply(gradient(flat, step))
+        assert torch.equal(flat.master, start)
+    assert [shelf.version for shelf in shelves] == [1, 1]
+    rule.apply(gradient(flat, 3))
+    assert not torch.equal(flat.master, start) and rule.updates == 1
+    alone = Flat(copy.deepcopy(NET))
+    solo = Solo(OptimizerConfig())
+    solo.attach(alone)
+    solo.apply([sum(parts) / 3 for parts in zip(*(gradient(alone, step) for step in range(3)), strict=True)])
+    assert torch.allclose(flat.master, alone.master, atol=1e-7)
+
+
+def test_compressed_gradients_are_off_by_a_rounding():
+    flat, shelves, rule = served(2, compress="bf16")
+    seen = []
+    for shelf in shelves:
+        shelf.optimizer.step = lambda given, norm: seen.append(given)
+    rule.apply(gradient(flat, 0))
+    arrived = torch.cat(seen)
+    assert arrived.dtype == torch.float32
+    assert ((arrived - flat.grad).abs() <= flat.grad.abs() * 2**-8).all() and not torch.equal(arrived, flat.grad)
+
+
+def test_two_workers_share_the_weights_and_know_how_old_theirs_are():
+    flat, shelves, rule = served(2)
+    two = Flat(copy.deepcopy(NET))
+    metrics = ListMetrics()
+    other = ViaServer("two", shelves, rule.cfg, metrics)
+    other.attach(two)
+    for step in range(4):
+        rule.apply(gradient(flat, step))
+    other.apply(gradient(two, 9))
+    assert metrics.values[-1] == {"server/staleness": 4.0} and other.updates == 5
+    rule._pull()
+    assert torch.equal(flat.master, two.master)

@@ -1,0 +1,109 @@
+"""Crews of real processes: one rank is Solo to the bit; ranks are killed, told to stop, and others go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from real_runs import ENVIRONMENT, TINY, assert_no_step_twice, command, newest, qfleet, records, train, weights_hash
+
+from qfleet import api
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+CREW = [*TINY, "gradients=allreduce", "allreduce.timeout_s=30", "checkpoint.period_steps=200", "eval.period_steps=400"]
+
+
+def ranks_of(run):
+    """Process ids of the ranks of a run that a launcher started, by the words they were started with."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                environ = dict(pair.partition(b"=")[::2] for pair in (entry / "environ").read_bytes().split(b"\0"))
+                here = os.readlink(entry / "cwd") == str(run)
+            except OSError:
+                continue
+            if here and b"RANK" in environ and b"qfleet" in words:
+                found[int(environ[b"RANK"])] = int(entry.name)
+    return found
+
+
+def until(ready, process, timeout=240):
+    deadline = time.monotonic() + timeout
+    while not ready():
+        assert process.poll() is None, f"ended by itself with {process.returncode}"
+        assert time.monotonic() < deadline, "was never ready"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("overrides", [[], ["replay.alpha=0.6"]])
+def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
+    """Whole runs, with evaluations, checkpoints and a resume between."""
+    monkeypatch.chdir(tmp_path)
+    schedule = ["total_steps=500", "checkpoint.period_steps=200", "eval.period_steps=150", *overrides]
+    solo = train("cartpole", *schedule, "run.name=solo").directory
+    one = train("cartpole", *schedule, "run.name=one", "gradients=allreduce").directory
+    assert weights_hash(solo) == weights_hash(one)
+    for run in (solo, one):
+        api.resume(run, ["total_steps=800"])
+    assert weights_hash(solo) == weights_hash(one)
+    curves = [[(r["step"], r["updates"], r["eval/mean_reward"]) for r in records(run) if "eval/mean_reward" in r]
+              for run in (solo, one)]
+    assert curves[0] == curves[1] and len(curves[0]) >= 5
+
+
+def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
+    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=3000", "run.name=crew", "--json"]
+    process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    run = tmp_path / "runs" / "crew"
+    try:
+        until(lambda: list(run.glob("checkpoints/step-*")) and len(ranks_of(tmp_path)) == 2, process)
+        os.kill(ranks_of(tmp_path)[1], signal.SIGKILL)
+        out, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    result = json.loads(out)
+    assert process.returncode == 0 and result["reason"] == "total_steps" and 3000 <= result["steps"] < 3010
+    assert len(json.loads((run / "run.json").read_text())["attempts"]) == 2, "one death, one restart"
+    assert_no_step_twice(run)
+    state = newest(run).state()
+    assert len(state["ranks"]) == 1 and state["clock"]["steps"] + state["ranks"][0]["clock"]["steps"] == result["steps"]
+    assert not (run / "parts").exists() and not ranks_of(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    alone = api.resume(run, ["cells=1", "total_steps=3300"])
+    assert alone.exit_code == 0 and 3300 <= alone.steps < 3310 and alone.updates > result["updates"]
+    assert "ranks" not in newest(run).state() and newest(run).state()["clock"]["steps"] == alone.steps
+
+
+def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
+    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=1000000", "run.name=crew"]
+    process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    run = tmp_path / "runs" / "crew"
+    try:
+        until(lambda: list(run.glob("checkpoints/step-*")), process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75
+    finally:
+        process.kill()
+        process.wait()
+    assert not ranks_of(tmp_path)
+    last = records(run)[-1]
+    assert newest(run).manifest.step == last["step"] and newest(run).manifest.updates == last["updates"]
+
+
+def test_torchrun_itself_is_enough(tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "qfleet",
+             "train", "cartpole", *CREW, "total_steps=900", "run.name=crew", "allreduce.shard_optimizer=true"]
+    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "runs/crew" and done.stdout.count("all steps taken") == 1, "one rank speaks"
+    run = tmp_path / "runs" / "crew"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["crew"]
+    assert 900 <= newest(run).manifest.step < 910 and "cells: 2" in (run / "config.yaml").read_text()
+    assert qfleet("eval", "crew", "--episodes", "2", cwd=tmp_path).returncode == 0
