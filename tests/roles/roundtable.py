@@ -6,6 +6,8 @@ import threading
 
 import torch
 
+from qfleet.types import ProcessFault
+
 
 class Roundtable:
     """Run `work(peers)` on `size` ranks at once; `results` in their order. A rank that raises frees the others."""
@@ -29,7 +31,8 @@ class Roundtable:
         for thread in threads:
             thread.join()
         if errors:
-            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+            # The cause before what others say of it, whoever was quicker.
+            raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError | ProcessFault))
         return results
 
     def meet(self, rank, thing):
