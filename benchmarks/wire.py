@@ -199,18 +199,19 @@ def play(folder: str, game: str, steps: int) -> None:
     config = settings(game)
     before = set(thread_seconds())
     env = make_env(config.env, LANES)
-    env.reset(range(LANES))
+    first = env.reset(range(LANES))  # here, for it costs as much as thousands of steps
     emulators = set(thread_seconds()) - before
-    layout, agent, rng = layout_of(config, env.spec), make_agent(config, env.spec), np.random.default_rng(0)
+    layout, agent = layout_of(config, env.spec), make_agent(config, env.spec)
     with child("--store", folder, game, json.dumps(env.spec.to_json())) as cell:
         assert cell.stdin is not None and cell.stdout is not None and cell.stdout.readline() == "ready\n"
         link = Link(socket_address(Path(folder) / "cell.sock"), TOKEN, "local/0")
         link.hello()
         recorder = Recorder(agent, layout, LANES, link.replay(layout, LANES), True)
         link.start()
-        _lap(env, recorder, rng, WARM_UP)
+        player = Player(env, recorder, first)
+        player.lap(WARM_UP)
         start = thread_seconds()
-        on_env, recording = _lap(env, recorder, rng, steps)
+        on_env, recording = player.lap(steps)
         end = thread_seconds()  # of a thread that ended nothing is known
         link.close(5.0)
         cell.stdin.close()
@@ -228,26 +229,34 @@ def play(folder: str, game: str, steps: int) -> None:
                       "share_of_emulators": round(ours / per_step["emulators"], 4)}))
 
 
-def _lap(env: Any, recorder: Recorder, rng: np.random.Generator, steps: int) -> tuple[float, float]:
-    """Play so many steps; the main thread's seconds with the emulators and with recording."""
-    actions, clock = env.spec.actions, time.thread_time
-    obs, last, action = env.reset(range(LANES)), np.zeros(LANES, bool), np.zeros(LANES, np.int64)
-    on_env = recording = 0.0
-    for _ in range(steps // LANES):
-        action = np.where(rng.random(LANES) < HOLD, rng.integers(0, actions, LANES), action)
-        choice = (action.astype(np.int32), {"q": rng.random((LANES, actions), np.float32)})
-        time.sleep(ACT_S)
-        while not recorder.deliver():
-            time.sleep(0.001)
-        one = clock()
-        env.send(action)
-        out = env.recv()
-        two = clock()
-        recorder.replay.tick(int((~last).sum()))
-        recorder.row(obs, choice, out.reward * ~last, out.discount * ~last, last)
-        on_env, recording = on_env + two - one, recording + clock() - two
-        obs, last = out.obs, out.last
-    return on_env, recording
+class Player:
+    """Plays all lanes at random and records it."""
+
+    def __init__(self, env: Any, recorder: Recorder, obs: Any) -> None:
+        self.env, self.recorder, self.obs = env, recorder, obs
+        self.rng = np.random.default_rng(0)
+        self.last, self.action = np.zeros(LANES, bool), np.zeros(LANES, np.int64)
+
+    def lap(self, steps: int) -> tuple[float, float]:
+        """Play so many steps; the main thread's seconds with the emulators and with recording."""
+        actions, clock, rng = self.env.spec.actions, time.thread_time, self.rng
+        on_env = recording = 0.0
+        for _ in range(steps // LANES):
+            self.action = np.where(rng.random(LANES) < HOLD, rng.integers(0, actions, LANES), self.action)
+            choice = (self.action.astype(np.int32), {"q": rng.random((LANES, actions), np.float32)})
+            time.sleep(ACT_S)
+            while not self.recorder.deliver():
+                time.sleep(0.001)
+            one = clock()
+            self.env.send(self.action)
+            out = self.env.recv()
+            two = clock()
+            alive = ~self.last
+            self.recorder.replay.tick(int(alive.sum()))
+            self.recorder.row(self.obs, choice, out.reward * alive, out.discount * alive, self.last)
+            on_env, recording = on_env + two - one, recording + clock() - two
+            self.obs, self.last = out.obs, out.last
+        return on_env, recording
 
 
 def experience(game: str, steps: int) -> dict[str, Any]:

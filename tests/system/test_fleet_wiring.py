@@ -39,8 +39,8 @@ def test_in_processes_over_tcp_with_tls(tmp_path, monkeypatch, row):
     place = f"127.0.0.1:{free_port()}"
     with closing(Yard(tmp_path)) as yard:
         joiner = yard.join(place, "--tls-ca", str(cert))
-        result = train("toy/Chain-v0", *settings(row), f"fleet.listen={place}", f"fleet.token_file={yard.token}", f"fleet.tls_cert={cert}", f"fleet.tls_key={key}",
-                       "fleet.local_actors=false")
+        result = train("toy/Chain-v0", *settings(row), f"fleet.listen={place}", f"fleet.token_file={yard.token}",
+                       f"fleet.tls_cert={cert}", f"fleet.tls_key={key}", "fleet.local_actors=false")
         joiner.ends(0, 30)
     assert result.best == 1
     assert_solved(result.directory, row)
