@@ -2,8 +2,9 @@
 
     python benchmarks/acting_speed.py [--rounds 3] [--steps 8000] [--out benchmarks/results/acting_speed.json]
 
-Both step 16 lanes of Pong on all cores. Ours is the actor of a real run: batched inference, chunks, compression,
-replay; no learner. Steps/s after warm-up, alternating in fresh processes. Needs `pip install qfleet[atari]`.
+Both step 16 lanes of Pong on all cores: theirs in one group, ours in two that take turns, so that one is emulated while
+the network chooses for the other. Ours are the actors of a real run: batched inference, chunks, compression, replay; no
+learner; one thread for the network, one per group for the emulators. Steps/s after warm-up, alternating in fresh processes. Needs `pip install qfleet[atari]`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def ours(steps: int) -> Rate:
 
     keep_pages()
     cfg = recipe.resolve("pong", [f"actors={GROUPS}", f"env.lanes={LANES // GROUPS}", "learner.precision=bf16",
-                                  "replay.capacity=100000"]).config
+                                  "run.threads=1", "env.threads=1", "replay.capacity=100000"]).config
     env = make_env(cfg.env, LANES // GROUPS)
     cfg = settle(cfg, env.spec)
     torch.set_num_threads(cfg.run.threads or 1)

@@ -98,7 +98,7 @@ class Yard:
     def join(self, place: str, *options: str, token: Path | None = None, host: str = "", cwd: Path | None = None,
              **env: str) -> Running:
         return self.run("join", place, "--token-file", str(token or self.token), "--actors", "1", *options, host=host,
-                        cwd=cwd, **env)
+                        cwd=cwd, TMPDIR=str(self.folder), **env)  # logs of those who were refused stay here
 
     def close(self) -> None:
         for running in reversed(self.started):
