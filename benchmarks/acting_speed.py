@@ -4,7 +4,8 @@
 
 Both step 16 lanes of Pong on all cores: theirs in one group, ours in two that take turns, so that one is emulated while
 the network chooses for the other. Ours are the actors of a real run: batched inference, chunks, compression, replay; no
-learner; one thread for the network, one per group for the emulators. Steps/s after warm-up, alternating in fresh processes. Needs `pip install qfleet[atari]`.
+learner; one thread for the network, one per group for the emulators. Steps/s after warm-up, alternating in fresh
+processes. Needs `pip install qfleet[atari]`.
 """
 
 from __future__ import annotations
