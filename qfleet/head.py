@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 CELL = "cell"
 GRACE_S = 5.0
 TURN_S = 0.02
+SILENCE_S = 60.0
+"""After so long without a record, and again and again, people are told that there was none."""
+
 REBUILD_S = 120.0
 """The longest that the process of an isolated environment may take to start."""
 
@@ -128,6 +132,7 @@ class Head:
         patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
         self.supervisor = Supervisor(self._children(), log.warning, patience, lambda name: None, self.private)
         self._forwarded = self._door_shown = False
+        self._news_at = self._said_at = time.monotonic()
 
     def run(self) -> TrainResult:
         """Until the cell has ended in order; raises what made it impossible."""
@@ -153,8 +158,13 @@ class Head:
     def step(self) -> bool:
         """Show what is new, and pass on what we were told."""
         for record in self.tail.news():
+            self._news_at = self._said_at = time.monotonic()
             for sink in self.sinks:
                 sink.write(record)
+        if time.monotonic() - self._said_at >= SILENCE_S:
+            self._said_at = time.monotonic()
+            show_plan(self.sinks, [("waiting", f"nothing new for {self._said_at - self._news_at:.0f} s"), *(
+                [] if self.config.fleet.local_actors else self._invitation())])
         if not self._door_shown and (self.private / Orders.DOOR).exists():
             self._door_shown = True
             show_plan(self.sinks, self._invitation())
@@ -221,7 +231,7 @@ class Head:
     def _invitation(self) -> list[tuple[str, str]]:
         """How other hosts join, if they can."""
         fleet = self.config.fleet
-        if fleet.address is None:
+        if fleet.address is None or not (self.private / Orders.DOOR).exists():
             return []
         port = json.loads((self.private / Orders.DOOR).read_text())["port"]
         host = os.uname().nodename if fleet.address.is_wildcard else fleet.address.host

@@ -79,8 +79,13 @@ class Recorder:
         first = self.layout.context + np.arange(self.layout.starts) * window.stride
         rows = first[:, None] + np.arange(window.length)
         with torch.inference_mode():
-            found = self.priority({name: torch.from_numpy(chunk.columns[name][rows]) for name in self._narrow})
-        return found.numpy()
+            found = self.priority({name: torch.from_numpy(chunk.columns[name][rows]) for name in self._narrow}).numpy()
+        sane = np.isfinite(found)
+        if sane.all():
+            return found
+        # A reward that is not finite must not make its window the most urgent of all: drawn again and again, it would
+        # spoil every update. It is as urgent as its neighbours, and the learner skips it.
+        return np.where(sane, found, found[sane].max(initial=1.0))
 
 
 class Actor:

@@ -50,8 +50,10 @@ class Stage:
         self.kept: set[str] = set()
 
     def write(self, segments: Iterable[Segment]) -> None:
-        self.clear()
-        self.folder.mkdir(parents=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        while not self.folder.exists():
+            with suppress(FileNotFoundError):  # another rank has just taken away what it thought to be empty
+                self.folder.mkdir(parents=True)
         draft = Draft(self.folder)
         for segment in segments:
             if segment.name not in self.kept:

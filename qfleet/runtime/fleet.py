@@ -120,7 +120,7 @@ class Fleet:
             self.checkpointer.save()
         finally:
             cell.meter.finish()
-        if stop.reason != "preempted":  # nor after a failure: whoever is told to leave is not there when we go on
+        if not stop.told:  # nor after a failure: whoever is told to leave is not there when the run is resumed
             self.desk.stop()
         return stop.reason or "total_steps"
 

@@ -191,7 +191,7 @@ def test_ones_own_run_needs_no_trust_and_another_users_does(capsys):
 
 
 VERBS = (["eval", "--episodes", "1"], ["record", "--out", "x.gif"], ["resume", "total_steps=130"], ["config", "show"],
-         ["config", "explain"], ["config", "diff", "cartpole"], ["doctor"])
+         ["config", "explain"], ["config", "diff", "cartpole"], ["doctor", "total_steps=130"])
 
 
 def test_a_copied_run_imports_nothing_unasked_and_a_moved_one_does(capsys):
@@ -227,9 +227,11 @@ def test_a_downloaded_run_is_asked_before_its_config_is_understood(text, capsys)
     (run / "config.yaml").write_text(text)
     (run / "below.yaml").write_text("env:\n  id: strange_env:Mine\n")
     (run / "run.json").write_text('{"home": "here", "attempts": []}')
-    for verb in (["resume", run], ["config", "show", run], ["config", "show", run / "config.yaml"], ["doctor", run]):
+    for verb in (["resume", run], ["config", "show", run], ["config", "show", run / "config.yaml"],
+                 ["doctor", run, "seed=3"]):
         assert code_of(*verb) == 2
         assert "asks to import" in capsys.readouterr().err, verb
+    assert code_of("doctor", run) == 0, "which reads records and logs, and no config"
     assert not Path("imported").exists()
 
 

@@ -46,7 +46,7 @@ class FleetConfig(Config):
 
     def inactive(self) -> dict[str, str]:
         if self.listen is None:
-            why = "without fleet.listen no other host can join"
+            why = "without fleet.listen, since no other host can join"
             return dict.fromkeys(["advertise", "token_file", "tls_cert", "tls_key", "tls_ca"], why)
         if self.tls_cert is None and self.tls_key is None:
             return {"tls_ca": "certificates are shown over TLS only, which fleet.tls_cert turns on"}

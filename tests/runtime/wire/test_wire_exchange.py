@@ -111,7 +111,8 @@ def test_what_was_lost_is_sent_again_and_stored_once(tmp_path, direction):
             send_many(line, 5)
             here.drain_until(lambda: lanes(here.stored) == [0, 1, 2, 3, 4])
             eventually(lambda: line.metrics.unsent == 0)
-            assert here.drain() == 0 and lanes(here.stored) == [0, 1, 2, 3, 4]
+            here.drain()  # a repetition may have come meanwhile
+            assert lanes(here.stored) == [0, 1, 2, 3, 4]
             line.metrics.tick(1)
             here.drain_until(lambda: sum(message.steps for message in here.stored) == 6)
             counted = {c.tag: c.by for message in here.stored for c in message.counters}
