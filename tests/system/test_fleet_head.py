@@ -52,7 +52,8 @@ def goes_on_from(result, tmp_path):
     lives = {(name, index): incarnation for name, index, incarnation, _ in state["registry"]["lives"]}
     with FleetRun("resume", "x", cwd=tmp_path) as fleet:
         first = fleet.until(fleet.pulse)
-        assert 0 <= first.updates - result["updates"] < 500 and 0 <= first.steps - result["steps"] < 500
+        # How far it has got until we look depends on the machine; never back, and not elsewhere.
+        assert 0 <= first.updates - result["updates"] < 5000 and 0 <= first.steps - result["steps"] < 5000
         after = told_to_end(fleet, signal.SIGINT, 130)
         assert after["episodes"] > result["episodes"]
         following = next(record for record in records(fleet.run) if record["step"] > result["steps"])
