@@ -58,7 +58,7 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
 
 
 def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
-    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=3000", "run.name=crew", "--json"]
+    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=6000", "run.name=crew", "--json"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     run = tmp_path / "runs" / "crew"
     try:
@@ -69,15 +69,15 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
         process.kill()
         process.wait()
     result = json.loads(out)
-    assert process.returncode == 0 and result["reason"] == "total_steps" and 3000 <= result["steps"] < 3010
+    assert process.returncode == 0 and result["reason"] == "total_steps" and 6000 <= result["steps"] < 6010
     assert len(json.loads((run / "run.json").read_text())["attempts"]) == 2, "one death, one restart"
     assert_no_step_twice(run)
     state = newest(run).state()
     assert len(state["ranks"]) == 1 and state["clock"]["steps"] + state["ranks"][0]["clock"]["steps"] == result["steps"]
     assert not (run / "parts").exists() and not ranks_of(tmp_path)
     monkeypatch.chdir(tmp_path)
-    alone = api.resume(run, ["cells=1", "total_steps=3300"])
-    assert alone.exit_code == 0 and 3300 <= alone.steps < 3310 and alone.updates > result["updates"]
+    alone = api.resume(run, ["cells=1", "total_steps=6300"])
+    assert alone.exit_code == 0 and 6300 <= alone.steps < 6310 and alone.updates > result["updates"]
     assert "ranks" not in newest(run).state() and newest(run).state()["clock"]["steps"] == alone.steps
 
 
