@@ -233,9 +233,9 @@ def run_bundle(contact: Contact) -> int:
     try:
         with member.polite(), memory_advised(config), _playing(config) as env, ExitStack() as stack:
             member.require(env.spec)
-            inline, stop = _assembled(config, env, member, stack)
-            clerk = Clerk(inline, member, stop, directory.path / "parts")
             checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
+            inline, stop = _assembled(config, env, member, checkpoint is None, stack)
+            clerk = Clerk(inline, member, stop, directory.path / "parts")
             _meet(config, inline, member, private, stop)
             _go_on(config, inline, member, checkpoint)
             member.link.start()
@@ -275,14 +275,15 @@ def _shared(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
-def _assembled(config: RunConfig, env: VectorEnv, member: Member, stack: ExitStack) -> tuple[Inline, Ordered]:
-    """The roles of a cell. Nothing is drawn from the same numbers in two cells, nor in two lives of one; the first
-    life of the first cell draws as a run of one process would."""
+def _assembled(config: RunConfig, env: VectorEnv, member: Member, anew: bool,
+               stack: ExitStack) -> tuple[Inline, Ordered]:
+    """The roles of a cell. Nothing is drawn from the same numbers in two cells, nor in two lives of one that begin
+    without a checkpoint; the first life of the first cell draws as a run of one process would."""
     cast = cast_of(_shared(config), env, member.index, judged=False)
     stack.callback(cast.close)
     plan = plan_of(config)
     seed = seed_for(plan.seed, "rank", member.index) if member.index else plan.seed
-    if member.incarnation > 1:
+    if anew and member.incarnation > 1:
         seed = seed_for(seed, "life", member.incarnation)
     never = {"period_steps": None, "period_updates": None}
     plan = replace(plan, seed=seed, stop_at=None, log_period_steps=0, log_period_updates=None,

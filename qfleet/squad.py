@@ -1,7 +1,7 @@
 """Runs whose learners meet at a parameter server: who starts its shards, its cells and its registrar.
 
     head ──▶ registrar        run directory, clock, end, checkpoints        shards ⇄ cells: gradients up, weights down
-         ──▶ shards           weights and optimizer, a slice each           cells, evaluator ──▶ registrar: what they did
+         ──▶ shards           weights and optimizer, a slice each           cells, evaluator ──▶ registrar: their deeds
          ──▶ cells            actors, learner and replay, all in one process
          ──▶ evaluator        plays with the weights that the registrar has collected
 """
