@@ -21,7 +21,7 @@ from qfleet import recipe
 from qfleet.assemble import cast_of, make_env, plan_of
 from qfleet.bureau import OWN, shard_socket, shelves_of
 from qfleet.cellhost import Orders
-from qfleet.members import FLUSH_S, Contact, Member
+from qfleet.members import Contact, Member
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
 from qfleet.roles.policy import Policy
@@ -246,7 +246,7 @@ def run_bundle(contact: Contact) -> int:
     except Diverged as error:
         log.error("training failed: %s", error)
         return VAIN
-    member.link.close(FLUSH_S)
+    member.link.close()  # nobody has to hear what was done after the last checkpoint
     if member.link.failed is not None:
         raise member.link.failed
     return 0 if member.link.stopped else EXIT_CODES["preempted"]

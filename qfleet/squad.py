@@ -40,9 +40,9 @@ class Squad(head.Head):
         words = [sys.executable, "-m", "qfleet", "_member"]
         env = {"PYTHONUNBUFFERED": "1"}
         registrar = Child(self.main, [*words, head.CELL, str(self.private)], env, logs / "registrar.log",
-                          config.fleet.restarts, "the network")
+                          config.fleet.restarts, "agent.hidden")
         shards = [Child(name, [*words, "shard", str(self.private), name], env, _log(self.directory, name),
-                        appetite="the network, or raise server.shards")
+                        appetite="agent.hidden")
                   for name in (f"shard/{index}" for index in range(config.server.shards))]
         members: list[tuple[str, str, list[str]]] = [
             *(("bundle", f"cell/{index}", []) for index in range(config.cells)),
