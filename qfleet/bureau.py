@@ -76,8 +76,8 @@ class Bureau:
         self.parts: dict[int, tuple[dict[str, Any], list[str]]] = {}  # what each cell gave last: state, segments
         self.extra: dict[str, Any] = {}
         self._save = 0
-        self._given: dict[int, int] = {}
-        self._ending = self._held = False
+        self._given: dict[int, int] = {}  # the order that each part was given for
+        self._asking = self._ending = self._held = False
         self._seen: list[LookReply] = [LookReply() for _ in shelves]
         self._looked_at = 0.0
         shutil.rmtree(folder, ignore_errors=True)
@@ -153,9 +153,11 @@ class Bureau:
     def _gather(self) -> None:
         """Parts of all cells that live, and what the shards hold meanwhile."""
         self._save += 1
+        self._asking = True
         self.fleet.desk.ask_parts(self._save)
         deadline = time.monotonic() + PARTS_S
         drive([self.fleet.intake], lambda: self._complete() or time.monotonic() > deadline, self.fleet.serve)
+        self._asking = False
         if not self._complete():
             log.warning("not all cells gave their parts of a checkpoint within %.0f s: what they gave before is kept",
                         PARTS_S)
@@ -183,16 +185,18 @@ class Bureau:
         flat.sync()
 
     def _take_part(self, index: int, part: Part) -> None:
-        if part.save == self._save and 0 <= index < self.cells:
+        """Too late is not at all: what its cell wrote is replaced by what it writes next."""
+        if not self._asking or part.save != self._save or not 0 <= index < self.cells:
+            return
+        try:
+            self.parts[index] = (_own(unpack_state(part.state)), list(part.segments))
             self._given[index] = part.save
-            try:
-                self.parts[index] = (_own(unpack_state(part.state)), list(part.segments))
-            except (ValueError, KeyError, TypeError) as error:
-                log.warning("the part of cell %d cannot be read (%s); what it gave before is kept", index, error)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("the part of cell %d cannot be read (%s); what it gave before is kept", index, error)
 
     def _write(self, snapshot: Snapshot) -> None:
         self.fleet.save(snapshot)
-        self.fleet.desk.has_saved(self._save)
+        self.fleet.desk.has_saved(self._given)
 
     def _tell(self) -> None:
         booked = self.fleet.intake.booked

@@ -27,7 +27,7 @@ class Facts:
     final: bool = False
     booked: Mapping[int, int] = field(default_factory=dict)  # steps of every cell, where there are several
     save: int = 0  # the checkpoint that cells shall give their part of, 0 = none
-    saved: int = 0  # the last one that reached the disk
+    saved: Mapping[int, int] = field(default_factory=dict)  # of every cell: whose part of it is in the newest on disk
 
     def elsewhere(self, index: int) -> int:
         """Steps of all cells but one."""
@@ -83,8 +83,9 @@ class Desk:
         """All cells shall give their parts of a checkpoint and wait; 0 lets them go on."""
         self.facts = replace(self.facts, save=save)
 
-    def has_saved(self, save: int) -> None:
-        self.facts = replace(self.facts, saved=save)
+    def has_saved(self, parts: Mapping[int, int]) -> None:
+        """A checkpoint has reached the disk: of every cell, the number of the order that its part was given for."""
+        self.facts = replace(self.facts, saved=dict(parts))
 
     def ask_final(self) -> None:
         """The newest weights are the last: the evaluator shall judge them."""

@@ -96,7 +96,7 @@ class Answers:
             self.registry.left(request.index, request.incarnation)
         return ExchangeReply(verdict=verdict, version=self.desk.bundle.version, steps=facts.steps,
                              updates=facts.updates, final=facts.final, elsewhere=facts.elsewhere(request.index),
-                             save=facts.save, saved=facts.saved).SerializeToString()
+                             save=facts.save, saved=facts.saved.get(request.index, 0)).SerializeToString()
 
     def _verdict(self, request: ExchangeRequest) -> Any:
         facts = self.desk.facts
