@@ -90,7 +90,8 @@ class World:
 
     def give(self, index, steps, segments=("replay-1",), save=None):
         state = {"actors": [], "replay": {"cell": index}, "clock": {"steps": steps}, "begin": ["begin", 0],
-                 "torch_rng": torch.get_rng_state(), "learner": {"rng": torch.Generator().manual_seed(index).get_state()}}
+                 "torch_rng": torch.get_rng_state(),
+                 "learner": {"rng": torch.Generator().manual_seed(index).get_state()}}
         self.tell(index, part=Part(save=self.desk.facts.save if save is None else save, state=pack_state(state),
                                    segments=segments))
 
