@@ -4,8 +4,8 @@
 
 One process, one learner, one shard. Between the two stands a line that delivers every gradient `staleness` updates
 late, as if so many other learners had been quicker each time: the shard sees them in turn, and compensates with the
-weights that each of them had pulled. A run is solved when a greedy evaluation of 20 episodes reaches 475; it is
-evaluated every 500 steps, so counts are exact to 250 updates. Runs that do not get there in 50,000 steps count with
+weights that each of them had pulled. A run is solved when a greedy evaluation of 10 episodes reaches 475; it is
+evaluated every 1,000 steps, so counts are exact to 500 updates. Runs that do not get there in 50,000 steps count with
 all the updates that they made, and are told apart. Finished runs are saved as they come and not repeated.
 """
 
@@ -65,8 +65,8 @@ class Late:
 
 
 def train(staleness: int, overrides: list[str], seed: int) -> dict:
-    config = resolve("cartpole", [*overrides, "gradients=server", f"seed={seed}", "eval.period_steps=500", "device=cpu",
-                                  "run.threads=1"]).config
+    config = resolve("cartpole", [*overrides, "gradients=server", f"seed={seed}", "eval.period_steps=1000",
+                                  "eval.episodes=10", "device=cpu", "run.threads=1"]).config
     with ExitStack() as stack:
         env = make_env(config.env, config.env.lanes)
         stack.callback(env.close)
