@@ -4,9 +4,9 @@
 
 One process, one learner, one shard. Between the two stands a line that delivers every gradient `staleness` updates
 late, as if so many other learners had been quicker each time: the shard sees them in turn, and compensates with the
-weights that each of them had pulled. A run is solved when a greedy evaluation of 10 episodes reaches 475; it is
-evaluated every 1,000 steps, so counts are exact to 500 updates. Runs that do not get there in 50,000 steps count with
-all the updates that they made, and are told apart. Finished runs are saved as they come and not repeated.
+weights that each of them had pulled. A run is solved when two greedy evaluations in a row, of 10 episodes each, reach
+475: one alone may be luck. They are 1,000 steps apart, so counts are exact to 500 updates. Runs that do not get there
+in 50,000 steps count with all the updates that they made, and are told apart. Finished runs are saved, not repeated.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import argparse
 import json
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from side_by_side import machine
@@ -29,6 +30,7 @@ from qfleet.roles.server import Answer, Met, Push, ServerConfig, Shard, shards_o
 from qfleet.roles.viaserver import ViaServer
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
+from qfleet.runtime.plan import Stop
 
 RULES: dict[str, tuple[int, list[str]]] = {
     "in time": (0, []),
@@ -64,9 +66,26 @@ class Late:
         return f"learner {self.pulls % (self.staleness + 1)}"
 
 
+class Twice:
+    """A sink that ends a run after two good evaluations in a row."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.stop: Stop | None = None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if "eval/mean_reward" in record:
+            self.scores.append(record["eval/mean_reward"])
+        if self.stop is not None and len(self.scores) > 1 and min(self.scores[-2:]) >= 475:
+            self.stop.reason = "stop_at"
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
 def train(staleness: int, overrides: list[str], seed: int) -> dict:
     config = resolve("cartpole", [*overrides, "gradients=server", f"seed={seed}", "eval.period_steps=1000",
-                                  "eval.episodes=10", "device=cpu", "run.threads=1"]).config
+                                  "eval.episodes=10", "stop_at=null", "device=cpu", "run.threads=1"]).config
     with ExitStack() as stack:
         env = make_env(config.env, config.env.lanes)
         stack.callback(env.close)
@@ -74,13 +93,10 @@ def train(staleness: int, overrides: list[str], seed: int) -> dict:
         torch.set_num_threads(1)
         cast = cast_of(config, env)
         stack.callback(cast.close)
-        best: list[float] = []
-
-        def keep(score, progress, weights) -> bool:
-            best.append(score.mean)
-            return True
-
-        inline = Inline(cast, plan_of(config), Outside((), lambda snapshot: None, keep, lambda sample, update: None))
+        sink = Twice()
+        outside = Outside([sink], lambda snapshot: None, lambda *best: True, lambda sample, update: None)
+        inline = Inline(cast, plan_of(config), outside)
+        sink.stop = inline.cell.stop
         learner, rule = inline.cell.learner, config.server
         shard = shards_of(learner.flat.master, learner.cfg, ServerConfig(**rule.model_dump()))[0]
         gradients = ViaServer("learner", [Late(shard, staleness)], rule, inline.cell.meter)
@@ -89,7 +105,7 @@ def train(staleness: int, overrides: list[str], seed: int) -> dict:
         reason = inline.run()
     ages = {str(age): count for age, count in sorted(shard.staleness.items())}
     return {"seed": seed, "updates": learner.updates, "steps": inline.cell.progress().steps,
-            "solved": reason == "stop_at", "best": max(best), "staleness": ages}
+            "solved": reason == "stop_at", "best": max(sink.scores), "staleness": ages}
 
 
 def report(rows: dict[str, list[dict]]) -> dict:
