@@ -7,6 +7,7 @@ tells it how far the others are, when to give its part of a checkpoint, and when
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from qfleet import recipe
 from qfleet.assemble import cast_of, make_env, plan_of
 from qfleet.bureau import OWN, shard_socket, shelves_of
 from qfleet.cellhost import Orders
-from qfleet.members import Contact, Member
+from qfleet.members import Contact, Member, beating
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
 from qfleet.roles.policy import Policy
@@ -117,10 +118,12 @@ class Ordered(Stop):
     def __init__(self, plan: Plan, inline: Inline, member: Member) -> None:
         super().__init__(plan, inline.cell.progress)
         self.member, self.epoch = member, member.link.welcome.epoch
+        self.asked_at = time.monotonic()
 
     @property
     def gone(self) -> bool:
         """Another registrar has taken over, and the run is back at its last checkpoint: so must we be."""
+        self.asked_at = time.monotonic()
         return self.member.over() or self.member.link.welcome.epoch != self.epoch
 
     def __call__(self) -> bool:
@@ -241,6 +244,9 @@ def run_bundle(contact: Contact) -> int:
             member.link.start()
             clerk.begin()
             inline.beside.append(clerk)
+            # The first update may take long: code is recorded and compiled; a loop that hangs is another matter.
+            stall_s = config.run.stall_timeout_s
+            stack.callback(beating(member.tether, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set)
             with member.at_work():
                 _work(inline, clerk, stop)
     except Diverged as error:

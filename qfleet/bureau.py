@@ -37,10 +37,9 @@ from qfleet.settings import RunConfig
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-SILENT_S = 5.0
-"""Who was not heard of for so long is not waited for: what it gave last time is kept."""
-
 PARTS_S = 60.0
+"""The longest that all wait for the part of a cell that lives."""
+
 ABSENT: dict[str, Any] = {"replay": None, "actors": [], "clock": {"steps": 0}}
 """The part of a cell that has never given one."""
 
@@ -178,8 +177,9 @@ class Bureau:
             self.fleet.desk.ask_parts(0)
 
     def _complete(self) -> bool:
-        now = time.monotonic()
-        return all(self._given.get(member.index) == self._save or now - member.heard > SILENT_S
+        """Whether all have given their parts. Who is dead is not waited for for long: what it gave before is kept."""
+        now, live_s = time.monotonic(), self.fleet.registry.live_s
+        return all(self._given.get(member.index) == self._save or now - member.heard > live_s
                    for member in self.fleet.registry.members() if member.role == CELL)
 
     def _adopt(self, slices: Sequence[Any]) -> None:

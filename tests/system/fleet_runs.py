@@ -79,6 +79,8 @@ class FleetRun:
             if self._caller is None:
                 private = next(self.tmp.glob("qfleet-*"))
                 token = (private / "token").read_text().strip()
+                if not token:  # it is being written just now
+                    return None
                 self._caller = Caller(parse_address(f"unix:{private / 'fleet.sock'}"), token)
             return self._caller.pulse(2.0)
         except (grpc.RpcError, StopIteration, OSError):
