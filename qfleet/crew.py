@@ -73,14 +73,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         return head.go_on(directory, config, sinks, Launch)
     size = place.size if place else 1
     with met(config, place) as peers, ExitStack() as stack:
-        checkpoint = None
-        if peers.rank == 0:
-            directory.lock()
-            stack.callback(directory.unlock)
-            checkpoint = _newest(config, directory)
-            if checkpoint is None:
-                raise session.nothing_to_resume(directory)
-        before = None if checkpoint is None else session.ended(directory, config, checkpoint)
+        checkpoint, before = (None, None) if peers.rank else session.reopened(directory, config, stack)
         if any(peers.exchange(b"" if before is None else b"ended")):
             return before or _bystander(directory, "total_steps")
         with playing(config, size) as env:
@@ -167,7 +160,8 @@ def _made(config: RunConfig, peers: Crew, stack: ExitStack) -> RunDirectory:
     """The run's directory: the first rank makes it, or finds the one that an earlier attempt of this job made."""
     path = b""
     if peers.rank == 0:
-        directory = _earlier(config) if _attempt() else None
+        place = Place.here()
+        directory = _earlier(config) if place is not None and place.attempt else None
         if directory is not None:
             directory.lock()
         else:
@@ -175,10 +169,6 @@ def _made(config: RunConfig, peers: Crew, stack: ExitStack) -> RunDirectory:
         stack.callback(directory.unlock)
         path = str(directory.path).encode()
     return RunDirectory(Path(peers.exchange(path)[0].decode()))
-
-
-def _attempt() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _job() -> dict[str, str]:

@@ -37,8 +37,7 @@ from qfleet.runtime.wire.security import read_token, server_credentials, write_t
 from qfleet.session import (
     EXIT_CODES,
     TrainResult,
-    ended,
-    nothing_to_resume,
+    reopened,
     require_same,
     show_plan,
     source_of_weights,
@@ -85,12 +84,8 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
           kind: type[Head] | None = None) -> TrainResult:
     """Continue a run, in processes, from its newest valid checkpoint."""
     with ExitStack() as stack:
-        directory.lock()
-        stack.callback(directory.unlock)
-        checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
-        if checkpoint is None:
-            raise nothing_to_resume(directory)
-        if (before := ended(directory, config, checkpoint)) is not None:
+        checkpoint, before = reopened(directory, config, stack)
+        if before is not None:
             return before
         spec = _look_at(config)
         require_same(checkpoint, spec)

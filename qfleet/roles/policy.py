@@ -11,7 +11,7 @@ import torch
 from qfleet.agent import Agent, Arm, Memory
 from qfleet.roles.flat import Flat
 from qfleet.roles.seeds import restore_rng
-from qfleet.types import Obs, Weights
+from qfleet.types import Obs, Published
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -29,7 +29,7 @@ class Policy:
         self.version = -1
         self.memory: Memory = None
 
-    def refresh(self, weights: Weights) -> int | None:
+    def refresh(self, weights: Published) -> int | None:
         """Take newer weights if there are any; returns by how many updates they are newer."""
         news = weights.fetch(self.version)
         if news is None:

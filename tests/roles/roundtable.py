@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 
 from qfleet.types import ProcessFault
+
+GRACE_S = 1.0
 
 
 class Roundtable:
@@ -23,6 +26,7 @@ class Roundtable:
                 results[rank] = work(Seat(self, rank))
             except BaseException as error:
                 errors.append(error)
+                time.sleep(GRACE_S)  # whoever is just leaving the same meeting shall not find it broken
                 self.barrier.abort()
 
         threads = [threading.Thread(target=be, args=(rank,)) for rank in range(self.size)]

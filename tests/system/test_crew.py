@@ -57,7 +57,7 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
     assert curves[0] == curves[1] and len(curves[0]) >= 5
 
 
-def not_yet_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
+def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     words = ["train", "cartpole", *CREW, "cells=2", "total_steps=6000", "run.name=crew", "--json"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     run = tmp_path / "runs" / "crew"
