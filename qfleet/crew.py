@@ -9,6 +9,7 @@ The first rank keeps directory, records and checkpoints; the others add their pa
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -24,6 +25,7 @@ from qfleet import head, recipe, session
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.cellhost import Orders
 from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
@@ -37,11 +39,13 @@ from qfleet.runtime.plan import Plan
 from qfleet.runtime.rank import Council, Rank, part_name
 from qfleet.runtime.ranks import Crew, Place, crew
 from qfleet.runtime.signals import obeyed
-from qfleet.runtime.supervise import Child
+from qfleet.runtime.supervise import Child, Failure
 from qfleet.runtime.threads import usable_cores
 from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, Segment, UserError, VectorEnv
+from qfleet.types import EnvSpec, ProcessFault, Segment, UserError, VectorEnv
+
+log = logging.getLogger(__name__)
 
 OWN = ("actors", "replay", "clock", "torch_rng", "begin")
 """What a rank remembers for itself; all the rest is the same everywhere, or the first one's business."""
@@ -82,10 +86,25 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
 
 
 def run_rank(private: Path) -> int:
-    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt."""
-    place, orders = Place.here(), Orders.read(private)
+    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt.
+
+    torchrun starts anew whoever fails. What no other attempt would mend is left for the head to read, and none is made.
+    """
+    place = Place.here()
     if place is None:
         raise UserError("a rank is started by torchrun")
+    if not (private / Launch.HOPELESS).exists():
+        try:
+            _be_rank(place, private)
+        except (UserError, Diverged) as error:
+            log.error("%s", error)
+            told = {"text": str(error), "ours": not isinstance(error, UserError)}
+            replace_text(private / Launch.HOPELESS, json.dumps(told))
+    return 0
+
+
+def _be_rank(place: Place, private: Path) -> None:
+    orders = Orders.read(private)
     directory = RunDirectory(Path(orders.directory))
     config = recipe.resolve(str(directory.config), []).config
     if place.rank == 0:
@@ -96,13 +115,13 @@ def run_rank(private: Path) -> int:
         result = part.work((), orders.origin, source)
         if place.rank == 0:
             replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
-    return 0
 
 
 class Launch(head.Head):
     """A head whose cell is torchrun, with a rank for each cell. Restarts are torchrun's."""
 
     PID = "rank.pid"
+    HOPELESS = "hopeless.json"
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
@@ -118,6 +137,13 @@ class Launch(head.Head):
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.config.run.threads or 1))}
         return [Child(head.CELL, words, {"PYTHONUNBUFFERED": "1", **threads},
                       self.directory.path / "logs" / "ranks.log", 0)]
+
+    def _result(self, failure: Failure | None) -> TrainResult:
+        try:
+            told = json.loads((self.private / self.HOPELESS).read_text())
+        except FileNotFoundError:
+            return super()._result(failure)
+        raise ProcessFault(f"training failed: {told['text']}") if told["ours"] else UserError(told["text"])
 
     def _pid(self) -> int | None:
         """Whom to tell: one rank tells the others. Before it lives, torchrun, which then gives up."""

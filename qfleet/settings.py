@@ -113,6 +113,9 @@ def contradictions(cfg: RunConfig) -> list[str]:
         if cfg.gradients == "allreduce":
             found.append(f"gradients=allreduce with placement={cfg.placement}: every rank plays for itself; set "
                          "placement=inline")
+    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
+        found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
+                     "set learner.capture=false")
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
 
 

@@ -188,7 +188,7 @@ class Rank:
         cell.stop = stop = Agreed(inline.plan, cell.progress, crew.size == 1)
         self.council = council = Council(crew, inline, stop)
         cell.learner.meet(AllReduce(inline.plan.learner, crew, cfg.shard_optimizer, council.say, council.hear,
-                                    self._ahead))
+                                    self._ahead, cfg.overlap))
         assert isinstance(inline.evaluator, Evaluator)
         inline.evaluator = Judging(inline.evaluator, council)
         self.courier = Courier(crew, cell.meter, inline.plan.log_schedule)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,7 +62,9 @@ class Alone:
     def gather(self, row: Sequence[float]) -> Table:
         return [list(row)]
 
-    def add_up(self, vector: torch.Tensor) -> None: ...
+    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
+        return lambda: None
+
     def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None: ...
     def spread(self, tensor: torch.Tensor) -> None: ...
 
@@ -81,15 +83,20 @@ class Ranks:
     def gather(self, row: Sequence[float]) -> Table:
         return torch.stack(self._all(torch.tensor(row, dtype=torch.float64))).tolist()
 
-    def add_up(self, vector: torch.Tensor) -> None:
+    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
         near = self._near(vector)
         with self._answered():
             works = [dist.all_reduce(part, async_op=True) for part in near.split(MESSAGE)]
-            for work in works:
-                work.wait()
-        if near is not vector:
-            vector.copy_(near)
         self.sent_bytes += 2 * (self.size - 1) / self.size * vector.nbytes
+
+        def wait() -> None:
+            with self._answered():
+                for work in works:
+                    work.wait()
+            if near is not vector:
+                vector.copy_(near)
+
+        return wait
 
     def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
         longest = max(cut.stop - cut.start for cut in cuts)

@@ -81,6 +81,18 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     assert "ranks" not in newest(run).state() and newest(run).state()["clock"]["steps"] == alone.steps
 
 
+@pytest.mark.parametrize("override,code,words", [
+    ("learner.learning_rate=1e30", 1, "training failed: loss or gradient was not finite"),
+    ("agent.torso=nowhere:Torso", 2, "nowhere")])
+def test_what_no_restart_mends_is_not_tried_again(tmp_path, override, code, words):
+    done = qfleet("train", "cartpole", *CREW, "cells=2", "total_steps=3000", "run.name=crew", override,
+                  "learner.max_bad_updates=3", "learner.clip_norm=0", cwd=tmp_path)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not ranks_of(tmp_path)
+    if code == 1:
+        assert len(json.loads((tmp_path / "runs" / "crew" / "run.json").read_text())["attempts"]) == 1
+
+
 def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
     words = ["train", "cartpole", *CREW, "cells=2", "total_steps=1000000", "run.name=crew"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
