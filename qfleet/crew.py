@@ -24,6 +24,7 @@ import torch
 from qfleet import head, recipe, session
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.cellhost import Orders
+from qfleet.gallery import Gallery
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
@@ -272,7 +273,11 @@ class Part:
         cast = cast_of(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(cast.close)
         inline = Inline(cast, self._plan(), replace(outside, save=self.archive.saver(outside.save)))
-        rank = Rank(inline, self.peers, self.config.allreduce)
+        bench = None
+        if self.peers.size > 1 and self.peers.rank == 0:
+            bench = Gallery(self.config, self.env.spec, inline.cell, self.directory)
+            stack.callback(bench.close)
+        rank = Rank(inline, self.peers, self.config.allreduce, bench)
         self.archive.council = rank.council
         if Place.here() is not None:
             stack.callback(when_orphaned(lambda: setattr(rank.cell.stop, "reason", "preempted")))

@@ -65,7 +65,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
           kind: type[Head] | None = None) -> TrainResult:
     """Train a new run in processes, under a head of some kind."""
     spec = _look_at(config)
-    config = _checked(settle(config, spec))
+    config = checked(settle(config, spec))
     source_of_weights(config, spec)  # refused here, before there is a run
     with ExitStack() as stack:
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
@@ -89,7 +89,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
             return before
         spec = _look_at(config)
         require_same(checkpoint, spec)
-        config = _checked(settle(config, spec))
+        config = checked(settle(config, spec))
         replace_text(directory.config, to_yaml(config))
         return (kind or Head)(config, spec, directory, sinks, {}).run()
 
@@ -99,7 +99,7 @@ def _look_at(config: RunConfig) -> EnvSpec:
         return env.spec
 
 
-def _checked(config: RunConfig) -> RunConfig:
+def checked(config: RunConfig) -> RunConfig:
     """Refuse what could only fail in a child."""
     fleet = config.fleet
     if fleet.token_file is not None:

@@ -22,6 +22,9 @@ from qfleet.types import UserError, Window
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
+SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "patience_s", "max_message_mb")
+"""What of the fleet section holds for every process that we start."""
+
 EXACT_STEPS_PER_LANE = 1000
 """Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
 
@@ -65,8 +68,9 @@ class RunConfig(Config):
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         if self.placement == "inline":
-            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
-                                  "placement=inline has no other processes")
+            kept = () if self.gradients == "solo" else SUPERVISION
+            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields if name not in kept],
+                                  "placement=inline has no actors in other processes")
         if self.gradients == "solo":
             keys = ["cells", *(f"allreduce.{name}" for name in AllReduceConfig.model_fields)]
             idle |= dict.fromkeys(keys, "gradients=solo has one learner")

@@ -92,7 +92,7 @@ def test_a_good_score_ends_all_at_once(crews):
     assert reasons == ["stop_at"] * 2 and ranks[0].cell.progress() == ranks[1].cell.progress()
     assert worlds[0].tape.count("eval") == 1
     judged = next(record for record in worlds[0].records if "eval/mean_reward" in record)
-    assert judged["updates"] == ranks[1].cell.learner.updates, "not one update more"
+    assert judged["updates"] <= ranks[1].cell.learner.updates <= judged["updates"] + 2, "told with the next vote"
 
 
 @pytest.mark.parametrize("told", [0, 1])
