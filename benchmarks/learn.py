@@ -32,6 +32,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
 from chain_rows import COMMON, ROWS, name_of, overrides_of  # the switches are defined once, there
 
 PROCESSES = ["placement=processes", "actors=2", "env.lanes=4"]
+SERVER = ["gradients=server", "cells=3", "server.shards=2"]
+GUARDED = ["server.max_staleness=20", "server.outlier_deviations=6", "server.compensation=constant",
+           "server.compress=bf16"]
 JOINED = "joined"
 """Stands for the overrides of a fleet that has no actors but one that joins over TCP and TLS."""
 
@@ -55,6 +58,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole processes": ("cartpole", 475, PROCESSES),
     "catch processes": ("catch", 0.95, PROCESSES),
     "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),
+    "cartpole server": ("cartpole", 475, SERVER),
+    "cartpole server guarded": ("cartpole", 475, [*SERVER, *GUARDED]),
 } | {f"chain {name_of(row)} {place}": ("toy/Chain-v0", 1, [*COMMON, *overrides_of(row), *where])
      for row in ROWS for place, where in PLACES.items()}
 

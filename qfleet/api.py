@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet import crew, envs, head, recipe, session
+from qfleet import crew, envs, head, recipe, session, squad
 from qfleet.agent import Arm
 from qfleet.assemble import describe_plan, make_agent, make_env, settle
 from qfleet.config import parse_mapping, validate
@@ -94,8 +94,8 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
 
 def _engine(config: RunConfig) -> Any:
     """Who starts a run and goes on with it: `start` and `go_on` of a module."""
-    if config.gradients == "allreduce":
-        return crew
+    if config.gradients != "solo":
+        return crew if config.gradients == "allreduce" else squad
     return session if config.placement == "inline" else head
 
 

@@ -108,10 +108,10 @@ def make_judge(config: RunConfig) -> VectorEnv:
     return make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
 
 
-def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0) -> Cast:
+def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> Cast:
     """Who plays in a cell that is one process; the first actor gets this environment. `Cast.close` closes them all.
 
-    Evaluations are for the first cell: the others have nothing to play them in.
+    Evaluations are for the first cell, if they are made in a cell at all: others have nothing to play them in.
     """
     with ExitStack() as stack:
         stack.callback(env.close)
@@ -121,7 +121,7 @@ def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0) -> Cast:
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
         seats = [Seat(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
-        cast = Cast(agent, seats, make_judge(config) if cell == 0 else env)
+        cast = Cast(agent, seats, make_judge(config) if judged and cell == 0 else env)
         stack.pop_all()
     return cast
 
@@ -131,7 +131,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
     memory, cells = _memory(config, layout_of(config, spec)), config.cells
     total = config.total_steps
     updates = max(0, total / cells - config.replay.min_steps) * (
-        config.replay.samples_per_insert / config.learner.batch_size)
+        config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
     keep = config.checkpoint.keep
     disk = f"about {planner.size(memory.total)} per checkpoint with replay, shared files counted once; {keep} are kept"
     if not config.checkpoint.replay:
@@ -147,6 +147,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
                    + (f", {planner.size(memory.available)} free" if memory.available else "")),
         ("disk", disk),
         *_ranks(config),
+        *_servers(config),
     ]
 
 
@@ -157,6 +158,18 @@ def _ranks(config: RunConfig) -> list[tuple[str, str]]:
     return [("ranks", f"{cells} with a batch of {learner.batch_size} each, {cells * learner.batch_size} together, "
                       f"learning rate {learner.learning_rate:g}"
                       + (", optimizer sharded" if config.allreduce.shard_optimizer else ""))]
+
+
+def _servers(config: RunConfig) -> list[tuple[str, str]]:
+    if config.gradients != "server":
+        return []
+    rule, cells = config.server, config.cells
+    stale = rule.max_staleness
+    guards = [f"gradients older than {stale} updates are dropped" if stale is not None else "",
+              f"losses beyond {rule.outlier_deviations:g} deviations are left out" if rule.outlier_deviations else "",
+              f"{rule.compensation} delay compensation" if rule.compensation != "none" else ""]
+    return [("server", "; ".join([f"{rule.shards} shard{'s' * (rule.shards > 1)}, {cells} cell{'s' * (cells > 1)}",
+                                  *filter(None, guards)]))]
 
 
 def _lanes(config: RunConfig) -> str:

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from qfleet import recipe
 from qfleet.assemble import make_agent, plan_of
+from qfleet.bureau import Bureau, shelves_of
 from qfleet.config import to_yaml
 from qfleet.members import beating
 from qfleet.roles.learner import Diverged
@@ -80,14 +83,20 @@ def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
     config = recipe.resolve(str(directory.config), []).config
     desk = Desk(to_yaml(config), json.dumps(orders.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s)
-    inbox = Inbox(config.fleet.inbox_messages, config.waiting_steps(config.env.lanes))
+    served = config.gradients == "server"
+    inbox = Inbox(config.fleet.inbox_messages, *([] if served else [config.waiting_steps(config.env.lanes)]))
     stall_s = config.run.stall_timeout_s
     # A replay takes long to load and to save; a loop that hangs for ever is another matter.
     over = beating(tether, math.inf, lambda: time.monotonic() - desk.facts.told_at < stall_s)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
 
-    def build(outside: Outside) -> Fleet:
-        return Fleet(make_agent(config, spec), spec, plan_of(config), outside, desk, registry, inbox)
+    def build(outside: Outside) -> Fleet | Bureau:
+        plan = plan_of(config)
+        if not served:
+            return Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+        plan = replace(plan, device=torch.device("cpu"))  # nothing is learnt here
+        fleet = Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+        return Bureau(fleet, shelves_of(config, private), config.cells, directory.path / "parts")
 
     attempt = Attempt(config, spec, directory, (), build, checkpoint)
     if checkpoint is None and (source := source_of_weights(config, spec)) is not None:

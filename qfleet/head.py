@@ -112,7 +112,9 @@ def checked(config: RunConfig) -> RunConfig:
 
 
 class Head:
-    """One attempt of a fleet. `told` is what a signal asked for."""
+    """One attempt of a fleet. `told` is what a signal asked for. With the child called `main` all ends."""
+
+    main = CELL
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
@@ -137,7 +139,7 @@ class Head:
                 drive([self.supervisor, self], self._over, lambda nap_s: rest(TURN_S))
             self.step()
             failure = self.supervisor.failure
-            if failure is not None and not (self._ending and failure.name == CELL):
+            if failure is not None and not (self._ending and failure.name == self.main):
                 self._fail(failure)
             return self._result(failure)
         except KeyboardInterrupt:  # for the second time: nobody wants to wait
@@ -168,8 +170,8 @@ class Head:
         return False
 
     def _over(self) -> bool:
-        gone = self._ending and self.supervisor.pid(CELL) is None
-        return gone or self.supervisor.failure is not None or self.supervisor.done(CELL)
+        gone = self._ending and self.supervisor.pid(self.main) is None
+        return gone or self.supervisor.failure is not None or self.supervisor.done(self.main)
 
     @property
     def _ending(self) -> bool:
@@ -183,11 +185,11 @@ class Head:
         return pid is not None
 
     def _pid(self) -> int | None:
-        return self.supervisor.pid(CELL)
+        return self.supervisor.pid(self.main)
 
     def _fail(self, failure: Failure) -> None:
         """Let the cell save what there is, then say what went wrong."""
-        if failure.name != CELL:
+        if failure.name != self.main:
             self.supervisor.terminate(60.0)
         raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
 
@@ -211,13 +213,18 @@ class Head:
         cell = Child(CELL, [*words, CELL, str(self.private)], env, logs / "cell.log", fleet.restarts,
                      "replay.capacity or learner.batch_size")
         local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
-        films = ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []
-        members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", films)]
-        # An isolated environment that hangs is replaced by its own watcher: the actor must be given the time for it.
-        silence_s = fleet.heartbeat_timeout_s + (self.config.env.step_timeout_s + REBUILD_S) * self.config.env.isolate
+        members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._films())]
         return [cell, *(Child(name, [*words, role, *self._contact(name).words(), *more], env,
-                              logs / f"{name.replace('local/', 'actor-')}.log", silence_s=silence_s)
+                              logs / f"{name.replace('local/', 'actor-')}.log", silence_s=self._silence_s())
                         for role, name, more in members)]
+
+    def _silence_s(self) -> float:
+        """An isolated environment that hangs is replaced by its own watcher: who plays must be given time for it."""
+        env = self.config.env
+        return self.config.fleet.heartbeat_timeout_s + (env.step_timeout_s + REBUILD_S) * env.isolate
+
+    def _films(self) -> list[str]:
+        return ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []
 
     def _contact(self, name: str) -> Contact:
         return Contact(f"unix:{self.private / Orders.SOCKET}", name, str(self.private / Orders.TOKEN),

@@ -116,8 +116,9 @@ class Member:
         self.link.look = self.over  # an evaluator waits for the newest weights, and shows life meanwhile
         torch.set_num_threads(1)
         keep_pages()
+        self.on_orphan: Callable[[], object] = self._told.set
         if self.tether is not None:
-            self.tether.on_orphan(self._told.set)
+            self.tether.on_orphan(lambda: self.on_orphan())
 
     def require(self, spec: EnvSpec) -> None:
         require_same_spaces(f"the fleet at {self.link.address} plays", self.spec, "on this host", spec)
@@ -141,14 +142,20 @@ class Member:
 
         Who left before the end is not done: unless our supervisor asked us to, it starts another in our place.
         """
-        self.over()
-        self._ready.set()
-        with heeded(self._told.set):
+        with self.at_work():
             drive(workers, self.over, rest)
         self.link.close(FLUSH_S)
         if self.link.failed is not None:
             raise self.link.failed
         return 0 if self.link.stopped else EXIT_CODES["preempted"]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While inside, whoever works shows life by asking whether it is over, and signals are heeded."""
+        self.over()
+        self._ready.set()
+        with heeded(self._told.set):
+            yield
 
     def over(self) -> bool:
         """Asked at every turn, and by an evaluation at every step: a good place to show that we live."""

@@ -258,6 +258,7 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
 RESUMABLE = frozenset({
     "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "placement", "actors", "cells",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
+    "server.shards", "server.copy_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
     *(f"eval.{name}" for name in EvalConfig.model_fields),
     *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields),

@@ -15,6 +15,7 @@ from qfleet.roles.allreduce import AllReduceConfig
 from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
+from qfleet.roles.server import ServerConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.types import UserError, Window
@@ -22,8 +23,8 @@ from qfleet.types import UserError, Window
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
-SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "patience_s", "max_message_mb")
-"""What of the fleet section holds for every process that we start."""
+SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb")
+"""What of the fleet section holds for all processes that we start."""
 
 EXACT_STEPS_PER_LANE = 1000
 """Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
@@ -42,8 +43,9 @@ class RunConfig(Config):
     placement: Literal["inline", "processes"] = Field(
         "inline", description="where the roles live: all in this process, or in processes of their own")
     actors: PositiveCount = Field(1, description="actors with env.lanes lanes each; inline they take turns")
-    gradients: Literal["solo", "allreduce"] = Field(
-        "solo", description="how learners meet: one alone, or several that average their gradients at every update")
+    gradients: Literal["solo", "allreduce", "server"] = Field(
+        "solo", description="how learners meet: one alone, several that average their gradients at every update, or "
+                            "several that push them to a parameter server whenever they like")
     cells: PositiveCount = Field(1, description="learners, each with actors and a part of the replay of its own")
     env: EnvConfig
     agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
@@ -55,6 +57,7 @@ class RunConfig(Config):
     run: RunSection = RunSection()
     fleet: FleetConfig = FleetConfig()
     allreduce: AllReduceConfig = AllReduceConfig()
+    server: ServerConfig = ServerConfig()
 
     @property
     def lanes(self) -> int:
@@ -68,12 +71,17 @@ class RunConfig(Config):
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         if self.placement == "inline":
-            kept = () if self.gradients == "solo" else SUPERVISION
-            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields if name not in kept],
-                                  "placement=inline has no actors in other processes")
+            alone = self.gradients == "solo"
+            why = "placement=inline has no other processes" if alone else (
+                f"with gradients={self.gradients} every learner plays for itself, on this host")
+            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields
+                                   if alone or name not in SUPERVISION], why)
+        rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ServerConfig}
+        for rule, model in rules.items():
+            if self.gradients != rule:
+                idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
         if self.gradients == "solo":
-            keys = ["cells", *(f"allreduce.{name}" for name in AllReduceConfig.model_fields)]
-            idle |= dict.fromkeys(keys, "gradients=solo has one learner")
+            idle["cells"] = "gradients=solo has one learner"
         return idle
 
     @field_validator("device")
@@ -114,13 +122,30 @@ def contradictions(cfg: RunConfig) -> list[str]:
                      "set eval.period_steps, or stop_at=null")
     if cfg.placement != "inline":
         found += cfg.fleet.problems()
-        if cfg.gradients == "allreduce":
-            found.append(f"gradients=allreduce with placement={cfg.placement}: every rank plays for itself; set "
-                         "placement=inline")
+        if cfg.gradients != "solo":
+            each = "rank" if cfg.gradients == "allreduce" else "cell"
+            found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
+                         "set placement=inline")
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
                      "set learner.capture=false")
+    if cfg.gradients == "server":
+        found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
+
+
+def _server(cfg: RunConfig) -> list[str]:
+    found = []
+    if cfg.total_steps <= cfg.cells * cfg.replay.min_steps:
+        found.append(f"total_steps={cfg.total_steps} ends before learning begins: each of cells={cfg.cells} takes "
+                     f"replay.min_steps={cfg.replay.min_steps} steps first; raise total_steps or lower min_steps")
+    stale, pull, push = cfg.server.max_staleness, cfg.server.pull_period_updates, cfg.server.push_period_updates
+    own = -(-pull // push) - 1
+    if stale is not None and stale < own:
+        found.append(f"server.max_staleness={stale} with server.pull_period_updates={pull}: before a cell pulls again "
+                     f"its weights are {own} of its own pushes old, and what it pushes is dropped; raise max_staleness "
+                     "or lower the period")
+    return found
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:
@@ -130,8 +155,8 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
         found.append(f"run.exact_resume=true with placement={cfg.placement}: processes do not wait for each other; set "
                      "placement=inline")
     if cfg.gradients != "solo":
-        found.append(f"run.exact_resume=true with gradients={cfg.gradients}: a batch that was drawn while other ranks "
-                     "had none yet is not saved; set gradients=solo")
+        found.append(f"run.exact_resume=true with gradients={cfg.gradients}: learners do not wait for "
+                     "each other, or hold batches that are not saved; set gradients=solo")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
     if not cfg.checkpoint.replay:

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+WARMUP = 10
+"""Batches in which nothing is doubted."""
+
 
 class Spread(NamedTuple):
     """Running mean and variance of the losses that were believed; of so many batches."""
@@ -16,7 +19,7 @@ class Spread(NamedTuple):
 
 
 def believed(loss_B: torch.Tensor, spread: Spread, k: float, momentum: float = 0.1,
-             warmup: int = 10) -> tuple[torch.Tensor, Spread]:
+             warmup: int = WARMUP) -> tuple[torch.Tensor, Spread]:
     """Whether to believe each loss [B], and the spread with the believed ones in it.
 
     Nothing is doubted in the first `warmup` batches; what is not finite is never believed.

@@ -29,6 +29,7 @@ class Derivative:
     """The weighted mean loss, its gradient (one tensor per parameter, None = no part), and what else was found."""
 
     total: torch.Tensor
+    per_item: torch.Tensor
     grads: list[torch.Tensor | None]
     priority: torch.Tensor
     metrics: dict[str, torch.Tensor]
@@ -38,24 +39,30 @@ Derive = Callable[[Sample], Derivative]
 
 
 class Eager:
-    """The one place where losses are weighted and averaged: (weight · per_item).mean() + extra."""
+    """The one place where losses are weighted and averaged: (weight · per_item).mean() + extra.
+
+    With a `bound`, losses above it weigh nothing.
+    """
 
     def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator) -> None:
         self.agent, self.net, self.target, self.rng = agent, net, target, rng
         parameters = list(net.parameters())
         self.trained = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
         self.parameters = parameters
+        self.bound: torch.Tensor | None = None
 
     def __call__(self, sample: Sample) -> Derivative:
         loss = self.agent.loss(self.net, self.target, sample, self.rng)
-        total = (sample.weight * loss.per_item).mean()
+        per_item = loss.per_item.detach()
+        weight = sample.weight if self.bound is None else sample.weight * (per_item <= self.bound)
+        total = (weight * loss.per_item).mean()
         if loss.extra is not None:
             total = total + loss.extra
         found = torch.autograd.grad(total, [self.parameters[i] for i in self.trained], allow_unused=True)
         grads: list[torch.Tensor | None] = [None] * len(self.parameters)
         for i, grad in zip(self.trained, found, strict=True):
             grads[i] = grad
-        return Derivative(total.detach(), grads, loss.priority, dict(loss.metrics))
+        return Derivative(total.detach(), per_item, grads, loss.priority, dict(loss.metrics))
 
 
 class Captured:
@@ -93,12 +100,13 @@ class Captured:
         def update(weight: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor | None]:
             found = self.eager(Sample(sample.keys, weight, dict(zip(names, rows, strict=True))))
             tags[:] = found.metrics
-            return [found.total, found.priority, *found.metrics.values(), *found.grads]
+            return [found.total, found.per_item, found.priority, *found.metrics.values(), *found.grads]
 
         @torch.inference_mode()
         def play(sample: Sample) -> Derivative:
-            total, priority, *rest = module.forward(sample.weight, *[sample.rows[name] for name in names])
-            return Derivative(total, rest[len(tags):], priority, dict(zip(tags, rest, strict=False)))
+            total, per_item, priority, *rest = module.forward(
+                sample.weight, *[sample.rows[name] for name in names])
+            return Derivative(total, per_item, rest[len(tags):], priority, dict(zip(tags, rest, strict=False)))
 
         try:
             _import_quietly()

@@ -13,6 +13,7 @@ from pydantic import Field
 from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.roles.derive import Captured, Derivative, Eager
+from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.laps import Laps
@@ -49,8 +50,11 @@ class Diverged(Exception):
 class Learner:
     """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock.
 
-    `meet` puts another gradient rule in the place of `Solo`, before the first update.
+    `meet` puts another gradient rule in the place of `Solo`, before the first update. `advance` says how many updates
+    there are after one more, where others make some, too.
     """
+
+    _doubt: Doubt | None
 
     def __init__(
         self,
@@ -76,6 +80,8 @@ class Learner:
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         eager = Eager(agent, self.flat.net, self.target.net, self.rng)
         self.derive = Captured(eager) if cfg.capture and not cfg.compile else eager
+        self._eager, self._doubt = eager, None
+        self.advance: Callable[[int], int] = lambda updates: updates + 1
         self.updates = 0
         self.limit: int | None = None
         self.burst: int | None = None
@@ -87,6 +93,11 @@ class Learner:
     def meet(self, gradients: Gradients) -> None:
         gradients.attach(self.flat)
         self.gradients = gradients
+
+    def doubt(self, deviations: float) -> None:
+        """From now on leave out losses that are beyond belief."""
+        self._doubt = Doubt(deviations, self.flat.master.device)
+        self._eager.bound = self._doubt.bound
 
     def step(self) -> bool:
         made = 0
@@ -141,17 +152,25 @@ class Learner:
             self._skip(sample, value)
             return
         self._bad = 0
-        self.updates += 1
+        before, self.updates = self.updates, self.advance(self.updates)
         self.replay.update(sample.keys, found.priority.cpu().numpy())
-        self._follow()
-        if self.updates % self.cfg.metrics_period_updates == 0:
+        self._follow(before)
+        if self._doubt is not None and (dropped := self._doubt.judge(found.per_item)):
+            self.metrics.count("server/outliers", dropped)
+        if self._passed(self.cfg.metrics_period_updates, before):
             self._measure(found, value, norm)
 
-    def _follow(self) -> None:
+    def _follow(self, before: int) -> None:
+        """By the run's updates, whoever made them: several soft steps at once are one longer step."""
+        tau, more = self.cfg.target_tau, self.updates - before
         if self.cfg.target_period_updates == 0:
-            self.target.follow(self.flat, self.cfg.target_tau)
-        elif self.updates % self.cfg.target_period_updates == 0:
+            if more:
+                self.target.follow(self.flat, tau if more == 1 else 1 - (1 - tau) ** more)
+        elif self._passed(self.cfg.target_period_updates, before):
             self.target.follow(self.flat)
+
+    def _passed(self, period: int, before: int) -> bool:
+        return self.updates // period > before // period
 
     def _skip(self, sample: Sample, value: float) -> None:
         """A bad batch moves nothing: no weights, no priorities, no counter but its own."""

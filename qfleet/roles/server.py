@@ -1,24 +1,26 @@
-"""A parameter server (Nair et al. 2015, Gorila) without its wire: shards hold slices of the weights and the optimizer.
+"""A parameter server (Nair et al. 2015, Gorila): shards hold slices of the weights and of the optimizer.
 
     worker ── push(slice of a gradient, version it was derived at) ──▶ shard: checks, compensation, clip, step
            ◀─ pull ── (version, weights) ── copied between two steps, never during one
 
 Every shard counts its own versions, and one push is one version. Shards do not wait for each other: what a worker pulls
-from several of them is whole within each, and says of each how old it is.
+from several of them is whole within each, and says of each how old it is. A shard that was restored has another epoch:
+what was derived from weights of its former life is not applied.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
 
-from qfleet.config import Config, Count, Fraction, NonNegative, PositiveCount
+from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.delay import compensate
 from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices
 
@@ -30,11 +32,15 @@ class ServerConfig(Config):
     push_period_updates: PositiveCount = Field(1, description="updates whose gradients are averaged into one push")
     pull_period_updates: PositiveCount = Field(1, description="updates between two pulls of the parameters")
     max_staleness: Count | None = Field(None, description="gradients older by more versions are dropped, none = never")
+    outlier_deviations: Positive | None = Field(
+        None, description="losses above their running mean by more deviations are left out, none = never; Gorila has 6")
     compensation: Literal["none", "constant", "adaptive"] = Field(
         "none", description="delay compensation of Zheng et al. 2017")
     compensation_lambda: NonNegative = Field(0.04, description="its strength")
     compensation_decay: Fraction = Field(0.95, description="of the mean square that the adaptive strength is made of")
     compress: Literal["none", "bf16"] = Field("none", description="how gradients travel")
+    copy_period_updates: PositiveCount = Field(
+        100, description="updates between the copies on the disk that a shard which dies is restored from")
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.compensation != "none" else {"compensation_lambda": "with server.compensation=none"}
@@ -45,10 +51,12 @@ class ServerConfig(Config):
 
 @dataclass(frozen=True)
 class Push:
-    """A slice of a gradient. `norm` is that of the whole, for clipping; `sequence` tells a repetition from the next."""
+    """A slice of a gradient. `norm` is that of the whole, for clipping; `sequence` tells a repetition from the next;
+    `epoch` and `version` are those of the weights that it was derived at."""
 
     worker: str
     sequence: int
+    epoch: str
     version: int
     norm: float
     gradient: torch.Tensor
@@ -58,7 +66,7 @@ class Push:
 class Answer:
     """What became of a push. `staleness` is by how many versions the weights had moved on."""
 
-    verdict: Literal["applied", "stale", "repeated"]
+    verdict: Literal["applied", "stale", "repeated", "anew"]
     version: int
     staleness: int
 
@@ -67,19 +75,23 @@ class Answer:
 class Shown:
     """Weights of one version; nobody writes to them."""
 
+    epoch: str
     version: int
     weights: torch.Tensor
 
 
+Met = tuple[Answer | None, Shown | None]
+
+
 class Refused(ValueError):
-    """A push that must not be applied: the text names worker and reason."""
+    """A push that makes no sense: the text names worker and reason."""
 
 
 class Shelf(Protocol):
     """One shard, here or elsewhere."""
 
-    def push(self, push: Push) -> Answer: ...
-    def pull(self, worker: str) -> Shown: ...
+    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+        """Begin to push, to pull, or both in this order; what is returned waits for the outcome."""
 
 
 class Shard:
@@ -87,22 +99,28 @@ class Shard:
 
     def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig) -> None:
         self.name, self.cfg = name, cfg
+        self.epoch = secrets.token_hex(8)
         self.weights = weights.detach().clone()
         self.optimizer = Optimizer(optimizer, self.weights)
         self.version = 0
-        self.staleness: dict[int, int] = defaultdict(int)  # of all pushes, dropped ones included: age -> how many
-        self.dropped = 0
+        self.staleness: Counter[int] = Counter()  # of all pushes, dropped ones included: age -> how many
+        self.stale = self.refused = 0
         self._square = torch.zeros_like(self.weights) if cfg.compensation == "adaptive" else None
-        self._shown = Shown(0, self.weights.clone())
+        self._shown = self._show()
         self._pulled: dict[str, Shown] = {}
         self._answers: dict[str, tuple[int, Answer]] = {}
         self._lock = threading.Lock()
 
+    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+        met = (None if push is None else self.push(push), self.pull(worker) if pull else None)
+        return lambda: met
+
     def pull(self, worker: str) -> Shown:
         with self._lock:
             if self._shown.version != self.version:
-                self._shown = Shown(self.version, self.weights.clone())
-            self._pulled[worker] = self._shown
+                self._shown = self._show()
+            if self.cfg.compensation != "none":
+                self._pulled[worker] = self._shown
             return self._shown
 
     def push(self, push: Push) -> Answer:
@@ -111,11 +129,16 @@ class Shard:
             sequence, answer = self._answers.get(push.worker, (-1, None))
             if answer is not None and push.sequence <= sequence:
                 return Answer("repeated", self.version, answer.staleness)
-            self._check(push)
+            if push.epoch != self.epoch:
+                self.refused += 1
+                return Answer("anew", self.version, 0)
+            if (why := self._wrong(push)) is not None:
+                self.refused += 1
+                raise Refused(f"{self.name} refuses a gradient of {push.worker}: {why}")
             age = self.version - push.version
             self.staleness[age] += 1
             if self.cfg.max_staleness is not None and age > self.cfg.max_staleness:
-                self.dropped += 1
+                self.stale += 1
                 answer = Answer("stale", self.version, age)
             else:
                 self.optimizer.step(self._compensated(push), push.norm)
@@ -124,15 +147,17 @@ class Shard:
             self._answers[push.worker] = (push.sequence, answer)
             return answer
 
-    def _check(self, push: Push) -> None:
-        where = f"{self.name} refuses a gradient of {push.worker}"
+    def _show(self) -> Shown:
+        return Shown(self.epoch, self.version, self.weights.clone())
+
+    def _wrong(self, push: Push) -> str | None:
         if push.gradient.shape != self.weights.shape:
-            raise Refused(f"{where}: its shape is {tuple(push.gradient.shape)}, not {tuple(self.weights.shape)}")
+            return f"its shape is {tuple(push.gradient.shape)}, not {tuple(self.weights.shape)}"
         if push.version > self.version:
-            raise Refused(f"{where}: it was derived at version {push.version}, and this server, restored from a "
-                          f"checkpoint, is at {self.version}; pull first")
+            return f"it was derived at version {push.version}, and the newest is {self.version}"
         if not (torch.isfinite(push.gradient).all() and 0 <= push.norm < float("inf")):
-            raise Refused(f"{where}: it is not finite")
+            return "it is not finite"
+        return None
 
     def _compensated(self, push: Push) -> torch.Tensor:
         gradient = push.gradient.to(self.weights.dtype, copy=True)
@@ -148,26 +173,49 @@ class Shard:
     def state_dict(self) -> dict[str, Any]:
         """Everything but what workers have pulled: after a restart they pull anew."""
         with self._lock:
-            return {"weights": self.weights.clone(), "optimizer": self.optimizer.state_dict(), "version": self.version,
-                    "dropped": self.dropped, "staleness": {str(age): n for age, n in self.staleness.items()},
-                    "square": None if self._square is None else self._square.clone(),
+            square = {} if self._square is None else {"compensation": self._square.clone()}
+            return {"weights": self.weights.clone(), **self.optimizer.state_dict(), **square, "version": self.version,
+                    "staleness": dict(self.staleness), "stale": self.stale, "refused": self.refused,
                     "sequences": {worker: sequence for worker, (sequence, _) in self._answers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with self._lock:
             self.weights.copy_(state["weights"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.version, self.dropped = state["version"], state["dropped"]
-            self.staleness = defaultdict(int, {int(age): n for age, n in state["staleness"].items()})
-            if self._square is not None and state["square"] is not None:
-                self._square = state["square"].clone()
+            self.optimizer.load_state_dict(state)
+            self.version, self.stale, self.refused = state["version"], state["stale"], state["refused"]
+            self.staleness = Counter(state["staleness"])
+            if self._square is not None and "compensation" in state:
+                self._square = state["compensation"].clone()
             self._answers = {worker: (sequence, Answer("repeated", self.version, 0))
                              for worker, sequence in state["sequences"].items()}
             self._pulled.clear()
-            self._shown = Shown(self.version, self.weights.clone())
+            self.epoch = secrets.token_hex(8)
+            self._shown = self._show()
+
+
+VECTORS = ("weights", "mean", "square", "compensation")
+
+
+def cut(whole: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
+    """The state of a whole vector as states of `shards` shards of it. What was counted stays with the first."""
+    counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0}
+    vectors = [name for name in VECTORS if name in whole]
+    return [{name: whole[name][piece].clone() for name in vectors}
+            | {"steps": whole["steps"].clone(), "version": version, "sequences": {}}
+            | {name: whole.get(name, nothing) if index == 0 else nothing for name, nothing in counts.items()}
+            for index, piece in enumerate(slices(len(whole["weights"]), shards))]
+
+
+def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The other way round, with the sums of what was counted."""
+    vectors = [name for name in VECTORS if name in states[0]]
+    staleness = sum((Counter(state["staleness"]) for state in states), Counter[int]())
+    return {name: torch.cat([state[name] for state in states]) for name in vectors} | {
+        "steps": max(state["steps"] for state in states), "staleness": dict(staleness),
+        "stale": sum(state["stale"] for state in states), "refused": sum(state["refused"] for state in states)}
 
 
 def shards_of(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig) -> list[Shard]:
     """A vector, dealt out to the servers."""
     cuts = slices(len(master), cfg.shards)
-    return [Shard(f"shard {index}", master[cut], optimizer, cfg) for index, cut in enumerate(cuts)]
+    return [Shard(f"shard {index}", master[piece], optimizer, cfg) for index, piece in enumerate(cuts)]

@@ -11,7 +11,7 @@ import torch
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Grads, norm_of
 from qfleet.roles.optimizer import slices
-from qfleet.roles.server import Push, ServerConfig, Shelf
+from qfleet.roles.server import Met, Push, ServerConfig, Shelf, Shown
 from qfleet.types import Metrics
 
 
@@ -24,17 +24,24 @@ class ViaServer:
     def __init__(self, worker: str, shelves: Sequence[Shelf], cfg: ServerConfig, metrics: Metrics) -> None:
         self.worker, self.shelves, self.cfg, self.metrics = worker, shelves, cfg, metrics
         self._sequence = self._since_push = self._since_pull = 0
+        self._bytes = self._made = 0
 
     def attach(self, flat: Flat) -> None:
         """The server's weights are the truth: they replace those of the network."""
         self.flat, self.cuts = flat, slices(len(flat.master), len(self.shelves))
         self._sum = torch.zeros_like(flat.master)
-        self.versions = [0] * len(self.shelves)
-        self._pull()
+        self._held = [("", 0)] * len(self.shelves)  # epoch and version of the weights that are here
+        self._newest = [0] * len(self.shelves)
+        self._meet(None, 0.0, pull=True)
+        self._bytes = 0
 
     @property
     def updates(self) -> int:
-        return min(self.versions)
+        return min(self._newest)
+
+    def advance(self, updates: int) -> int:
+        """The run's updates after one more of ours: never fewer, even if a shard was restored and is behind."""
+        return max(updates, self.updates)
 
     def vote(self, peak: float | None) -> float | None:
         """Nobody waits for anybody."""
@@ -47,42 +54,82 @@ class ViaServer:
         norm = norm_of(gradient)
         if not math.isfinite(norm):
             return norm
+        self._made += 1
         self._since_push += 1
         self._since_pull += 1
+        sent: torch.Tensor | None = gradient
         if self.cfg.push_period_updates > 1:
-            self._sum += gradient
-            if self._since_push == self.cfg.push_period_updates:
-                mean = self._sum / self._since_push
-                self._push(mean, norm_of(mean))
-                self._sum.zero_()
-        else:
-            self._push(gradient, norm)
-        if self._since_pull >= self.cfg.pull_period_updates:
-            self._pull()
+            sent = self._averaged(gradient)
+        if sent is not None:
+            self._since_push = 0
+            self._sequence += 1
+        if pull := self._since_pull >= self.cfg.pull_period_updates:
+            self._since_pull = 0
+        if pull or sent is not None:
+            self._meet(sent, norm if sent is gradient or sent is None else norm_of(sent), pull)
         return norm
 
-    def _push(self, gradient: torch.Tensor, norm: float) -> None:
-        self._since_push = 0
-        self._sequence += 1
-        wire = gradient.bfloat16() if self.cfg.compress == "bf16" else gradient
-        answers = [shelf.push(Push(self.worker, self._sequence, version, norm, wire[cut]))
-                   for shelf, cut, version in zip(self.shelves, self.cuts, self.versions, strict=True)]
-        self.metrics.write({"server/staleness": sum(answer.staleness for answer in answers) / len(answers)})
-        if stale := sum(answer.verdict == "stale" for answer in answers):
-            self.metrics.count("server/stale_pushes", stale)
+    def _averaged(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The mean over a period, at its end."""
+        self._sum += gradient
+        if self._since_push < self.cfg.push_period_updates:
+            return None
+        mean = self._sum / self._since_push
+        self._sum.zero_()
+        return mean
 
-    def _pull(self) -> None:
-        self._since_pull = 0
-        for index, (shelf, cut) in enumerate(zip(self.shelves, self.cuts, strict=True)):
-            shown = shelf.pull(self.worker)
-            self.flat.master[cut] = shown.weights
-            self.versions[index] = shown.version
+    def _meet(self, gradient: torch.Tensor | None, norm: float, pull: bool) -> None:
+        """Talk to all shards at once."""
+        calls = [shelf.meet(self.worker, push, pull)
+                 for shelf, push in zip(self.shelves, self._pushes(gradient, norm), strict=True)]
+        met = [self._again(index, call()) for index, call in enumerate(calls)]
+        ages = []
+        for index, (answer, shown) in enumerate(met):
+            if answer is not None:
+                self._newest[index] = answer.version
+                ages.append(answer.staleness)
+            if shown is not None:
+                self._take(index, shown)
+        if ages:
+            self.metrics.write({"server/staleness": sum(ages) / len(ages)})
         self.flat.sync()
 
+    def _pushes(self, gradient: torch.Tensor | None, norm: float) -> list[Push | None]:
+        if gradient is None:
+            return [None] * len(self.shelves)
+        wire = gradient.bfloat16() if self.cfg.compress == "bf16" else gradient
+        self._bytes += wire.nbytes
+        wire = wire.cpu()
+        return [Push(self.worker, self._sequence, epoch, version, norm, wire[piece])
+                for piece, (epoch, version) in zip(self.cuts, self._held, strict=True)]
+
+    def _again(self, index: int, met: Met) -> Met:
+        """A shard that was restored since took nothing: its weights are pulled, wanted or not."""
+        answer, shown = met
+        if answer is not None and answer.verdict == "anew" and shown is None:
+            return answer, self.shelves[index].meet(self.worker, None, True)()[1]
+        return met
+
+    def _take(self, index: int, shown: Shown) -> None:
+        self.flat.master[self.cuts[index]] = shown.weights.to(self.flat.master.device)
+        self._held[index], self._newest[index] = (shown.epoch, shown.version), shown.version
+        self._bytes += shown.weights.nbytes
+
+    def figures(self) -> dict[str, float]:
+        """A gauge: what was sent and received for an update since it was last asked."""
+        sent, made, self._bytes, self._made = self._bytes, self._made, 0, 0
+        return {"comm/bytes_per_update": sent / made} if made else {}
+
     def state_dict(self) -> dict[str, Any]:
-        return {"sequence": self._sequence}
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Whatever the network was given, the server's weights are newer."""
-        self._sequence = state["sequence"]
-        self._pull()
+        self._meet(None, 0.0, pull=True)
+        self._bytes = 0
+
+
+def bytes_per_update(parameters: int, cfg: ServerConfig) -> float:
+    """What a learner sends and receives for one update: gradients up, float32 weights down."""
+    number = 2 if cfg.compress == "bf16" else 4
+    return parameters * (number / cfg.push_period_updates + 4 / cfg.pull_period_updates)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.plan import Plan, drive, rest
 from qfleet.runtime.shares import Shares
 from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.wire.fleet_pb2 import Part
 from qfleet.runtime.wire.inbox import Delivery, Inbox, unpack
 from qfleet.runtime.wire.registry import ACTOR, Registry
 from qfleet.types import EnvSpec
@@ -43,6 +45,8 @@ class Intake:
         self.cell, self.registry, self.inbox, self.shares = cell, registry, inbox, shares
         self.closing = False
         self.judged = -1
+        self.booked: Counter[int] = Counter()  # steps of every sender
+        self.on_part: Callable[[int, Part], None] = lambda index, part: None
         self._held_since: float | None = None
 
     def step(self) -> bool:
@@ -67,13 +71,14 @@ class Intake:
                 log.warning("a message of member %d was refused: %s", message.index, error)
                 self.judged = max([self.judged, *(judgement.version for judgement in message.judgements)])
                 continue
-            self._book(delivery)
+            self._book(message.index, delivery)
         return True
 
-    def _book(self, delivery: Delivery) -> None:
+    def _book(self, index: int, delivery: Delivery) -> None:
         replay, meter = self.cell.replay, self.cell.meter
         if not self.closing:
             replay.tick(delivery.steps)
+            self.booked[index] += delivery.steps
             for packed, priority in delivery.parcels:
                 replay.insert(packed, priority)
             for episode in delivery.episodes:
@@ -82,6 +87,8 @@ class Intake:
             meter.add(tag, total, count)
         for tag, by in delivery.counters.items():
             meter.count(tag, by)
+        if delivery.part is not None:
+            self.on_part(index, delivery.part)
         for score, weights in delivery.judgements:
             if score.version > self.cell.learner.updates:
                 continue  # weights of a learner that died, which this one has not got to again
@@ -97,11 +104,11 @@ class Fleet:
         self.desk, self.registry, self.outside, self.beat = desk, registry, outside, beat
         self.cell = Cell(agent, spec, plan, outside, desk)
         self.shares = Shares()
-        self.cell.gauges += [self.shares, self._members]
+        self.cell.gauges += [self.shares, self.members]
         self.cell.learner.burst = 1  # between two updates the inbox is looked after
         self.cell.replay.pace.behind = plan.slack_samples
         self.intake = Intake(self.cell, registry, inbox, self.shares)
-        self.checkpointer = Checkpointer(self.snapshot, self._save, plan.checkpoint, self.cell.progress,
+        self.checkpointer = Checkpointer(self.snapshot, self.save, plan.checkpoint, self.cell.progress,
                                          self.cell.meter)
         self._lives: dict[tuple[int, str], int] = {}
 
@@ -110,13 +117,13 @@ class Fleet:
         cell, stop, timed = self.cell, self.cell.stop, self.shares.timed
         try:
             drive([timed("time/intake_share", self.intake), timed("time/learner_share", cell.learner), cell.meter,
-                   timed("time/save_share", self.checkpointer)], stop, self._serve)
+                   timed("time/save_share", self.checkpointer)], stop, self.serve)
             self.intake.closing = True
             if stop.reason in ("total_steps", "total_updates"):
                 while not stop.told and cell.learner.step():  # what is still due
-                    self._serve(0)
+                    self.serve(0)
                 cell.learner.publish()
-                await_evaluation(cell, self.intake, self.registry, self.desk, self._serve)
+                await_evaluation(cell, self.intake, self.registry, self.desk, self.serve)
             self.checkpointer.save()
         finally:
             cell.meter.finish()
@@ -137,7 +144,7 @@ class Fleet:
         self.cell.republish()
         self.desk.tell(*self.cell.progress(), "starting")  # whoever says hello first finds the clocks right
 
-    def _serve(self, nap_s: float) -> None:
+    def serve(self, nap_s: float) -> None:
         self.desk.tell(*self.cell.progress(), "ending" if self.intake.closing else "training")
         self.beat()
         if nap_s:
@@ -145,11 +152,11 @@ class Fleet:
             rest(nap_s)
             self.shares.book("time/idle_share", time.perf_counter() - since)
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: Snapshot) -> None:
         self.desk.tell(*self.cell.progress(), "saving a checkpoint")
         self.outside.save(snapshot)
 
-    def _members(self) -> dict[str, float]:
+    def members(self) -> dict[str, float]:
         now, updates, members = time.monotonic(), self.cell.learner.updates, self.registry.members()
         actors = [member for member in members if member.role == ACTOR and now - member.heard < self.registry.live_s]
         for member in members:

@@ -214,23 +214,7 @@ class Rank:
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
         """Go on from a checkpoint of any number of ranks: with one's own part of it, or with a share of all."""
-        parts, pieces = [dict(state), *state.get("ranks", [])], sort_out(segments)
-        total = sum(part["clock"]["steps"] for part in parts)
-        rank, replay = self.crew.rank, self.cell.replay
-        if len(parts) == self.crew.size:
-            mine = {**state, **parts[rank]}
-            mine["learner"] = {**state["learner"], **parts[rank]["learner"]}
-            replay.elsewhere = total - mine["clock"]["steps"]
-            self.inline.restore(mine, pieces.get(rank, []))
-        else:
-            steps = total // self.crew.size + (rank < total % self.crew.size)
-            replay.elsewhere = total - steps
-            least = replay.pace.min_steps
-            self.inline.restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
-            if state["replay"] is not None:
-                replay.pace.min_steps = least  # nothing has to be filled anew
-                shards = [(part["replay"], pieces.get(index, [])) for index, part in enumerate(parts)]
-                deal(replay, shards, rank, self.crew.size, steps)
+        take_part(self.inline, state, segments, self.crew.rank, self.crew.size)
         self._resume_clocks()
 
     def _resume_clocks(self) -> None:
@@ -258,6 +242,40 @@ class Rank:
         if now[1] == before[1] or self.crew.size == 1:
             return {}
         return {"comm/bytes_per_update": (now[0] - before[0]) / (now[1] - before[1])}
+
+
+def parts_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What every rank or cell remembered for itself."""
+    return [dict(state), *state.get("ranks", [])]
+
+
+def steps_of(state: Mapping[str, Any]) -> int:
+    """The run's clock; where cells were lost it knows of steps that none of them remembers."""
+    return int(state.get("steps", sum(part["clock"]["steps"] for part in parts_of(state))))
+
+
+def take_part(inline: Inline, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int, size: int,
+              total: int | None = None) -> None:
+    """Restore one of `size` cells from a checkpoint of any number of them: its own part, or a share of all.
+
+    `total` is the run's clock if that has gone on since.
+    """
+    parts, pieces, replay = parts_of(state), sort_out(segments), inline.cell.replay
+    total = steps_of(state) if total is None else total
+    if len(parts) == size:
+        mine = {**state, **parts[rank]}
+        mine["learner"] = {**state["learner"], **parts[rank].get("learner", {})}
+        replay.elsewhere = total - mine["clock"]["steps"]
+        inline.restore(mine, pieces.get(rank, []))
+        return
+    steps = total // size + (rank < total % size)
+    replay.elsewhere = total - steps
+    least = replay.pace.min_steps
+    inline.restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
+    shards = [(part["replay"], pieces.get(index, [])) for index, part in enumerate(parts) if part["replay"] is not None]
+    if shards:
+        replay.pace.min_steps = least  # nothing has to be filled anew
+        deal(replay, shards, rank, size, steps)
 
 
 PREFIX = "rank"

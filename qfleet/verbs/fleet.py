@@ -28,6 +28,7 @@ def join(args: Namespace) -> int:
 
 def member(args: Namespace) -> int:
     """Be one process of a fleet."""
+    from qfleet.bundle import run_bundle, run_shard
     from qfleet.cellhost import run_cell
     from qfleet.crew import run_rank
     from qfleet.members import Contact, run_actor, run_evaluator
@@ -37,8 +38,10 @@ def member(args: Namespace) -> int:
         return run_cell(Path(place))
     if role == "rank":
         return run_rank(Path(place))
+    if role == "shard":
+        return run_shard(Path(place), int(name[0].removeprefix("shard/")))
     tls = (args.tls_ca, args.tls_cert, args.tls_key)
     contact = Contact(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust)
     if role == "evaluator":
         return run_evaluator(contact, None if args.videos is None else Path(args.videos))
-    return run_actor(contact)
+    return run_bundle(contact) if role == "bundle" else run_actor(contact)

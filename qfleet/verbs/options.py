@@ -155,7 +155,7 @@ def fleet_overrides(args: argparse.Namespace) -> list[str]:
     given = {key: getattr(args, name) for name, key in FLEET.items()}
     found = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]  # [::1]:4440 is no list
     found += ["fleet.local_actors=false"] if args.no_local_actors else []
-    placed = any(override.startswith("placement=") for override in args.overrides)
+    placed = any(override.startswith(("placement=", "gradients=server")) for override in args.overrides)
     return ["placement=processes", *found] if found and not placed else found
 
 

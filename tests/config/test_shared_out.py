@@ -56,7 +56,7 @@ def test_min_steps_never_fall_below_a_batch():
 
 @pytest.mark.parametrize("overrides,message", [
     (["gradients=solo", "cells=2"], "cells"),
-    (["gradients=solo", "allreduce.timeout_s=5"], "gradients=solo has one learner"),
+    (["gradients=solo", "allreduce.timeout_s=5"], "unless gradients=allreduce"),
     (["allreduce.rate_scaling=linear"], "the batch does not grow"),
     (["placement=processes"], "every rank plays for itself"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with gradients=allreduce"),

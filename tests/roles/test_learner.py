@@ -69,6 +69,50 @@ def test_soft_target_moves_every_update():
     assert torch.allclose(learner.target.master, (start + learner.flat.master) / 2)
 
 
+def test_updates_of_others_count_for_the_target_and_for_measurements():
+    """Between two updates of ours there were two of somebody else: the clock goes 3, 6, 9."""
+    batches = [sample_of([1, 2]) for _ in range(3)]
+    hard, _, metrics, _ = learner_with(list(batches), target_period_updates=4, metrics_period_updates=4)
+    hard.advance = lambda updates: updates + 3
+    online = []
+    for sample in batches:
+        hard._update(sample)
+        online.append(hard.flat.master.clone())
+        if hard.updates == 6:
+            assert torch.equal(hard.target.master, online[1]), "4 has been passed"
+    assert hard.updates == 9 and torch.equal(hard.target.master, online[2])
+    assert sum("train/loss" in values for values in metrics.values) == 2
+    soft, _, _, _ = learner_with(list(batches), target_period_updates=0, target_tau=0.5)
+    soft.advance = lambda updates: updates + 3
+    start = soft.target.master.clone()
+    soft._update(batches[0])
+    assert torch.allclose(soft.target.master, start + (1 - 0.5**3) * (soft.flat.master - start))
+    soft.advance = lambda updates: updates
+    before = soft.target.master.clone()
+    soft._update(batches[1])
+    assert torch.equal(soft.target.master, before), "a gradient that was dropped is no update"
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_losses_beyond_belief_are_left_out_and_counted(capture):
+    def loss(net, target, batch, rng):
+        return Loss(net.weight.sum() * batch.rows["reward"][:, 0], torch.ones(2))
+
+    usual, wild = [sample_of([1, 1.5]) for _ in range(10)], sample_of([1, 50])
+    doubting, _, metrics, _ = learner_with([], agent=linear_agent(loss), clip_norm=0, learning_rate=1e-9,
+                                           capture=capture)
+    torch.nn.init.constant_(doubting.flat.net.weight, 1.0)
+    doubting.doubt(6.0)
+    for sample in usual:
+        doubting._update(sample)
+    believing = doubting.flat.grad.clone()
+    doubting._update(wild)
+    assert torch.allclose(doubting.flat.grad, believing * 1 / 2.5), "of 1 and 50, 1 alone counts"
+    assert metrics.counts["server/outliers"] == 1
+    doubting._update(usual[0])
+    assert torch.allclose(doubting.flat.grad, believing), "the wild one has not moved the bound"
+
+
 def test_publishing_waits_for_its_period():
     learner, _, _, weights = learner_with([sample_of([1, 2])], publish_period_updates=3)
     learner.step()

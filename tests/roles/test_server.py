@@ -16,8 +16,8 @@ from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import seeded_network
-from qfleet.roles.server import Push, Refused, ServerConfig, Shard, shards_of
-from qfleet.roles.viaserver import ViaServer
+from qfleet.roles.server import Push, Refused, ServerConfig, Shard, cut, joined, shards_of
+from qfleet.roles.viaserver import ViaServer, bytes_per_update
 
 NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), SPEC), 1)
 
@@ -70,7 +70,8 @@ def test_nothing_that_is_not_finite_is_pushed():
 
 
 def push(shard, value=1.0, version=0, sequence=1, worker="w", norm=1.0, size=None):
-    return shard.push(Push(worker, sequence, version, norm, torch.full((size or len(shard.weights),), value)))
+    gradient = torch.full((size or len(shard.weights),), value)
+    return shard.push(Push(worker, sequence, shard.epoch, version, norm, gradient))
 
 
 def shard(**cfg):
@@ -81,20 +82,20 @@ def shard(**cfg):
     ({"value": math.nan}, "shard 0 refuses a gradient of w: it is not finite"),
     ({"norm": math.inf}, "not finite"),
     ({"size": 7}, r"its shape is \(7,\), not \(8,\)"),
-    ({"version": 1}, "derived at version 1, and this server, restored from a checkpoint, is at 0"),
+    ({"version": 1}, "derived at version 1, and the newest is 0"),
 ])
 def test_what_makes_no_sense_is_refused_by_name(wrong, message):
     one = shard()
     with pytest.raises(Refused, match=message):
         push(one, **wrong)
-    assert one.version == 0 and not one.weights.any() and push(one).verdict == "applied"
+    assert one.version == 0 and one.refused == 1 and not one.weights.any() and push(one).verdict == "applied"
 
 
 def test_stale_gradients_are_dropped_and_counted():
     one = shard(max_staleness=2)
     verdicts = [push(one, version=0, sequence=number).verdict for number in range(1, 6)]
     assert verdicts == ["applied"] * 3 + ["stale"] * 2
-    assert one.version == 3 and one.dropped == 2 and one.staleness == {0: 1, 1: 1, 2: 1, 3: 2}
+    assert one.version == 3 and one.stale == 2 and one.staleness == {0: 1, 1: 1, 2: 1, 3: 2}
 
 
 def test_a_push_that_is_repeated_counts_once():
@@ -117,7 +118,7 @@ def test_delay_is_compensated_with_the_weights_that_the_worker_had(compensation)
     moved = one.weights.clone()
     square = None if compensation == "constant" else one._square.clone()
     expected = compensate(torch.full((8,), 2.0), moved, torch.zeros(8), 0.5, square).gradient
-    late = Push("slow", 1, 0, 1.0, torch.full((8,), 2.0))
+    late = Push("slow", 1, one.epoch, 0, 1.0, torch.full((8,), 2.0))
     seen = []
     one.optimizer.step = lambda gradient, norm: seen.append(gradient)
     assert one.push(late).staleness == 3
@@ -157,13 +158,58 @@ def test_a_restored_shard_goes_on_and_refuses_what_it_does_not_know():
         rule.apply(gradient(flat, step))
     again, anew, other = served(2, cfg, compensation="adaptive")
     for shelf, state in zip(anew, states, strict=True):
+        before = shelf.epoch
         shelf.load_state_dict(state)
-    with pytest.raises(Refused, match="pull first"):
-        anew[0].push(Push("two", 1, 5, 1.0, torch.zeros_like(anew[0].weights)))
-    other.load_state_dict({"sequence": 3})
+        assert shelf.push(Push("two", 1, before, 3, 1.0, torch.ones_like(shelf.weights))).verdict == "anew"
+        assert shelf.version == 3 and shelf.refused == 1
+    other.load_state_dict({})
+    other._sequence = 3
     for step in range(3, 6):
         other.apply(gradient(again, step))
     assert torch.equal(again.master, flat.master) and other.updates == 6
+
+
+def test_a_learner_pulls_when_its_shard_was_restored_and_the_other_shards_go_on():
+    flat, shelves, rule = served(2, pull_period_updates=1000)
+    rule.apply(gradient(flat, 0))
+    shelves[0].load_state_dict(shelves[0].state_dict())
+    known = flat.master.clone()
+    rule.apply(gradient(flat, 1))
+    assert [shelf.version for shelf in shelves] == [1, 2] and shelves[0].refused == 1
+    first, second = rule.cuts
+    assert torch.equal(flat.master[first], shelves[0].weights) and not torch.equal(flat.master[first], known[first])
+    assert torch.equal(flat.master[second], known[second]), "nothing was pulled where nothing was lost"
+    rule.apply(gradient(flat, 2))
+    assert [shelf.version for shelf in shelves] == [2, 3] and rule.updates == 2 and rule.advance(7) == 7
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("compensation", ["none", "adaptive"])
+def test_states_are_joined_and_cut_for_another_number_of_shards(shards, compensation):
+    flat, shelves, rule = served(2, compensation=compensation)
+    for step in range(4):
+        rule.apply(gradient(flat, step))
+    whole = joined([shelf.state_dict() for shelf in shelves])
+    assert torch.equal(whole["weights"], flat.master) and whole["staleness"] == {0: 8}
+    again, others, other = served(shards, compensation=compensation)
+    for shelf, state in zip(others, cut(whole, 4, shards), strict=True):
+        shelf.load_state_dict(state)
+    assert sum(shelf.staleness[0] for shelf in others) == 8, "counted once"
+    other.load_state_dict({})
+    assert torch.equal(again.master, flat.master)
+    for step in range(4, 7):
+        rule.apply(gradient(flat, step))
+        other.apply(gradient(again, step))
+    assert torch.equal(again.master, flat.master) and other.updates == 7
+
+
+@pytest.mark.parametrize("cfg", [{}, {"compress": "bf16"}, {"push_period_updates": 2, "pull_period_updates": 4}])
+def test_volume_is_as_the_formula_says(cfg):
+    flat, _, rule = served(3, **cfg)
+    for step in range(8):
+        rule.apply(gradient(flat, step))
+    assert rule.figures() == {"comm/bytes_per_update": bytes_per_update(len(flat.master), rule.cfg)}
+    assert rule.figures() == {}
 
 
 def test_periods_average_pushes_and_space_out_pulls():
@@ -203,5 +249,5 @@ def test_two_workers_share_the_weights_and_know_how_old_theirs_are():
         rule.apply(gradient(flat, step))
     other.apply(gradient(two, 9))
     assert metrics.values[-1] == {"server/staleness": 4.0} and other.updates == 5
-    rule._pull()
+    rule.load_state_dict({})
     assert torch.equal(flat.master, two.master)

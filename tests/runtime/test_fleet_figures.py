@@ -98,6 +98,6 @@ def test_time_that_messages_are_held_back_is_told(fleet):
 
 def test_a_nap_is_idle_time(fleet):
     emitted(fleet)
-    fleet._serve(0.08)
-    fleet._serve(0)
+    fleet.serve(0.08)
+    fleet.serve(0)
     assert emitted(fleet)["time/idle_share"] > 0.5

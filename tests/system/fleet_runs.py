@@ -21,7 +21,7 @@ from qfleet.runtime.wire.channel import Caller
 SMALL = ["placement=processes", "agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64",
          "learner.batch_size=8", "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2",
          "run.tensorboard=false", "run.log_period_steps=100", "run.threads=1", "stop_at=null", "device=cpu"]
-HERE = str(Path(__file__).parent)
+PATHS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class FleetRun:
@@ -35,7 +35,7 @@ class FleetRun:
         with self.errors.open("wb") as errors:
             self.head = subprocess.Popen(
                 command(*words, "--quiet", "--json"), cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=ENVIRONMENT | {"TMPDIR": str(self.tmp), "PYTHONPATH": HERE} | env)
+                env=ENVIRONMENT | {"TMPDIR": str(self.tmp), "PYTHONPATH": PATHS} | env)
         self._caller: Caller | None = None
 
     def __enter__(self) -> FleetRun:

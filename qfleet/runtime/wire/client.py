@@ -77,6 +77,7 @@ class Link:
                  credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address, self.name, self.role, self.patience_s = address, name, role, patience_s
         self.stopped = self.final = False
+        self.elsewhere = self.save = self.saved = 0  # for one of several cells, as the other side says
         self.failed: Exception | None = None
         self.look: Callable[[], bool] = lambda: False  # asked while an evaluator waits for weights: should it not?
         self.metrics = Outbox()
@@ -254,6 +255,7 @@ class Link:
             self._waiting.end()
             self.metrics.confirmed()
         self._heard, self.final = (Progress(reply.steps, reply.updates), reply.version), reply.final
+        self.elsewhere, self.saved, self.save = reply.elsewhere, reply.saved, reply.save
         self._probing = self._message is not None and reply.verdict == WAIT
         if self._probing:
             self._not_before = now + self._probe.draw()
@@ -285,6 +287,7 @@ class Link:
         if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
             self.weights.rewind()
         self._heard = (Progress(welcome.steps, welcome.updates), welcome.version)
+        self.elsewhere = welcome.elsewhere
         self.welcome, self._stranger = welcome, False  # after the clocks: who sees another epoch sees its clocks, too
         self.metrics.limit(welcome.max_message_bytes)
         self._address()

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,13 @@ class Facts:
     told_at: float = 0.0
     stopped: bool = False
     final: bool = False
+    booked: Mapping[int, int] = field(default_factory=dict)  # steps of every cell, where there are several
+    save: int = 0  # the checkpoint that cells shall give their part of, 0 = none
+    saved: Mapping[int, int] = field(default_factory=dict)  # of every cell: whose part of it is in the newest on disk
+
+    def elsewhere(self, index: int) -> int:
+        """Steps of all cells but one."""
+        return sum(self.booked.values()) - self.booked.get(index, 0)
 
 
 class Bundle:
@@ -67,6 +74,18 @@ class Desk:
     def stop(self) -> None:
         """The run is over: whoever asks next is told to leave."""
         self.facts = replace(self.facts, stopped=True)
+
+    def book(self, booked: Mapping[int, int]) -> None:
+        """Steps of every cell since this process began, as of this moment."""
+        self.facts = replace(self.facts, booked=dict(booked))
+
+    def ask_parts(self, save: int) -> None:
+        """All cells shall give their parts of a checkpoint and wait; 0 lets them go on."""
+        self.facts = replace(self.facts, save=save)
+
+    def has_saved(self, parts: Mapping[int, int]) -> None:
+        """A checkpoint has reached the disk: of every cell, the number of the order that its part was given for."""
+        self.facts = replace(self.facts, saved=dict(parts))
 
     def ask_final(self) -> None:
         """The newest weights are the last: the evaluator shall judge them."""

@@ -40,7 +40,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes")
+    __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Welcome(_message.Message):
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     index: int
     incarnation: int
     epoch: str
@@ -61,10 +62,11 @@ class Welcome(_message.Message):
     updates: int
     version: int
     max_message_bytes: int
-    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    elsewhere: int
+    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., elsewhere: _Optional[int] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving")
+    __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving", "part")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,7 @@ class ExchangeRequest(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     index: int
     incarnation: int
@@ -91,7 +94,18 @@ class ExchangeRequest(_message.Message):
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
     judgements: _containers.RepeatedCompositeFieldContainer[Judgement]
     leaving: bool
-    def __init__(self, epoch: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., judgements: _Optional[_Iterable[_Union[Judgement, _Mapping]]] = ..., leaving: bool = ...) -> None: ...
+    part: Part
+    def __init__(self, epoch: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., judgements: _Optional[_Iterable[_Union[Judgement, _Mapping]]] = ..., leaving: bool = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("save", "state", "segments")
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    save: int
+    state: bytes
+    segments: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, save: _Optional[int] = ..., state: _Optional[bytes] = ..., segments: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Parcel(_message.Message):
     __slots__ = ("chunk", "priority")
@@ -142,18 +156,24 @@ class Judgement(_message.Message):
     def __init__(self, returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., weights: _Optional[bytes] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("verdict", "version", "steps", "updates", "final")
+    __slots__ = ("verdict", "version", "steps", "updates", "final", "elsewhere", "save", "saved")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     version: int
     steps: int
     updates: int
     final: bool
-    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., version: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., final: bool = ...) -> None: ...
+    elsewhere: int
+    save: int
+    saved: int
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., version: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., final: bool = ..., elsewhere: _Optional[int] = ..., save: _Optional[int] = ..., saved: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("newer_than",)

@@ -14,7 +14,7 @@ import torch
 from qfleet.replay.codec import Packed
 from qfleet.replay.layout import Layout
 from qfleet.roles.evaluator import Score
-from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Parcel
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Parcel, Part
 from qfleet.runtime.wire.tensors import unpack_weights
 
 MOST_STEPS = 1 << 31
@@ -85,6 +85,7 @@ class Delivery:
     figures: dict[str, tuple[float, int]]
     counters: dict[str, int]
     judgements: list[tuple[Score, dict[str, torch.Tensor]]]
+    part: Part | None
 
 
 def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
@@ -109,7 +110,8 @@ def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
         episodes=[(episode.lane, episode.ret, episode.length) for episode in message.episodes],
         figures={figure.tag: (figure.sum, figure.count) for figure in message.figures},
         counters={counter.tag: counter.by for counter in message.counters},
-        judgements=[_judgement(judgement) for judgement in message.judgements])
+        judgements=[_judgement(judgement) for judgement in message.judgements],
+        part=_part(message.part) if message.HasField("part") else None)
 
 
 def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
@@ -126,6 +128,13 @@ def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
         raise ValueError(f"{len(parcel.priority)} bytes of priorities for {layout.starts} window starts")
     # Not checked for being finite: the replay clamps and counts whatever is not a priority.
     return packed, np.frombuffer(parcel.priority, "<f4").astype(np.float32)
+
+
+def _part(part: Part) -> Part:
+    """Its state is read by whoever saves it; names become names of files."""
+    if wrong := [name for name in part.segments if not re.fullmatch(r"[a-z0-9-]{1,100}", name)]:
+        raise ValueError(f"{wrong[0][:100]!r} is not the name of a segment")
+    return part
 
 
 def _judgement(judgement: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from qfleet.roles.evaluator import Score
-from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Part
 from qfleet.runtime.wire.tensors import pack_weights
 from qfleet.types import UserError
 
@@ -111,6 +111,22 @@ class Outbox:
         with self.changed:
             self._judgements.append(Judgement(returns=score.returns, lengths=score.lengths, version=score.version,
                                               weights=weights))
+            self._touched()
+
+    def part(self, save: int, state: bytes, segments: Sequence[str]) -> None:
+        """What this process adds to a checkpoint; it belongs to all that was told before."""
+        if len(state) > self._most_bytes // 2:
+            raise UserError(f"a cell's part of a checkpoint takes {len(state) / 2**20:.0f} MB, too much for a message: "
+                            "raise fleet.max_message_mb")
+        with self.changed:
+            self._message.part.CopyFrom(Part(save=save, state=state, segments=segments))
+            self._touched()
+
+    def add(self, tag: str, total: float, count: int) -> None:
+        """`count` measurements at once."""
+        with self.changed:
+            before, number = self._figures.get(tag, (0.0, 0))
+            self._figures[tag] = (before + total, number + count)
             self._touched()
 
     def spend(self, tag: str, seconds: float) -> None:

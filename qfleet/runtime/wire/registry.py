@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-ACTOR = "actor"
+ACTOR, CELL = "actor", "cell"
 REMEMBERED = 64
 """Lives that ended and are still known: their last messages may wait in the inbox."""
 
@@ -124,8 +124,9 @@ class Registry:
             self._members = {}
 
     def _place(self, name: str, role: str) -> int:
-        if role == ACTOR and (local := re.fullmatch(r"local/([0-9]{1,6})", name)):
-            return int(local[1])
+        numbered = {ACTOR: "local", CELL: "cell"}
+        if role in numbered and (place := re.fullmatch(rf"{numbered[role]}/([0-9]{{1,6}})", name)):
+            return int(place[1])
         for life in self._newest.values():
             if life.name == name:
                 return life.index

@@ -78,7 +78,8 @@ class Answers:
         return Welcome(
             index=index, incarnation=incarnation, epoch=desk.epoch, config_yaml=desk.config_yaml,
             spec_json=desk.spec_json, actors=desk.actors, steps=facts.steps, updates=facts.updates,
-            version=desk.bundle.version, max_message_bytes=self.max_message_bytes).SerializeToString()
+            version=desk.bundle.version, max_message_bytes=self.max_message_bytes,
+            elsewhere=facts.elsewhere(index)).SerializeToString()
 
     def exchange(self, request: ExchangeRequest) -> bytes:
         if request.epoch != self.desk.epoch:
@@ -94,7 +95,8 @@ class Answers:
         if request.leaving:
             self.registry.left(request.index, request.incarnation)
         return ExchangeReply(verdict=verdict, version=self.desk.bundle.version, steps=facts.steps,
-                             updates=facts.updates, final=facts.final).SerializeToString()
+                             updates=facts.updates, final=facts.final, elsewhere=facts.elsewhere(request.index),
+                             save=facts.save, saved=facts.saved.get(request.index, 0)).SerializeToString()
 
     def _verdict(self, request: ExchangeRequest) -> Any:
         facts = self.desk.facts
@@ -162,7 +164,7 @@ def _deny(messages: Any, context: grpc.ServicerContext) -> bytes:
     return b""
 
 
-def _method(kind: type[Message], answer: Callable[[Any], bytes]) -> grpc.RpcMethodHandler:
+def method(kind: type[Message], answer: Callable[[Any], bytes]) -> grpc.RpcMethodHandler:
     """Parses by itself: gRPC would log a traceback for every message that is none."""
 
     def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -196,8 +198,8 @@ class Server:
         self._server = grpc.server(self._pool, interceptors=(Doorkeeper(tokens),), options=OPTIONS + limits,
                                    maximum_concurrent_rpcs=MOST_CALLS)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {
-            "Hello": _method(HelloRequest, answers.hello), "Exchange": _method(ExchangeRequest, answers.exchange),
-            "Fetch": _method(FetchRequest, answers.fetch), "Pulse": _method(PulseRequest, answers.pulse)}),))
+            "Hello": method(HelloRequest, answers.hello), "Exchange": method(ExchangeRequest, answers.exchange),
+            "Fetch": method(FetchRequest, answers.fetch), "Pulse": method(PulseRequest, answers.pulse)}),))
         try:
             self._bind(socket_address(socket), None)
             if cfg.address is not None:

@@ -1,0 +1,228 @@
+"""The registrar of a parameter server: it keeps the books of all cells, and learns nothing itself.
+
+    cells ── steps, episodes, figures ──▶ registrar ──▶ run directory, clock, end     cells ⇄ shards: gradients, weights
+    evaluator ── scores ──▶ registrar ◀── weights, when an evaluation is due ── shards
+
+For a checkpoint the registrar asks all cells for their parts. A cell that has given its part waits; when the last one
+does, nothing is under way, and what the shards hold is of one moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.gradients import Solo
+from qfleet.roles.schedule import Schedule
+from qfleet.roles.server import cut, joined
+from qfleet.runs.parts import Stage, unpack_state
+from qfleet.runtime.fleet import Fleet, await_evaluation
+from qfleet.runtime.plan import drive
+from qfleet.runtime.rank import parts_of, sort_out, steps_of
+from qfleet.runtime.wire.address import socket_address
+from qfleet.runtime.wire.fleet_pb2 import Part
+from qfleet.runtime.wire.registry import CELL
+from qfleet.runtime.wire.security import read_token
+from qfleet.runtime.wire.shard_pb2 import LookReply
+from qfleet.runtime.wire.shards import RemoteShard
+from qfleet.settings import RunConfig
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+SILENT_S = 5.0
+"""Who was not heard of for so long is not waited for: what it gave last time is kept."""
+
+PARTS_S = 60.0
+ABSENT: dict[str, Any] = {"replay": None, "actors": [], "clock": {"steps": 0}}
+"""The part of a cell that has never given one."""
+
+EXTRA = ("compensation", "staleness", "stale", "refused")
+AGES = {"server/staleness_0": 1, "server/staleness_1": 2, "server/staleness_2_3": 4, "server/staleness_4_7": 8,
+        "server/staleness_8_15": 16, "server/staleness_16_31": 32, "server/staleness_32_up": 1 << 62}
+"""Of the histogram: the age at which each bar ends."""
+
+
+def shard_socket(private: Path, index: int) -> Path:
+    return private / f"shard-{index}.sock"
+
+
+def shelves_of(config: RunConfig, private: Path) -> list[RemoteShard]:
+    token = read_token(private / "token")
+    return [RemoteShard(socket_address(shard_socket(private, index)), token, config.fleet.patience_s)
+            for index in range(config.server.shards)]
+
+
+class Bureau:
+    """Implements `session.Run`: a `Fleet` whose members are cells, and whose weights are what the shards hold."""
+
+    def __init__(self, fleet: Fleet, shelves: Sequence[RemoteShard], cells: int, folder: Path) -> None:
+        self.fleet, self.shelves, self.cells, self.folder = fleet, shelves, cells, folder
+        self.cell, self.checkpointer = fleet.cell, fleet.checkpointer
+        self.checkpointer.snapshot, self.checkpointer.write = self.snapshot, self._write
+        self.cell.replay.pace.behind = None  # what arrives here are counts
+        self.cell.gauges[:] = [self._figures]
+        fleet.intake.on_part, fleet.beat = self._take_part, self._tell
+        for shelf in shelves:
+            shelf.wait = fleet.serve
+        eval_ = self.cell.plan.eval
+        self.evaluations = Schedule(eval_.period_steps, eval_.period_updates)
+        self.parts: dict[int, tuple[dict[str, Any], list[str]]] = {}  # what each cell gave last: state, segments
+        self.extra: dict[str, Any] = {}
+        self._save = 0
+        self._given: dict[int, int] = {}  # the order that each part was given for
+        self._asking = self._ending = self._held = False
+        self._seen: list[LookReply] = [LookReply() for _ in shelves]
+        self._looked_at = 0.0
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def run(self) -> str:
+        """Serve until the run ends, let the evaluator judge, save; returns why it ended."""
+        fleet, cell, stop = self.fleet, self.cell, self.cell.stop
+        self._load()
+        try:
+            drive([fleet.intake, self, cell.meter, self.checkpointer], stop, fleet.serve)
+            self._ending = True
+            if stop.reason in ("total_steps", "total_updates"):
+                self._gather()
+                fleet.intake.closing = True
+                cell.learner.publish()
+                await_evaluation(cell, fleet.intake, fleet.registry, fleet.desk, fleet.serve)
+            self.checkpointer.save()
+        finally:
+            cell.meter.finish()
+        if not stop.told:
+            fleet.desk.stop()
+        for shelf in self.shelves:
+            shelf.dismiss()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return stop.reason or "total_steps"
+
+    def step(self) -> bool:
+        """Look how far the shards are. What the evaluator will ask for is here before it hears that it is due."""
+        learner, now = self.cell.learner, time.monotonic()
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self._seen = [shelf.look() or before for shelf, before in zip(self.shelves, self._seen, strict=True)]
+            learner.updates = max(learner.updates, min(seen.version for seen in self._seen))
+        if self.evaluations.due(self.cell.progress()):
+            calls = [shelf.meet("registrar", None, True) for shelf in self.shelves]
+            shown = [call()[1] for call in calls]
+            learner.updates = max(learner.updates, min(each.version for each in shown if each is not None))
+            self._adopt([each.weights for each in shown if each is not None])
+            learner.publish()
+        return False
+
+    def snapshot(self) -> Snapshot:
+        if not self._held:
+            self._gather()
+        base = self.fleet.snapshot()
+        given = [self.parts.get(index, (ABSENT, [])) for index in range(self.cells)]
+        first, *others = [state for state, _ in given]
+        learner = base.state["learner"] | first.get("learner", {})
+        state = base.state | first | {"learner": learner, "steps": base.progress.steps, "server": self.extra}
+        segments = [Stage(self.folder, index).segment(name) for index, (_, names) in enumerate(given)
+                    for name in names]
+        return replace(base, state=state | ({"ranks": others} if others else {}), segments=segments)
+
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
+        """Go on from a checkpoint of any number of cells and shards."""
+        pieces, parts = sort_out(pairs := list(segments)), parts_of(state)
+        if len(parts) == self.cells:
+            names = {path: name for name, path in pairs}
+            self.parts = {index: (_own(part), [names[path] for _, path in pieces.get(index, [])])
+                          for index, part in enumerate(parts)}
+        self.extra = dict(state.get("server", {}))
+        self.fleet.restore({**state, "replay": None, "clock": {"steps": steps_of(state)}}, [])
+        self.evaluations.resume(self.cell.progress())
+
+    def _load(self) -> None:
+        """Give every shard its slice; each begins a new life with it."""
+        learner = self.cell.learner
+        assert isinstance(learner.gradients, Solo)
+        whole = {"weights": learner.flat.master, **learner.gradients.state_dict(), **self.extra}
+        for shelf, state in zip(self.shelves, cut(whole, learner.updates, len(self.shelves)), strict=True):
+            shelf.load(state)
+
+    def _gather(self) -> None:
+        """Parts of all cells that live, and what the shards hold meanwhile."""
+        self._save += 1
+        self._asking = True
+        self.fleet.desk.ask_parts(self._save)
+        deadline = time.monotonic() + PARTS_S
+        drive([self.fleet.intake], lambda: self._complete() or time.monotonic() > deadline, self.fleet.serve)
+        self._asking = False
+        if not self._complete():
+            log.warning("not all cells gave their parts of a checkpoint within %.0f s: what they gave before is kept",
+                        PARTS_S)
+        states = [shelf.copy() for shelf in self.shelves]
+        learner, whole = self.cell.learner, joined(states)
+        assert isinstance(learner.gradients, Solo)
+        learner.gradients.load_state_dict(whole)
+        learner.updates = max(learner.updates, min(state["version"] for state in states))
+        self._adopt([state["weights"] for state in states])
+        self.extra = {name: whole[name] for name in EXTRA if name in whole}
+        self._held = self._ending
+        if not self._ending:
+            self.fleet.desk.ask_parts(0)
+
+    def _complete(self) -> bool:
+        now = time.monotonic()
+        return all(self._given.get(member.index) == self._save or now - member.heard > SILENT_S
+                   for member in self.fleet.registry.members() if member.role == CELL)
+
+    def _adopt(self, slices: Sequence[Any]) -> None:
+        flat, at = self.cell.learner.flat, 0
+        for piece in slices:
+            flat.master[at:at + len(piece)] = piece
+            at += len(piece)
+        flat.sync()
+
+    def _take_part(self, index: int, part: Part) -> None:
+        """Too late is not at all: what its cell wrote is replaced by what it writes next."""
+        if not self._asking or part.save != self._save or not 0 <= index < self.cells:
+            return
+        try:
+            self.parts[index] = (_own(unpack_state(part.state)), list(part.segments))
+            self._given[index] = part.save
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("the part of cell %d cannot be read (%s); what it gave before is kept", index, error)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        self.fleet.save(snapshot)
+        self.fleet.desk.has_saved(self._given)
+
+    def _tell(self) -> None:
+        booked = self.fleet.intake.booked
+        if booked != self.fleet.desk.facts.booked:
+            self.fleet.desk.book(booked)
+
+    def _figures(self) -> dict[str, float]:
+        """A gauge: who is there, and what became of the slices of gradients that were pushed."""
+        self.fleet.members()  # restarts are counted
+        now, live_s = time.monotonic(), self.fleet.registry.live_s
+        alive = [member for member in self.fleet.registry.members()
+                 if member.role == CELL and now - member.heard < live_s]
+        figures = {"server/cells": len(alive), "server/stale_pushes": sum(seen.stale for seen in self._seen),
+                   "server/refused_pushes": sum(seen.refused for seen in self._seen), **dict.fromkeys(AGES, 0)}
+        for seen in self._seen:
+            for age, count in seen.staleness.items():
+                figures[next(tag for tag, end in AGES.items() if age < end)] += count
+        return {tag: float(number) for tag, number in figures.items()}
+
+
+def _own(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part as its cell gave it, without what lies beside it in the first one's."""
+    kept = {name: part[name] for name in OWN if name in part}
+    learner = {name: part["learner"][name] for name in ("rng", "target") if name in part.get("learner", {})}
+    return kept | ({"learner": learner} if learner else {})
+
+
+OWN = ("actors", "replay", "clock", "torch_rng", "begin")
+"""What a cell remembers for itself, beside its learner's randomness and target."""

@@ -1,0 +1,261 @@
+"""A shard of a parameter server over the wire: the service around it, and the shard as others see it.
+
+Gradients and weights travel as plain numbers whose count must be right; a shard's whole state as safetensors.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+
+from qfleet.roles.server import Answer, Met, Push, Refused, Shard, Shown
+from qfleet.runtime.wire.address import Address, socket_address
+from qfleet.runtime.wire.channel import CALL_S, OPTIONS, PROTOCOL, SLOWEST_BYTES_PER_S, briefly, refusal
+from qfleet.runtime.wire.security import bearer
+from qfleet.runtime.wire.server import MOST_CALLS, WORKERS, Doorkeeper, Refusal, method
+from qfleet.runtime.wire.server import OPTIONS as LISTENING
+from qfleet.runtime.wire.shard_pb2 import (
+    ANEW,
+    APPLIED,
+    BFLOAT16,
+    FLOAT32,
+    NONE,
+    REPEATED,
+    STALE,
+    CopyRequest,
+    DismissReply,
+    DismissRequest,
+    LoadReply,
+    LookReply,
+    LookRequest,
+    MeetReply,
+    MeetRequest,
+    State,
+)
+from qfleet.runtime.wire.tensors import pack_weights, unpack_weights
+from qfleet.types import ProcessFault
+
+SERVICE = "qfleet.shard.v1.Shard"
+RETRY_S = 0.1
+GLANCE_S = 0.5
+VERDICTS = {"applied": APPLIED, "stale": STALE, "repeated": REPEATED, "anew": ANEW}
+WORDS: dict[Any, Any] = {number: word for word, number in VERDICTS.items()}
+
+
+def to_bytes(numbers: torch.Tensor) -> bytes:
+    """Little-endian, float32 or bfloat16."""
+    plain = numbers.detach().cpu().contiguous()
+    return (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).numpy().tobytes()
+
+
+def to_tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    if len(data) % dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes are no numbers of {dtype.itemsize} bytes each")
+    kind = "<i2" if dtype == torch.bfloat16 else "<f4"
+    return torch.from_numpy(np.frombuffer(data, kind).copy()).view(dtype)
+
+
+def pack_shard(state: Mapping[str, Any]) -> State:
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return State(version=state["version"], tensors=pack_weights(tensors), staleness=state["staleness"],
+                 stale=state["stale"], refused=state["refused"], sequences=state["sequences"])
+
+
+def unpack_shard(message: State) -> dict[str, Any]:
+    """A shard's state; ValueError unless it is whole, finite and of one length."""
+    tensors = unpack_weights(message.tensors)
+    vectors = {name: value for name, value in tensors.items() if name != "steps"}
+    if not {"weights", "mean", "square"} <= vectors.keys() <= {"weights", "mean", "square", "compensation"}:
+        raise ValueError(f"a shard's state has {sorted(tensors)}")
+    if "steps" not in tensors or tensors["steps"].shape != ():
+        raise ValueError("a shard's state has no count of its steps")
+    for name, value in vectors.items():
+        if value.shape != vectors["weights"].shape or value.ndim != 1 or value.dtype != torch.float32:
+            raise ValueError(f"{name} of a shard is {value.dtype} {tuple(value.shape)}")
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{name} of a shard is not finite")
+    return {**tensors, "version": message.version, "staleness": dict(message.staleness), "stale": message.stale,
+            "refused": message.refused, "sequences": dict(message.sequences)}
+
+
+class ShardService:
+    """Answers for a shard, which `build` makes of a state. Nothing is answered before there is one.
+
+    `loaded` hears of every state that was given. `leaving`: nobody will call again; `called_at`: when somebody did.
+    """
+
+    def __init__(self, build: Callable[[Mapping[str, Any]], Shard], loaded: Callable[[State], object],
+                 socket: Path, token: str, max_message_bytes: int) -> None:
+        self.build, self.loaded = build, loaded
+        self.shard: Shard | None = None
+        self.leaving, self.called_at = False, time.monotonic()
+        self._socket = socket
+        # A thread begins with as many threads for its arithmetic as there are cores.
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="shard", initializer=torch.set_num_threads,
+                                        initargs=(1,))
+        limits = (("grpc.max_receive_message_length", max_message_bytes),
+                  ("grpc.max_send_message_length", max_message_bytes))
+        self._server = grpc.server(self._pool, interceptors=(Doorkeeper([token]),), options=LISTENING + limits,
+                                   maximum_concurrent_rpcs=MOST_CALLS)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {
+            "Meet": method(MeetRequest, self.meet), "Look": method(LookRequest, self.look),
+            "Copy": method(CopyRequest, self.copy), "Load": method(State, self.load),
+            "Dismiss": method(DismissRequest, self.dismiss)}),))
+        socket.unlink(missing_ok=True)  # of one that was killed
+        self._server.add_insecure_port(str(socket_address(socket)))
+
+    def start(self) -> None:
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(0.5).wait(5)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._socket.unlink(missing_ok=True)
+
+    def meet(self, request: MeetRequest) -> bytes:
+        shard = self._present()
+        if request.protocol != PROTOCOL:
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
+                          f"{request.worker} speaks protocol {request.protocol}, this shard {PROTOCOL}: install the "
+                          "same version of qfleet")
+        answer = None
+        if request.sequence:
+            dtype = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}.get(request.numbers)
+            try:
+                if dtype is None:
+                    raise ValueError(f"numbers of kind {request.numbers} are not known")
+                gradient = to_tensor(request.gradient, dtype)
+                answer = shard.push(Push(request.worker, request.sequence, request.epoch, request.version,
+                                         request.norm, gradient))
+            except ValueError as error:
+                whose = "" if isinstance(error, Refused) else f"a gradient of {request.worker}: "
+                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{whose}{error}") from None
+        reply = MeetReply(verdict=NONE if answer is None else VERDICTS[answer.verdict], epoch=shard.epoch,
+                          version=shard.version if answer is None else answer.version,
+                          staleness=0 if answer is None else answer.staleness)
+        if request.pull:
+            shown = shard.pull(request.worker)
+            reply.version, reply.epoch, reply.weights = shown.version, shown.epoch, to_bytes(shown.weights)
+        return reply.SerializeToString()
+
+    def look(self, request: LookRequest) -> bytes:
+        shard = self._present()
+        return LookReply(version=shard.version, staleness=dict(shard.staleness), stale=shard.stale,
+                         refused=shard.refused).SerializeToString()
+
+    def copy(self, request: CopyRequest) -> bytes:
+        return pack_shard(self._present().state_dict()).SerializeToString()
+
+    def dismiss(self, request: DismissRequest) -> bytes:
+        self.leaving = True
+        return DismissReply().SerializeToString()
+
+    def load(self, request: State) -> bytes:
+        try:
+            shard = self.build(unpack_shard(request))
+        except ValueError as error:
+            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        self.loaded(request)
+        self.shard = shard
+        return LoadReply(epoch=shard.epoch).SerializeToString()
+
+    def _present(self) -> Shard:
+        self.called_at = time.monotonic()
+        if self.shard is None:
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, "this shard has not been given its weights yet")
+        return self.shard
+
+
+class RemoteShard:
+    """Implements `Shelf`. A shard that does not answer is asked again, the same thing, until patience ends.
+
+    `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
+    """
+
+    def __init__(self, address: Address, token: str, patience_s: float,
+                 wait: Callable[[float], object] = time.sleep) -> None:
+        self.address, self.patience_s, self.wait = address, patience_s, wait
+        self._metadata = bearer(token)
+        self._channel = grpc.insecure_channel(str(address), OPTIONS)
+        self._methods = {name: self._channel.unary_unary(f"/{SERVICE}/{name}")
+                         for name in ("Meet", "Look", "Copy", "Load", "Dismiss")}
+
+    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+        request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
+        if push is not None:
+            half = push.gradient.dtype == torch.bfloat16
+            request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
+            request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
+            request.gradient = to_bytes(push.gradient)
+        finish = self._call("Meet", request.SerializeToString())
+
+        def met() -> Met:
+            reply = MeetReply.FromString(finish())
+            answer = None if push is None else Answer(WORDS[reply.verdict], reply.version, reply.staleness)
+            shown = Shown(reply.epoch, reply.version, to_tensor(reply.weights, torch.float32)) if pull else None
+            if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
+                raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
+            return answer, shown
+
+        return met
+
+    def look(self, timeout_s: float = 1.0) -> LookReply | None:
+        """How the shard is; None if it does not answer."""
+        try:
+            data = self._methods["Look"](b"", timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError:
+            return None
+        return LookReply.FromString(data)
+
+    def copy(self) -> dict[str, Any]:
+        return unpack_shard(State.FromString(self._call("Copy", CopyRequest().SerializeToString())()))
+
+    def dismiss(self) -> None:
+        """Nobody will ask again. Who does not hear it is told by others."""
+        with suppress(grpc.RpcError):
+            self._methods["Dismiss"](b"", timeout=1.0, metadata=self._metadata)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._call("Load", pack_shard(state).SerializeToString())()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, name: str, request: bytes) -> Callable[[], bytes]:
+        """Begin a call; what is returned waits for its answer."""
+        timeout_s = CALL_S + len(request) / SLOWEST_BYTES_PER_S
+        begun = self._methods[name].future(request, timeout=timeout_s, metadata=self._metadata)
+
+        def finish() -> bytes:
+            since, call = time.monotonic(), begun
+            while True:
+                try:
+                    data: bytes = call.result(timeout=GLANCE_S)
+                    return data
+                except grpc.FutureTimeoutError:
+                    self.wait(0.0)
+                    continue
+                except grpc.RpcError as error:
+                    self._missed(error, time.monotonic() - since)
+                self.wait(RETRY_S * random.uniform(0.5, 1.0))
+                call = self._methods[name].future(request, timeout=timeout_s, metadata=self._metadata)
+
+        return finish
+
+    def _missed(self, error: grpc.RpcError, waited_s: float) -> None:
+        if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            raise ProcessFault(error.details()) from None
+        if (fatal := refusal(error, self.address)) is not None:
+            raise fatal from None
+        if waited_s > self.patience_s:
+            raise ProcessFault(f"the shard at {self.address} has not answered for {waited_s:.0f} s "
+                               f"({briefly(error)})") from None

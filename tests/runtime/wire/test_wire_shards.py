@@ -1,0 +1,166 @@
+"""A shard over the wire: the same numbers as without it, nonsense refused by name, deaths survived."""
+
+import math
+import threading
+
+import pytest
+import torch
+
+from qfleet.roles.optimizer import OptimizerConfig
+from qfleet.roles.server import Push, ServerConfig, Shard
+from qfleet.runtime.wire.address import socket_address
+from qfleet.runtime.wire.shard_pb2 import State
+from qfleet.runtime.wire.shards import RemoteShard, ShardService, pack_shard, to_bytes, to_tensor, unpack_shard
+from qfleet.types import ProcessFault, UserError
+
+pytestmark = pytest.mark.timeout(60)
+TOKEN, SIZE = "a-token-for-the-tests", 100
+
+
+def shard(**cfg):
+    weights = torch.linspace(-1, 1, SIZE)
+    return Shard("shard 0", weights, OptimizerConfig(learning_rate=0.1), ServerConfig(**cfg))
+
+
+class Host:
+    """One shard's process without the process."""
+
+    def __init__(self, folder, **cfg):
+        self.path, self.states = folder / "shard.sock", []
+
+        def build(state):
+            made = shard(**cfg)
+            made.load_state_dict(state)
+            return made
+
+        self.service = ShardService(build, self.states.append, self.path, TOKEN, 1 << 20)
+        self.service.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        self.service.close()
+
+    def shelf(self, token=TOKEN, patience_s=20.0, **wait):
+        return RemoteShard(socket_address(self.path), token, patience_s, **wait)
+
+
+def push_of(shown, sequence=1, gradient=None, **other):
+    gradient = torch.linspace(-2, 3, SIZE) if gradient is None else gradient
+    known = {"worker": "w", "epoch": shown.epoch, "version": shown.version, "norm": 7.0} | other
+    return Push(known["worker"], sequence, known["epoch"], known["version"], known["norm"], gradient)
+
+
+@pytest.mark.parametrize("compensation", ["none", "adaptive"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_arrive_as_they_are(tmp_path, compensation, dtype):
+    near = shard(compensation=compensation)
+    with Host(tmp_path, compensation=compensation) as host:
+        far = host.shelf()
+        far.load(near.state_dict())
+        for shelf in (near, far):
+            _, shown = shelf.meet("w", None, True)()
+            for sequence in range(1, 5):
+                gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(sequence)).to(dtype)
+                answer, shown = shelf.meet("w", push_of(shown, sequence, gradient), True)()
+                assert (answer.verdict, answer.version, answer.staleness, shown.version) == (
+                    "applied", sequence, 0, sequence)
+        assert torch.equal(shown.weights, near.weights)
+        copy = far.copy()
+        for name, value in near.state_dict().items():
+            same = torch.equal(copy[name], value) if isinstance(value, torch.Tensor) else copy[name] == value
+            assert same, name
+        assert far.look(10).version == 4 and dict(far.look(10).staleness) == {0: 4}
+        far.close()
+
+
+def test_nothing_is_answered_before_there_are_weights_and_what_was_given_is_kept(tmp_path):
+    with Host(tmp_path) as host:
+        waiting = host.shelf(patience_s=0.0)
+        with pytest.raises(ProcessFault, match="has not answered"):
+            waiting.meet("w", None, True)()
+        assert waiting.look() is None
+        late, found = host.shelf(), []
+        reader = threading.Thread(target=lambda: found.append(late.meet("w", None, True)()[1]))
+        reader.start()
+        host.shelf().load(shard().state_dict())
+        reader.join(20)
+        assert torch.equal(found[0].weights, shard().weights)
+        assert torch.equal(unpack_shard(host.states[0])["weights"], shard().weights)
+
+
+def test_nonsense_is_refused_by_name(tmp_path):
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict())
+        _, shown = shelf.meet("w", None, True)()
+        for wrong, message in [
+            ({"gradient": torch.full((SIZE,), math.nan)}, "shard 0 refuses a gradient of w: it is not finite"),
+            ({"gradient": torch.zeros(SIZE - 1)}, r"its shape is \(99,\), not \(100,\)"),
+            ({"norm": math.inf}, "not finite"), ({"version": 7}, "derived at version 7, and the newest is 0"),
+        ]:
+            with pytest.raises(ProcessFault, match=message):
+                shelf.meet("w", push_of(shown, **wrong), True)()
+        assert shelf.look(10).refused == 4 and shelf.look(10).version == 0
+        with pytest.raises(UserError, match="does not know this token"):
+            host.shelf("another").meet("w", None, True)()
+        with pytest.raises(ProcessFault, match="not safetensors"):
+            shelf._call("Load", State(tensors=b"\x80\x04rubbish").SerializeToString())()
+        spoilt = shard().state_dict() | {"mean": torch.full((SIZE,), math.inf)}
+        with pytest.raises(ProcessFault, match="mean of a shard is not finite"):
+            shelf.load(spoilt)
+        assert shelf.meet("w", push_of(shown), False)()[0].verdict == "applied", "it goes on as it was"
+
+
+def test_a_push_that_is_sent_again_counts_once_and_one_for_a_former_life_not_at_all(tmp_path):
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict())
+        _, shown = shelf.meet("w", None, True)()
+        assert [shelf.meet("w", push_of(shown), False)()[0].verdict for _ in range(2)] == ["applied", "repeated"]
+        state = shelf.copy()
+        shelf.load(state)
+        assert shelf.meet("w", push_of(shown, 2), False)()[0].verdict == "anew"
+        _, shown = shelf.meet("w", None, True)()
+        assert shelf.meet("w", push_of(shown, 2), False)()[0].verdict == "applied"
+
+
+def test_whoever_waits_for_a_dead_shard_waits_for_the_next_or_is_told_to_stop(tmp_path):
+    class Enough(Exception):
+        pass
+
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict())
+        _, shown = shelf.meet("w", None, True)()
+        state = shelf.copy()
+    found = []
+    waiter = threading.Thread(target=lambda: found.append(shelf.meet("w", push_of(shown), True)()))
+    waiter.start()
+    with Host(tmp_path) as host:
+        host.service.shard = host.service.build(state)
+        waiter.join(30)
+        answer, shown = found[0]
+        assert answer.verdict == "anew" and shown.epoch == host.service.shard.epoch, "refused, and pulled at once"
+
+    def enough(seconds):
+        raise Enough
+
+    shelf.wait = enough
+    with pytest.raises(Enough):
+        shelf.meet("w", None, True)()
+
+
+def test_bytes_that_are_no_numbers_are_no_numbers():
+    for dtype in (torch.float32, torch.bfloat16):
+        numbers = torch.randn(7).to(dtype)
+        assert torch.equal(to_tensor(to_bytes(numbers), dtype), numbers)
+        with pytest.raises(ValueError, match="are no numbers"):
+            to_tensor(b"123", dtype)
+    whole = shard(compensation="adaptive").state_dict()
+    assert set(unpack_shard(pack_shard(whole))) == set(whole)
+    with pytest.raises(ValueError, match="a shard's state has"):
+        unpack_shard(pack_shard({name: value for name, value in whole.items() if name != "mean"}))
+    with pytest.raises(ValueError, match="of a shard is"):
+        unpack_shard(pack_shard(whole | {"mean": torch.zeros(3)}))
