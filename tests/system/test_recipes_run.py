@@ -6,7 +6,7 @@ from real_runs import newest
 from qfleet import api
 from qfleet.recipe import recipe_for, recipe_names, resolve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5"}
 """Recipes without an environment of their own, and one for each."""

@@ -16,7 +16,7 @@ from real_runs import train
 from qfleet import api
 from qfleet.envs.toy import Chain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_all_settings_of_every_pair_occur():
