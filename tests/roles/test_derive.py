@@ -132,7 +132,7 @@ def test_what_cannot_be_repeated_runs_as_it_is_and_says_so(nature, caplog):
         if nature == "branching":
             value = value if float(value.sum()) > 1e9 else value * 2
         else:
-            value = value * torch.rand(len(value), generator=rng)
+            value = value * torch.rand(len(value))  # not the generator's that was passed in
         return Loss(value, value.detach())
 
     agent = linear_agent(loss)
