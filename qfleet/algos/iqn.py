@@ -61,13 +61,18 @@ class QuantileNetwork(nn.Module):
         return z_BNA.transpose(1, 2)
 
 
+def levels(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
+    """τ ~ U[0, 1], [items, n]."""
+    return torch.rand(items, n, generator=rng, device=rng.device)
+
+
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The IQN agent for an environment."""
     def sampling(n: int, k: int = 0) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]:
         """Look at n levels; the values are the means over them or, where k are asked for, over k others."""
         def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
             items = len(next(iter(obs.values())))
-            tau = torch.rand(items, n + k, generator=rng, device=rng.device)
+            tau = levels(items, n + k, rng)
             z_BAN = net(obs, tau, noise)
             return View(real(cfg, z_BAN[:, :, n:] if k else z_BAN).mean(2), z_BAN[:, :, :n], tau[:, :n])
 
