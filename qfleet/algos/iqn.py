@@ -68,13 +68,13 @@ def levels(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The IQN agent for an environment."""
-    def sampling(n: int, k: int = 0) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]:
-        """Look at n levels; the values are the means over them or, where k are asked for, over k others."""
+    def sampling(n: int, k: int) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]:
+        """Look at n levels of the laws, and at k for the values; the fewer are among the more, which costs least."""
         def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
             items = len(next(iter(obs.values())))
-            tau = levels(items, n + k, rng)
+            tau = levels(items, max(n, k), rng)
             z_BAN = net(obs, tau, noise)
-            return View(real(cfg, z_BAN[:, :, n:] if k else z_BAN).mean(2), z_BAN[:, :, :n], tau[:, :n])
+            return View(real(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
 
         return look
 
@@ -87,10 +87,9 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     def view(hints: Tensors) -> View:
         return View(real(cfg, hints["law"]).mean(2), hints["law"], hints["tau"])
 
-    # The target's values matter where it chooses by itself: those levels are sampled in the same pass.
-    chooses = cfg.munchausen or not cfg.double
+    n, n_target, k = cfg.samples, cfg.target_samples, cfg.policy_samples
+    chooses = cfg.munchausen or not cfg.double  # whether the target network's values decide anything
     return agent_of(cfg, spec, Kind(
-        network=lambda: QuantileNetwork(cfg, spec), learn=sampling(cfg.samples),
-        bootstrap=sampling(cfg.target_samples, cfg.policy_samples if chooses else 0),
-        choose=sampling(cfg.policy_samples), view=view, compare=compare,
+        network=lambda: QuantileNetwork(cfg, spec), learn=sampling(n, n),
+        bootstrap=sampling(n_target, k if chooses else n_target), choose=sampling(k, k), view=view, compare=compare,
         hints={"law": ((spec.actions, cfg.policy_samples), "float32"), "tau": ((cfg.policy_samples,), "float32")}))

@@ -15,7 +15,6 @@ from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.evaluator import Tally
 from qfleet.roles.policy import Policy
 
-
 MEMBERS = {**SMALL, "iqn": {"samples": 6, "target_samples": 6, "policy_samples": 6}}
 
 
@@ -50,7 +49,7 @@ def played(env_id, switches, prioritised=True, lanes=3, steps=400, algo="dqn"):
 @pytest.fixture
 def even_levels(monkeypatch):
     """IQN samples its levels, an actor others than a learner: with evenly spread ones both see the same."""
-    monkeypatch.setattr(iqn, "levels", lambda items, n, rng: ((torch.arange(n) % 6 + 0.5) / 6).expand(items, n))
+    monkeypatch.setattr(iqn, "levels", lambda items, n, rng: ((torch.arange(n) + 0.5) / n).expand(items, n))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "toy/Catch-v0"])

@@ -135,7 +135,7 @@ def test_loss_and_priority_equal_a_naive_loop(algo):
             laws = there[item] if split is None else [law[:split] for law in there[item]]
             choosing = more[0][2][item] if cfg.double else there[item]
             if split is not None and not cfg.double:
-                choosing = [law[split:] for law in there[item]]
+                choosing = [law[:cfg.policy_samples] for law in there[item]]
             bonus = 0.0
             if cfg.munchausen:
                 q_now = [oracle.q(law) / cfg.munchausen_temperature for law in more[0][2][item]]

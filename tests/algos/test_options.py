@@ -18,8 +18,8 @@ PERMISSIONS = {"noisy_epsilon"}
 """Say what may be combined, and compute nothing; settings hold them against the exploration (see below)."""
 
 NUMBERS = {"gamma": 0.5, "n_step": 2, "noisy_sigma": 2.0, "munchausen_alpha": 0.1, "munchausen_temperature": 1.0,
-           "munchausen_floor": -0.1, "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "huber_delta": 0.1, "atoms": 9,
-           "v_min": -7.0, "v_max": 9.0, "quantiles": 6, "kappa": 0.1, "samples": 5, "target_samples": 6,
+           "munchausen_floor": -0.1, "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "huber_delta": 0.1,
+           "atoms": 9, "v_min": -7.0, "v_max": 9.0, "quantiles": 6, "kappa": 0.1, "samples": 5, "target_samples": 6,
            "policy_samples": 1, "cosines": 9}
 """Another value for every option that is a number."""
 
@@ -51,15 +51,16 @@ def update(algo, spec, **switches):
     cfg = config(algo, **switches)
     made = ALGOS[algo].build(cfg, spec)
     net, target = twins(made, seed=3)
-    found = made.loss(net, target, batch_of(cfg.n_step + 1, 8 if spec is PICTURES else 64, spec=spec), torch.Generator().manual_seed(0))
+    batch = batch_of(cfg.n_step + 1, 8 if spec is PICTURES else 64, spec=spec)
+    found = made.loss(net, target, batch, torch.Generator().manual_seed(0))
     grads = torch.autograd.grad(found.per_item.mean(), list(net.parameters()))
     return torch.cat([found.per_item.detach(), found.priority, torch.stack([grad.norm() for grad in grads])])
 
 
 @pytest.mark.parametrize(("algo", "name", "value"), CHANGES)
 def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, value):
-    """A yes or no and a choice do so wherever they are active; a number, in one place at least: how many samples vote for
-    an action shows only where the vote is close."""
+    """A yes or no and a choice do so wherever they are active; a number, in one place at least: how many samples vote
+    for an action shows only where the vote is close."""
     changed = []
     pictures = name in ("torso", "torso_width", "torso_pool", "spectral_norm") or value == "group"
     for context in CONTEXTS:
@@ -94,8 +95,8 @@ def test_what_would_be_ignored_is_refused(algo, words, why):
 
 
 @pytest.mark.parametrize("words", [
-    ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"], ["agent.noisy=true", "agent.noisy_epsilon=true"],
-    ["agent.munchausen=true"]])
+    ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"],
+    ["agent.noisy=true", "agent.noisy_epsilon=true"], ["agent.munchausen=true"]])
 def test_what_is_wanted_is_accepted(words):
     assert resolve("cartpole", words).config.agent.n_step == 3
 

@@ -1,4 +1,4 @@
-"""Projection, quantile loss and cosines: hand tables, and naive float64 loops under random inputs, gradients included."""
+"""Projection, quantile loss and cosines: hand tables, naive float64 loops under random inputs, gradients included."""
 
 import math
 
@@ -61,7 +61,8 @@ def test_projection_equals_a_naive_loop(seed, atoms, masses):
     probs = torch.rand(5, masses, generator=rng).double()
     probs /= probs.sum(1, keepdim=True)
     discount = torch.rand(5, 1, generator=rng).double()
-    values = 2 * torch.randn(5, 1, generator=rng).double() + discount * 3 * torch.randn(5, masses, generator=rng).double()
+    reward, atoms = 2 * torch.randn(5, 1, generator=rng).double(), 3 * torch.randn(5, masses, generator=rng).double()
+    values = reward + discount * atoms
     found = categorical_projection(values, probs, support)
     for item in range(5):
         expected = naive_projection(values[item].tolist(), probs[item].tolist(), support.tolist())
