@@ -3,8 +3,8 @@
     python benchmarks/values_cost.py [--rounds 15] [--device cpu] [--out benchmarks/results/values_cost.json]
 
 Batches of 32 random Atari stacks (84 × 84 × 4), 6 actions, one hidden layer of 512: loss, gradient, optimizer and
-target, as the learner makes them, without the replay. All variants take turns, a few updates each per round, and the median over
-rounds counts: of one thread's CPU time, so that a busy machine matters little, or of wall time on a GPU.
+target, as the learner makes them, without the replay. All variants take turns, a few updates each per round, and the
+median over rounds counts: of one thread's CPU time, so that a busy machine matters little, or of wall time on a GPU.
 """
 
 from __future__ import annotations
