@@ -5,7 +5,7 @@ A paper says how it represents the return of an action (`Kind`): a number, or a 
     double      the online network chooses the bootstrap action            (van Hasselt et al. 2016)
     dueling     separate streams for value and advantage                   (Wang et al. 2016)
     n_step      n rewards are summed before the bootstrap
-    noisy       dense layers with learnt noise, instead of ε               (Fortunato et al. 2018)
+    noisy       last dense layers with learnt noise, instead of ε          (Fortunato et al. 2018)
     munchausen  the log-policy is added to the reward, targets are soft    (Vieillard et al. 2020)
     rescale     h(return) is learnt instead of the return                  (Pohlen et al. 2018)
 
@@ -44,7 +44,7 @@ class Values(Section):
     n_step: PositiveCount = Field(1, description="rewards summed before the bootstrap, steps")
     double: bool = Field(True, description="the online network chooses the bootstrap action")
     dueling: bool = Field(False, description="separate streams for value and advantage")
-    noisy: bool = Field(False, description="dense layers with learnt noise, which explores instead of ε")
+    noisy: bool = Field(False, description="noise, learnt, in the last hidden layer and the output, instead of ε")
     noisy_sigma: NonNegative = Field(0.5, description="σ₀: initial size of the noise")
     noisy_epsilon: bool = Field(False, description="let ε go on exploring beside the noise")
     munchausen: bool = Field(False, description="add the log-policy to the reward; targets follow a soft policy")
@@ -74,7 +74,7 @@ class Values(Section):
 
     @property
     def sigma(self) -> float | None:
-        """Initial noise of the dense layers, None if they have none."""
+        """Initial noise of the last dense layers, None if they have none."""
         return self.noisy_sigma if self.noisy else None
 
     @property
@@ -151,6 +151,10 @@ def learnt(cfg: Values, values: torch.Tensor) -> torch.Tensor:
     return h(values) if cfg.rescale else values
 
 
+def step_of(cfg: Values, rows: Tensors) -> NStep:
+    return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
+
+
 def aim(cfg: Values, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_now: torch.Tensor | None) -> Goal:
     """The goal of the first step of each window. `q_next` chooses what follows it, `q_now` is for Munchausen alone.
 
@@ -188,7 +192,7 @@ def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
         return Noise(rng, items) if cfg.noisy else None
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        action, step = batch.rows["action"][:, 0], step_of(batch.rows)
+        action, step = batch.rows["action"][:, 0], step_of(cfg, batch.rows)
         obs, obs_next = batch.obs(0), batch.obs(step.row[:, 0])
         here = kind.learn(net, obs, noise(rng), rng)
         with torch.no_grad():
@@ -205,14 +209,11 @@ def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The learner's own formula, its networks being the one that chose, as it saw things when it chose."""
-        action, step = rows["action"][:, 0], step_of(rows)
+        action, step = rows["action"][:, 0], step_of(cfg, rows)
         item = torch.arange(len(action))
         here = kind.view({name: rows[name][:, 0] for name in kind.hints})
         there = kind.view({name: rows[name][item, step.row[:, 0]] for name in kind.hints})
         return kind.compare(here, action, aim(cfg, step, action, there.q, here.q), there)[1]
-
-    def step_of(rows: Tensors) -> NStep:
-        return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
 
     def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
         lanes = len(arm.epsilon)

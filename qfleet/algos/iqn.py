@@ -48,14 +48,14 @@ class QuantileNetwork(nn.Module):
         super().__init__()
         self.cosines = cfg.cosines
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
-        self.body = Dense(self.encoder.features, cfg.hidden[:-1], cfg.norm, cfg.sigma)
+        self.body = Dense(self.encoder.features, cfg.hidden[:-1], cfg.norm)
         self.level = nn.Linear(cfg.cosines, self.body.features)
         kind = DuelingHead if cfg.dueling else Head
         self.head = kind(self.body.features, cfg.hidden[-1:], (spec.actions,), cfg.norm, cfg.sigma)
 
     def forward(self, obs: Mapping[str, torch.Tensor], tau_BN: torch.Tensor, noise: Noise | None) -> torch.Tensor:
         dtype = self.head.dtype
-        psi_BF = self.body(self.encoder(obs, dtype), noise)
+        psi_BF = self.body(self.encoder(obs, dtype))
         phi_BNF = self.level(cosines(tau_BN, self.cosines).to(dtype)).relu()
         z_BNA: torch.Tensor = self.head(psi_BF[:, None] * phi_BNF, noise)
         return z_BNA.transpose(1, 2)

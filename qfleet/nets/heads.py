@@ -13,12 +13,16 @@ from qfleet.nets.norms import Norm, dense_norm
 
 
 class Dense(nn.Sequential):
-    """Linear layers with ReLU, noisy ones where `sigma` is given; without widths it is the identity."""
+    """Linear layers with ReLU; without widths it is the identity.
+
+    With `sigma` the last of them is noisy. Those before it belong to the features, as convolutions do in the papers.
+    """
 
     def __init__(self, features: int, hidden: Sequence[int], norm: Norm, sigma: float | None = None) -> None:
         layers: list[nn.Module] = []
-        for width in hidden:
-            linear = nn.Linear(features, width) if sigma is None else NoisyLinear(features, width, sigma)
+        for i, width in enumerate(hidden):
+            noisy = sigma is not None and i == len(hidden) - 1
+            linear = NoisyLinear(features, width, sigma or 0.0) if noisy else nn.Linear(features, width)
             layers += [linear, *dense_norm(norm, width), nn.ReLU()]
             features = width
         super().__init__(*layers)
@@ -74,7 +78,7 @@ class DuelingHead(nn.Module):
                  sigma: float | None = None) -> None:
         super().__init__()
         shared, own = hidden[:-1], hidden[-1:]
-        self.hidden = Dense(features, shared, norm, sigma)
+        self.hidden = Dense(features, shared, norm)
         width = self.hidden.features
         self.value = Head(width, own, (1, *shape[1:]), norm, sigma)
         self.advantage = Head(width, own, shape, norm, sigma)
@@ -85,7 +89,7 @@ class DuelingHead(nn.Module):
 
     def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
         actions = x.ndim - 1  # their axis
-        x = self.hidden(x, noise)
+        x = self.hidden(x)
         advantage = self.advantage(x, noise)
         q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(actions, keepdim=True)
         return q
