@@ -38,6 +38,12 @@ GUARDED = ["server.max_staleness=20", "server.outlier_deviations=6", "server.com
 JOINED = "joined"
 """Stands for the overrides of a fleet that has no actors but one that joins over TCP and TLS."""
 
+FAMILY = ["agent.hidden=[256,256]", "agent.n_step=3"]
+"""What the cartpole recipe says of its agent, for members of another kind: a change of kind begins anew."""
+NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
+C51 = ["agent.algo=c51", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
+PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
+
 PLACES = {"inline": [], "processes": PROCESSES, "tcp+tls": [JOINED]}
 
 MATRIX: dict[str, tuple[str, float, list[str]]] = {
@@ -52,6 +58,12 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole rescaled": ("cartpole", 475, ["agent.rescale=true"]),
     "cartpole layer norm": ("cartpole", 475, ["agent.norm=layer"]),
     "cartpole rmsprop": ("cartpole", 475, ["learner.optimizer=rmsprop", "learner.optimizer_eps=1e-2"]),
+    "cartpole noisy": ("cartpole", 475, NOISY),
+    "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
+    "cartpole c51": ("cartpole", 475, C51),
+    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=32"]),
+    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY]),
+    "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
     "catch pixels bf16": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=bf16"]),

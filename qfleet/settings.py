@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from qfleet.config import Config, Count, PositiveCount, Real, plugin
+from qfleet.config import Config, Count, PositiveCount, Real, plugin, plugin_module
 from qfleet.envs import EnvConfig
 from qfleet.replay.config import ReplayConfig
 from qfleet.roles.allreduce import AllReduceConfig
@@ -120,6 +120,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
         found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
+    found += _two_explorations(cfg)
     if cfg.placement != "inline":
         found += cfg.fleet.problems()
         if cfg.gradients != "solo":
@@ -146,6 +147,21 @@ def _server(cfg: RunConfig) -> list[str]:
                      f"its weights are {own} of its own pushes old, and what it pushes is dropped; raise max_staleness "
                      "or lower the period")
     return found
+
+
+def _two_explorations(cfg: RunConfig) -> list[str]:
+    """Noisy layers explore by themselves: ε beside them must be wanted, and cannot be wanted where there is none."""
+    if not getattr(cfg.agent, "noisy", False):
+        return []
+    explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
+    random = any(float(explorer.arms(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
+    if random and not cfg.agent.noisy_epsilon:
+        return [f"agent.noisy=true explores by its noise, and explore.kind={cfg.explore.kind} adds random actions: set "
+                "explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to have both"]
+    if cfg.agent.noisy_epsilon and not random:
+        return [f"agent.noisy_epsilon=true has no effect: explore.kind={cfg.explore.kind} takes no random actions; "
+                "leave it out"]
+    return []
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Policy:
     def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and extra columns, for observations {leaf: [N, ...]}."""
         tensors = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
-        arm = Arm(arm.epsilon.to(self.device))
+        arm = replace(arm, epsilon=arm.epsilon.to(self.device))
         decision = self.agent.act(self.flat.net, tensors, self.memory, arm, self.rng)
         self.memory = decision.memory
         return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in decision.extras.items()}
