@@ -33,8 +33,7 @@ from chain_rows import COMMON, ROWS, name_of, overrides_of  # the switches are d
 
 PROCESSES = ["placement=processes", "actors=2", "env.lanes=4"]
 SERVER = ["gradients=server", "cells=3", "server.shards=2"]
-GUARDED = ["server.max_staleness=20", "server.outlier_deviations=6", "server.compensation=constant",
-           "server.compress=bf16"]
+COMPENSATED = ["server.max_staleness=20", "server.compensation=constant", "server.compress=bf16"]
 JOINED = "joined"
 """Stands for the overrides of a fleet that has no actors but one that joins over TCP and TLS."""
 
@@ -71,7 +70,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "catch processes": ("catch", 0.95, PROCESSES),
     "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),
     "cartpole server": ("cartpole", 475, SERVER),
-    "cartpole server guarded": ("cartpole", 475, [*SERVER, *GUARDED]),
+    "cartpole server compensated": ("cartpole", 475, [*SERVER, *COMPENSATED]),
+    "cartpole server outliers": ("cartpole", 475, [*SERVER, "server.outlier_deviations=6"]),
 } | {f"chain {name_of(row)} {place}": ("toy/Chain-v0", 1, [*COMMON, *overrides_of(row), *where])
      for row in ROWS for place, where in PLACES.items()}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.gradients import Solo
+from qfleet.roles.learner import Diverged
 from qfleet.roles.schedule import Schedule
 from qfleet.roles.server import cut, joined
 from qfleet.runs.parts import Stage, unpack_state
@@ -161,7 +162,11 @@ class Bureau:
         if not self._complete():
             log.warning("not all cells gave their parts of a checkpoint within %.0f s: what they gave before is kept",
                         PARTS_S)
-        states = [shelf.copy() for shelf in self.shelves]
+        try:
+            states = [shelf.copy() for shelf in self.shelves]
+        except ValueError as error:
+            raise Diverged(f"what the parameter server holds cannot be saved: {error}; lower learner.learning_rate, or "
+                           "set learner.clip_norm") from None
         learner, whole = self.cell.learner, joined(states)
         assert isinstance(learner.gradients, Solo)
         learner.gradients.load_state_dict(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class ViaServer:
         self.worker, self.shelves, self.cfg, self.metrics = worker, shelves, cfg, metrics
         self._sequence = self._since_push = self._since_pull = 0
         self._bytes = self._made = 0
+        self._spent = 0.0
 
     def attach(self, flat: Flat) -> None:
         """The server's weights are the truth: they replace those of the network."""
@@ -80,9 +82,11 @@ class ViaServer:
 
     def _meet(self, gradient: torch.Tensor | None, norm: float, pull: bool) -> None:
         """Talk to all shards at once."""
+        since = time.perf_counter()
         calls = [shelf.meet(self.worker, push, pull)
                  for shelf, push in zip(self.shelves, self._pushes(gradient, norm), strict=True)]
         met = [self._again(index, call()) for index, call in enumerate(calls)]
+        self._spent += time.perf_counter() - since
         ages = []
         for index, (answer, shown) in enumerate(met):
             if answer is not None:
@@ -116,9 +120,9 @@ class ViaServer:
         self._bytes += shown.weights.nbytes
 
     def figures(self) -> dict[str, float]:
-        """A gauge: what was sent and received for an update since it was last asked."""
-        sent, made, self._bytes, self._made = self._bytes, self._made, 0, 0
-        return {"comm/bytes_per_update": sent / made} if made else {}
+        """A gauge: what was sent and received for an update since it was last asked, and how long that took."""
+        sent, made, spent, self._bytes, self._made, self._spent = self._bytes, self._made, self._spent, 0, 0, 0.0
+        return {"comm/bytes_per_update": sent / made, "server/meet_ms": 1000 * spent / made} if made else {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -7,7 +7,8 @@ Pace ties acting and learning together, so one side waits for the other, and who
     both wait in turns       pace itself: each could go on, but not yet
     actors wait, not held    their messages are slow to arrive, or to be taken in: the wire
 
-With all roles in one process nobody waits; the largest part of the time is the limit.
+With all roles in one process nobody waits; the largest part of the time is the limit. So it is in the cells of a
+parameter server, where talking to it is a part of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ACTING = {"env": "actor/env_ms", "inference": "actor/act_ms", "wire": "actor/sto
 LEARNING = {"decode": "train/sample_ms", "learner": "train/update_ms"}
 CALLED = {"env": "the environment", "inference": "choosing actions", "wire": "storing and shipping",
           "waiting": "waiting", "decode": "drawing samples", "learner": "updates", "evaluation": "evaluations",
+          "server": "talking to the parameter server",
           "checkpoints": "checkpoints"}
 
 FASTER_LEARNER = ("device=cuda, learner.precision=bf16 or learner.capture=true make an update faster; a larger "
@@ -56,13 +58,20 @@ INLINE_ADVICE = {
     "wire": "raise replay.chunk_steps, so that fewer rows are stored twice, or let placement=processes store beside "
             "the learning",
 }
+SERVER_ADVICE = {
+    "server": "raise server.push_period_updates and server.pull_period_updates for fewer messages, or "
+              "learner.batch_size for fewer updates; server.compress=bf16 makes those of a large network smaller",
+    "env": "raise actors, so that emulators work while the network chooses; more cells help where there are cores for "
+           "them",
+}
 SILENT = "look into logs/ of the run, or let actors join (qfleet join)"
 WARMING_UP = "lower replay.min_steps to begin earlier; raise actors or env.lanes to get there sooner"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`limit` is env, inference, wire, decode, learner, pace, evaluation or checkpoints; the rest is for people."""
+    """`limit` is env, inference, wire, decode, learner, server, pace, evaluation or checkpoints; the rest is for
+    people."""
 
     limit: str
     evidence: str
@@ -161,9 +170,15 @@ def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping
     parts = {"evaluation": _share(mean, "time/eval_share"), "checkpoints": _share(mean, "time/save_share"),
              **{name: share * at_play for name, share in acting.items() if name != "waiting"},
              **{name: share * at_work for name, share in learning.items()}}
+    advice = {**ADVICE, **INLINE_ADVICE}
+    if "server/meet_ms" in mean:
+        talk = min(1.0, _share(mean, "server/meet_ms") / max(1e-9, _share(mean, "train/update_ms")))
+        update = parts.get("learner", 0.0)
+        parts |= {"server": talk * update, "learner": (1 - talk) * update}
+        advice |= SERVER_ADVICE
     limit, part = _largest(parts)
     takes = "take" if limit in ("learner", "evaluation", "checkpoints") else "takes"
-    return Verdict(limit, f"{CALLED[limit]} {takes} {percent(part)} of the time", {**ADVICE, **INLINE_ADVICE}[limit])
+    return Verdict(limit, f"{CALLED[limit]} {takes} {percent(part)} of the time", advice[limit])
 
 
 def _share(mean: Record, tag: str) -> float:

@@ -52,6 +52,8 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("replay steps", "replay/size", amount),
     ("replay", "replay/bytes", size),
     ("actors", "fleet/actors", amount),
+    ("cells", "server/cells", amount),
+    ("staleness", "server/staleness", amount),
 )
 """Label, tag and format of what is shown, in order of interest; a tag that no record brought is left out."""
 

@@ -5,7 +5,16 @@ import re
 import pytest
 
 from qfleet.recipe import key_table
-from qfleet.runs.bottleneck import ADVICE, INLINE_ADVICE, SILENT, WARMING_UP, bottleneck, shares, typical
+from qfleet.runs.bottleneck import (
+    ADVICE,
+    INLINE_ADVICE,
+    SERVER_ADVICE,
+    SILENT,
+    WARMING_UP,
+    bottleneck,
+    shares,
+    typical,
+)
 
 KEYS = set(re.findall(r"^\| `([\w.]+)`", key_table(), re.M))
 
@@ -72,6 +81,14 @@ def test_limits_of_one_process(name):
     assert verdict.advice == {**ADVICE, **INLINE_ADVICE}[name] and "%" in verdict.evidence
 
 
+def test_talking_to_a_parameter_server_is_a_part_of_the_updates():
+    cell = inline(update=4.0, time__learner_share=0.8) | {"server/cells": 3.0}
+    verdict = bottleneck(run_of(cell | {"server/meet_ms": 3.0}))
+    assert verdict.limit == "server" and verdict.advice == SERVER_ADVICE["server"]
+    assert verdict.evidence.startswith("talking to the parameter server takes")
+    assert bottleneck(run_of(cell | {"server/meet_ms": 0.5})).limit == "learner"
+
+
 def test_the_evidence_is_in_numbers():
     assert bottleneck(run_of(fleet(env=7.9, time__idle_share=0.62))).evidence == \
         "the learner idles 62 % of its time; the environment takes 88 % of an actor's"
@@ -131,9 +148,12 @@ def test_shares_divide_what_there_is():
         {"a": 0.75, "b": 0.25}
 
 
-@pytest.mark.parametrize("text", [*ADVICE.values(), *INLINE_ADVICE.values(), SILENT, WARMING_UP])
+ALL_ADVICE = [*ADVICE.values(), *INLINE_ADVICE.values(), *SERVER_ADVICE.values(), SILENT, WARMING_UP]
+
+
+@pytest.mark.parametrize("text", ALL_ADVICE)
 def test_the_keys_that_are_advised_exist(text):
-    named = re.findall(r"\b((?:env|agent|replay|learner|eval|checkpoint|fleet)\.[a-z_]+)", text)
-    named += re.findall(r"\b(actors|device|placement)\b(?==|, or let)", text)
+    named = re.findall(r"\b((?:env|agent|replay|learner|eval|checkpoint|fleet|server)\.[a-z_]+)", text)
+    named += re.findall(r"\b(actors|device|placement)\b(?==|, or let|, so that)", text)
     assert [key for key in named if key not in KEYS] == []
     assert named or "qfleet join" in text

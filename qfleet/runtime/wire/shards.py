@@ -82,7 +82,7 @@ def unpack_shard(message: State) -> dict[str, Any]:
         if value.shape != vectors["weights"].shape or value.ndim != 1 or value.dtype != torch.float32:
             raise ValueError(f"{name} of a shard is {value.dtype} {tuple(value.shape)}")
         if not torch.isfinite(value).all():
-            raise ValueError(f"{name} of a shard is not finite")
+            raise ValueError(f"{name} of a shard: not finite")
     return {**tensors, "version": message.version, "staleness": dict(message.staleness), "stale": message.stale,
             "refused": message.refused, "sequences": dict(message.sequences)}
 
