@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5"}
 """Recipes without an environment of their own, and one for each."""
 
-SHORTER = {"btr": ["env.lanes=4", "learner.batch_size=8", "agent.torso_width=1", "replay.samples_per_insert=0.5"],
+SHORTER = {"btr": ["env.lanes=4", "env.frame_size=42", "learner.batch_size=8", "agent.torso_width=1",
+                   "replay.samples_per_insert=0.5"],
            "data-efficient-rainbow": ["replay.chunk_steps=32"]}
 """What needs more to be short."""
 

@@ -20,7 +20,8 @@ MEMBERS = {
     "noisy": NOISY,
     "munchausen": ["agent.munchausen=true", *EPSILON],
     "rainbow": [*C51, "agent.dueling=true", "agent.n_step=3", "replay.alpha=0.5", *NOISY],
-    "btr": ["agent.algo=iqn", "agent.policy_samples=8", "agent.munchausen=true", "agent.dueling=true", "agent.n_step=3",
+    "btr": ["agent.algo=iqn", "agent.samples=4", "agent.target_samples=4", "agent.policy_samples=4",
+            "agent.munchausen=true", "agent.dueling=true", "agent.n_step=3",
             "replay.alpha=0.2", "agent.noisy=true", "agent.noisy_epsilon=true", *EPSILON],
 }
 
