@@ -1,6 +1,6 @@
 """The learning matrix: recipes and their variants over seeds, reported as k of n solved.
 
-    python benchmarks/learn.py [--seeds 5] [--only cartpole] [--out benchmarks/results/learn.json]
+    python benchmarks/learn.py [--seeds 5] [--only cartpole] [--jobs 1] [--out benchmarks/results/learn.json]
 
 A run counts as solved when the mean of 20 fresh greedy episodes of its best policy, played after training, reaches the
 threshold within the recipe's step budget. Rows are saved as they come; runs already in OUT are not repeated.
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +37,12 @@ COMPENSATED = ["server.max_staleness=20", "server.compensation=constant", "serve
 JOINED = "joined"
 """Stands for the overrides of a fleet that has no actors but one that joins over TCP and TLS."""
 
+FAMILY = ["agent.hidden=[256,256]", "agent.n_step=3"]
+"""What the cartpole recipe says of its agent, for members of another kind: a change of kind begins anew."""
+NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
+C51 = ["agent.algo=c51", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
+PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
+
 PLACES = {"inline": [], "processes": PROCESSES, "tcp+tls": [JOINED]}
 
 MATRIX: dict[str, tuple[str, float, list[str]]] = {
@@ -50,11 +57,18 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole rescaled": ("cartpole", 475, ["agent.rescale=true"]),
     "cartpole layer norm": ("cartpole", 475, ["agent.norm=layer"]),
     "cartpole rmsprop": ("cartpole", 475, ["learner.optimizer=rmsprop", "learner.optimizer_eps=1e-2"]),
+    "cartpole noisy": ("cartpole", 475, NOISY),
+    "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
+    "cartpole c51": ("cartpole", 475, C51),
+    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=32"]),
+    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY]),
+    "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
     "catch pixels bf16": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=bf16"]),
     "cartpole processes": ("cartpole", 475, PROCESSES),
     "catch processes": ("catch", 0.95, PROCESSES),
+    "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),
     "cartpole server": ("cartpole", 475, SERVER),
     "cartpole server compensated": ("cartpole", 475, [*SERVER, *COMPENSATED]),
     "cartpole server outliers": ("cartpole", 475, [*SERVER, "server.outlier_deviations=6"]),
@@ -93,6 +107,13 @@ def train(recipe: str, overrides: list[str], seed: int) -> dict:
             "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward}
 
 
+def train_apart(name: str, seed: int) -> dict:
+    """In a process of its own, as a user would."""
+    done = subprocess.run([sys.executable, __file__, "--one", name, str(seed)], stdout=subprocess.PIPE, text=True,
+                          check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def report(rows: dict[str, list[dict]]) -> str:
     lines, width = [], max(len(name) for name in rows)
     for name, runs in rows.items():
@@ -108,16 +129,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(MATRIX), choices=list(MATRIX))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/learn.json"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--one", nargs=2, metavar=("ROW", "SEED"), help="train only this, and print what came of it")
     args = parser.parse_args()
+    if args.one:
+        recipe, _, overrides = MATRIX[args.one[0]]
+        print(json.dumps(train(recipe, overrides, int(args.one[1]))))
+        return
     saved = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
     rows: dict[str, list[dict]] = {name: saved.get(name, []) for name in MATRIX if name in saved or name in args.only}
-    for name in args.only:
-        recipe, _, overrides = MATRIX[name]
-        for seed in range(1, args.seeds + 1):
-            if any(run["seed"] == seed for run in rows[name]):
-                continue
-            rows[name].append(train(recipe, overrides, seed))
-            print(name, rows[name][-1], flush=True)
+    todo = [(name, seed) for name in args.only for seed in range(1, args.seeds + 1)
+            if all(run["seed"] != seed for run in rows[name])]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        under_way = {pool.submit(train_apart, name, seed): name for name, seed in todo}
+        for done in as_completed(under_way):
+            name = under_way[done]
+            rows[name] = sorted([*rows[name], done.result()], key=lambda run: run["seed"])
+            print(name, done.result(), flush=True)
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
     print(report({name: rows[name] for name in args.only}))

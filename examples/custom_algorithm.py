@@ -1,21 +1,21 @@
-"""An algorithm of your own: Munchausen DQN (Vieillard et al. 2020), which adds the log-policy to the reward.
+"""An algorithm of your own: advantage learning (Bellemare et al. 2016), which widens the gap between actions.
 
-    qfleet train CartPole-v1 agent.algo=custom_algorithm:Munchausen agent.temperature=0.03
+    qfleet train CartPole-v1 agent.algo=custom_algorithm:Advantage agent.gap=0.5
 
 Shapes: B items, A actions.
 """
 
 import torch
 
-from qfleet.agent import Agent, Loss
+from qfleet.agent import Agent, Decision, Loss, epsilon_greedy
 from qfleet.algos import dqn
 from qfleet.config import Config as Section
-from qfleet.config import Fraction, Positive, PositiveCount
+from qfleet.config import Fraction, PositiveCount
 from qfleet.maths.bellman import huber, pick
 from qfleet.types import Window
 
 
-class Munchausen:
+class Advantage:
     """What `agent.algo` names: a `Config` and a `build`."""
 
     class Config(Section):
@@ -23,26 +23,24 @@ class Munchausen:
         """the algorithm"""
         gamma: Fraction = 0.99
         """discount per step"""
-        temperature: Positive = 0.03
-        """τ: softness of the policy that the targets follow"""
-        alpha: Fraction = 0.9
-        """share of the log-policy that is added to the reward"""
+        gap: Fraction = 0.5
+        """α: share of its distance to the best by which an action is made worse"""
         hidden: tuple[PositiveCount, ...] = (256, 256)
         """widths of the dense layers"""
 
     @staticmethod
     def build(cfg: Config, spec) -> Agent:
+        def act(net, obs, memory, arm, rng) -> Decision:
+            return Decision(epsilon_greedy(net(obs), arm, rng), memory)
+
         def loss(net, target, batch, rng) -> Loss:
-            """y = r + α τ log π(a|s) + γ Σ π(a'|s') (q⁻(s', a') − τ log π(a'|s')), where π = softmax(q⁻ / τ)."""
+            """y = r + γ max q⁻(s', ·) − α (max q⁻(s, ·) − q⁻(s, a))."""
             action, reward, discount = (batch.rows[name][:, 0] for name in ("action", "reward", "discount"))
             with torch.no_grad():
                 q_BA, q_next_BA = target(batch.obs(0)), target(batch.obs(1))
-                log_pi, log_pi_next = (cfg.temperature * torch.log_softmax(q / cfg.temperature, 1)
-                                       for q in (q_BA, q_next_BA))
-                value = ((log_pi_next / cfg.temperature).exp() * (q_next_BA - log_pi_next)).sum(1)
-                bonus = pick(log_pi, action).clamp(-1, 0)
-                y = reward + cfg.alpha * bonus + cfg.gamma * discount * value
+                behind = q_BA.amax(1) - pick(q_BA, action)
+                y = reward + cfg.gamma * discount * q_next_BA.amax(1) - cfg.gap * behind
             q = pick(net(batch.obs(0)), action)
-            return Loss(huber(q, y), (y - q.detach()).abs(), metrics={"train/log_policy": bonus})
+            return Loss(huber(q, y), (y - q.detach()).abs(), metrics={"train/behind": behind})
 
-        return Agent(lambda: dqn.QNetwork(dqn.Config(hidden=cfg.hidden), spec), dqn.epsilon_greedy, loss, Window())
+        return Agent(lambda: dqn.QNetwork(dqn.Config(hidden=cfg.hidden), spec), act, loss, Window())

@@ -19,9 +19,10 @@ Memory = Any
 
 @dataclass(frozen=True)
 class Arm:
-    """What exploration varies per lane: [N] tensors."""
+    """What exploration varies: ε [N] per lane, and whether networks that have noise of their own use it."""
 
     epsilon: torch.Tensor
+    noise: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,11 @@ class Agent:
     columns: Columns = field(default_factory=dict)
     hints: Columns = field(default_factory=dict)
     priority: Callable[[Tensors], torch.Tensor] | None = None
+
+
+def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:
+    """The best action, or with probability ε any action, lane by lane: [N]."""
+    lanes, actions = q_NA.shape
+    chance = torch.rand(lanes, generator=rng, device=q_NA.device)
+    random = torch.randint(actions, (lanes,), generator=rng, device=q_NA.device)
+    return torch.where(chance < arm.epsilon, random, q_NA.argmax(1))

@@ -173,7 +173,7 @@ class TrainedAgent:
         """
         leaves, single = self._leaves(obs)
         lanes = len(next(iter(leaves.values())))
-        numbers = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon)))[0].tolist()
+        numbers = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon), noise=False))[0].tolist()
         actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
         return actions[0] if single else np.asarray(actions)
 

@@ -23,7 +23,7 @@ from qfleet.roles.learner import Diverged
 from qfleet.roles.schedule import Schedule
 from qfleet.roles.server import cut, joined
 from qfleet.runs.parts import Stage, unpack_state
-from qfleet.runtime.fleet import Fleet
+from qfleet.runtime.fleet import Fleet, await_evaluation
 from qfleet.runtime.plan import drive
 from qfleet.runtime.rank import parts_of, sort_out, steps_of
 from qfleet.runtime.wire.address import socket_address
@@ -93,7 +93,7 @@ class Bureau:
                 self._gather()
                 fleet.intake.closing = True
                 cell.learner.publish()
-                fleet.await_evaluation()
+                await_evaluation(cell, fleet.intake, fleet.registry, fleet.desk, fleet.serve)
             self.checkpointer.save()
         finally:
             cell.meter.finish()

@@ -113,6 +113,8 @@ def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
         stack.callback(over.set)
         result = attempt.execute()
         replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
+        if not config.fleet.lasting:
+            desk.stop()
         _farewell(registry)
     return 0
 

@@ -9,6 +9,7 @@ The first rank keeps directory, records and checkpoints; the others add their pa
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -23,7 +24,9 @@ import torch
 from qfleet import head, recipe, session
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.cellhost import Orders
+from qfleet.gallery import Gallery
 from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
@@ -37,11 +40,13 @@ from qfleet.runtime.plan import Plan
 from qfleet.runtime.rank import Council, Rank, part_name
 from qfleet.runtime.ranks import Crew, Place, crew
 from qfleet.runtime.signals import obeyed
-from qfleet.runtime.supervise import Child
+from qfleet.runtime.supervise import Child, Failure
 from qfleet.runtime.threads import usable_cores
 from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, Segment, UserError, VectorEnv
+from qfleet.types import EnvSpec, ProcessFault, Segment, UserError, VectorEnv
+
+log = logging.getLogger(__name__)
 
 OWN = ("actors", "replay", "clock", "torch_rng", "begin")
 """What a rank remembers for itself; all the rest is the same everywhere, or the first one's business."""
@@ -73,14 +78,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         return head.go_on(directory, config, sinks, Launch)
     size = place.size if place else 1
     with met(config, place) as peers, ExitStack() as stack:
-        checkpoint = None
-        if peers.rank == 0:
-            directory.lock()
-            stack.callback(directory.unlock)
-            checkpoint = _newest(config, directory)
-            if checkpoint is None:
-                raise session.nothing_to_resume(directory)
-        before = None if checkpoint is None else session.ended(directory, config, checkpoint)
+        checkpoint, before = (None, None) if peers.rank else session.reopened(directory, config, stack)
         if any(peers.exchange(b"" if before is None else b"ended")):
             return before or _bystander(directory, "total_steps")
         with playing(config, size) as env:
@@ -89,10 +87,25 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
 
 
 def run_rank(private: Path) -> int:
-    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt."""
-    place, orders = Place.here(), Orders.read(private)
+    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt.
+
+    torchrun starts anew whoever fails. What no other attempt would mend is left for the head to read, and none is made.
+    """
+    place = Place.here()
     if place is None:
         raise UserError("a rank is started by torchrun")
+    if not (private / Launch.HOPELESS).exists():
+        try:
+            _be_rank(place, private)
+        except (UserError, Diverged) as error:
+            log.error("%s", error)
+            told = {"text": str(error), "ours": not isinstance(error, UserError)}
+            replace_text(private / Launch.HOPELESS, json.dumps(told))
+    return 0
+
+
+def _be_rank(place: Place, private: Path) -> None:
+    orders = Orders.read(private)
     directory = RunDirectory(Path(orders.directory))
     config = recipe.resolve(str(directory.config), []).config
     if place.rank == 0:
@@ -103,13 +116,13 @@ def run_rank(private: Path) -> int:
         result = part.work((), orders.origin, source)
         if place.rank == 0:
             replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
-    return 0
 
 
 class Launch(head.Head):
     """A head whose cell is torchrun, with a rank for each cell. Restarts are torchrun's."""
 
     PID = "rank.pid"
+    HOPELESS = "hopeless.json"
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
@@ -125,6 +138,13 @@ class Launch(head.Head):
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.config.run.threads or 1))}
         return [Child(head.CELL, words, {"PYTHONUNBUFFERED": "1", **threads},
                       self.directory.path / "logs" / "ranks.log", 0)]
+
+    def _result(self, failure: Failure | None) -> TrainResult:
+        try:
+            told = json.loads((self.private / self.HOPELESS).read_text())
+        except FileNotFoundError:
+            return super()._result(failure)
+        raise ProcessFault(f"training failed: {told['text']}") if told["ours"] else UserError(told["text"])
 
     def _pid(self) -> int | None:
         """Whom to tell: one rank tells the others. Before it lives, torchrun, which then gives up."""
@@ -167,7 +187,8 @@ def _made(config: RunConfig, peers: Crew, stack: ExitStack) -> RunDirectory:
     """The run's directory: the first rank makes it, or finds the one that an earlier attempt of this job made."""
     path = b""
     if peers.rank == 0:
-        directory = _earlier(config) if _attempt() else None
+        place = Place.here()
+        directory = _earlier(config) if place is not None and place.attempt else None
         if directory is not None:
             directory.lock()
         else:
@@ -175,10 +196,6 @@ def _made(config: RunConfig, peers: Crew, stack: ExitStack) -> RunDirectory:
         stack.callback(directory.unlock)
         path = str(directory.path).encode()
     return RunDirectory(Path(peers.exchange(path)[0].decode()))
-
-
-def _attempt() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _job() -> dict[str, str]:
@@ -256,7 +273,11 @@ class Part:
         cast = cast_of(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(cast.close)
         inline = Inline(cast, self._plan(), replace(outside, save=self.archive.saver(outside.save)))
-        rank = Rank(inline, self.peers, self.config.allreduce)
+        bench = None
+        if self.peers.size > 1 and self.peers.rank == 0:
+            bench = Gallery(self.config, self.env.spec, inline.cell, self.directory)
+            stack.callback(bench.close)
+        rank = Rank(inline, self.peers, self.config.allreduce, bench)
         self.archive.council = rank.council
         if Place.here() is not None:
             stack.callback(when_orphaned(lambda: setattr(rank.cell.stop, "reason", "preempted")))

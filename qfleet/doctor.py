@@ -36,7 +36,7 @@ FAULTS = {
     "fault/checkpoints_failed": "checkpoints could not be written: make room on the disk",
     "fault/bad_messages": "messages of members were malformed and refused: do all hosts have the same software?",
     "wire/retries": "calls got no answer and were made again: the network, or a learner that was restarted",
-    "replay/clamped_priorities": "priorities were not finite or out of range, and clamped: look at train/td_abs",
+    "replay/clamped_priorities": "priorities were not finite or out of range, and clamped: look at train/priority",
 }
 RATIO_TOLERANCE, RATIO_UPDATES = 0.05, 100
 """The measured samples per insert may differ by so much from the configured, once there were so many updates."""

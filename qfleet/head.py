@@ -37,8 +37,7 @@ from qfleet.runtime.wire.security import read_token, server_credentials, write_t
 from qfleet.session import (
     EXIT_CODES,
     TrainResult,
-    ended,
-    nothing_to_resume,
+    reopened,
     require_same,
     show_plan,
     source_of_weights,
@@ -66,7 +65,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
           kind: type[Head] | None = None) -> TrainResult:
     """Train a new run in processes, under a head of some kind."""
     spec = _look_at(config)
-    config = _checked(settle(config, spec))
+    config = checked(settle(config, spec))
     source_of_weights(config, spec)  # refused here, before there is a run
     with ExitStack() as stack:
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
@@ -85,16 +84,12 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
           kind: type[Head] | None = None) -> TrainResult:
     """Continue a run, in processes, from its newest valid checkpoint."""
     with ExitStack() as stack:
-        directory.lock()
-        stack.callback(directory.unlock)
-        checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
-        if checkpoint is None:
-            raise nothing_to_resume(directory)
-        if (before := ended(directory, config, checkpoint)) is not None:
+        checkpoint, before = reopened(directory, config, stack)
+        if before is not None:
             return before
         spec = _look_at(config)
         require_same(checkpoint, spec)
-        config = _checked(settle(config, spec))
+        config = checked(settle(config, spec))
         replace_text(directory.config, to_yaml(config))
         return (kind or Head)(config, spec, directory, sinks, {}).run()
 
@@ -104,7 +99,7 @@ def _look_at(config: RunConfig) -> EnvSpec:
         return env.spec
 
 
-def _checked(config: RunConfig) -> RunConfig:
+def checked(config: RunConfig) -> RunConfig:
     """Refuse what could only fail in a child."""
     fleet = config.fleet
     if fleet.token_file is not None:

@@ -84,12 +84,8 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
     """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
     with ExitStack() as stack:
         stack.enter_context(memory_advised(config))
-        directory.lock()
-        stack.callback(directory.unlock)
-        checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
-        if checkpoint is None:
-            raise nothing_to_resume(directory)
-        if (before := ended(directory, config, checkpoint)) is not None:
+        checkpoint, before = reopened(directory, config, stack)
+        if before is not None:
             return before
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
@@ -102,9 +98,15 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         return attempt.execute()
 
 
-def nothing_to_resume(directory: RunDirectory) -> UserError:
-    return UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
-                     f"{directory.config}` and another run.name")
+def reopened(directory: RunDirectory, config: RunConfig, stack: ExitStack) -> tuple[Checkpoint, TrainResult | None]:
+    """Hold a run, and look where it stands: its newest valid checkpoint, and how it ended if nothing is left to do."""
+    directory.lock()
+    stack.callback(directory.unlock)
+    checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+    if checkpoint is None:
+        raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
+                        f"{directory.config}` and another run.name")
+    return checkpoint, ended(directory, config, checkpoint)
 
 
 def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:

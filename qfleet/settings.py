@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from qfleet.config import Config, Count, PositiveCount, Real, plugin
+from qfleet.config import Config, Count, PositiveCount, Real, plugin, plugin_module
 from qfleet.envs import EnvConfig
 from qfleet.replay.config import ReplayConfig
 from qfleet.roles.allreduce import AllReduceConfig
@@ -70,12 +70,12 @@ class RunConfig(Config):
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
-        if self.gradients == "server":
-            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields if name not in SUPERVISION],
-                                  "the cells of gradients=server play for themselves, on this host")
-        elif self.placement == "inline":
-            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
-                                  "placement=inline has no other processes")
+        if self.placement == "inline":
+            alone = self.gradients == "solo"
+            why = "placement=inline has no other processes" if alone else (
+                f"with gradients={self.gradients} every learner plays for itself, on this host")
+            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields
+                                   if alone or name not in SUPERVISION], why)
         rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ServerConfig}
         for rule, model in rules.items():
             if self.gradients != rule:
@@ -120,12 +120,16 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
         found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
+    found += _two_explorations(cfg)
     if cfg.placement != "inline":
         found += cfg.fleet.problems()
         if cfg.gradients != "solo":
             each = "rank" if cfg.gradients == "allreduce" else "cell"
             found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
                          "set placement=inline")
+    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
+        found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
+                     "set learner.capture=false")
     if cfg.gradients == "server":
         found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
@@ -143,6 +147,21 @@ def _server(cfg: RunConfig) -> list[str]:
                      f"its weights are {own} of its own pushes old, and what it pushes is dropped; raise max_staleness "
                      "or lower the period")
     return found
+
+
+def _two_explorations(cfg: RunConfig) -> list[str]:
+    """Noisy layers explore by themselves: ε beside them must be wanted, and cannot be wanted where there is none."""
+    if not getattr(cfg.agent, "noisy", False):
+        return []
+    explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
+    random = any(float(explorer.arms(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
+    if random and not cfg.agent.noisy_epsilon:
+        return [f"agent.noisy=true explores by its noise, and explore.kind={cfg.explore.kind} adds random actions: set "
+                "explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to have both"]
+    if cfg.agent.noisy_epsilon and not random:
+        return [f"agent.noisy_epsilon=true has no effect: explore.kind={cfg.explore.kind} takes no random actions; "
+                "leave it out"]
+    return []
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:

@@ -171,8 +171,8 @@ class Sample:
         return {name: value[item, row] for name, value in leaves.items()}
 
 
-class Replay(Protocol):
-    """Where experience rests. `None` means: wait. `tick` counts environment steps when they are taken."""
+class Experience(Protocol):
+    """Where actors put what they saw. `None` means: wait. `tick` counts environment steps when they are taken."""
 
     @property
     def steps(self) -> int:
@@ -180,19 +180,29 @@ class Replay(Protocol):
 
     def tick(self, steps: int) -> None: ...
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
+
+
+class Replay(Experience, Protocol):
+    """Where experience rests, and learners take it from."""
+
     def sample(self, n: int) -> Sample | None: ...
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None: ...
 
 
-class Weights(Protocol):
-    """The mailbox between a learner and those who act. A version is the number of updates behind it."""
+class Published(Protocol):
+    """What those who act read of a learner's weights. A version is the number of updates behind it."""
+
+    def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None: ...
+
+
+class Weights(Published, Protocol):
+    """The mailbox between a learner and those who act."""
 
     @property
     def wanted(self) -> bool:
         """Whether somebody would read newer weights: a copy that nobody takes need not be made."""
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None: ...
-    def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None: ...
 
 
 class Metrics(Protocol):

@@ -1,4 +1,4 @@
-"""One ε for all lanes, for ever; ε = 0 is greedy play, as in evaluation."""
+"""One ε for all lanes, for ever; ε = 0 is greedy play, as in evaluation, which also leaves a network's noise out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Config(Section):
 
 
 class Constant:
-    """ε [N], the same at every step."""
+    """ε [N], the same at every step; for those who only show what was learnt, without noise."""
 
-    def __init__(self, epsilon: float, lanes: int) -> None:
-        self.arm = Arm(torch.full((lanes,), epsilon))
+    def __init__(self, epsilon: float, lanes: int, noise: bool = False) -> None:
+        self.arm = Arm(torch.full((lanes,), epsilon), noise)
 
     def arms(self, steps: int) -> Arm:
         return self.arm
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Constant:
-    return Constant(cfg.epsilon, lanes)
+    return Constant(cfg.epsilon, lanes, noise=True)

@@ -6,9 +6,10 @@ import torch
 from torch.nn import functional as F
 
 
-def pick(q_BA: torch.Tensor, action_B: torch.Tensor) -> torch.Tensor:
-    """q(s, a) [B] of the actions taken."""
-    return q_BA.gather(1, action_B.long().unsqueeze(1)).squeeze(1)
+def pick(q: torch.Tensor, action_B: torch.Tensor) -> torch.Tensor:
+    """q(s, a) of the actions taken: [B, A] -> [B], or of whole laws, [B, A, ...] -> [B, ...]."""
+    index = action_B.long().view(-1, *[1] * (q.ndim - 1)).expand(-1, 1, *q.shape[2:])
+    return q.gather(1, index).squeeze(1)
 
 
 def huber(q: torch.Tensor, y: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
@@ -19,3 +20,8 @@ def huber(q: torch.Tensor, y: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
 def squared(q: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """(y − q)², one number per item."""
     return F.mse_loss(q, y, reduction="none")
+
+
+def log_policy(q_BA: torch.Tensor, temperature: float) -> torch.Tensor:
+    """τ log π [B, A] of the policy π = softmax(q / τ) (Vieillard et al. 2020); 0 at most."""
+    return temperature * (q_BA / temperature).log_softmax(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,14 +16,15 @@ from qfleet.types import Leaf
 class Encoder(nn.Module):
     """{leaf: [B, ...]} -> [B, features]. Bytes become [0, 1]; computes in the dtype of its weights."""
 
-    def __init__(self, observation: Mapping[str, Leaf], torso: str, norm: Norm) -> None:
+    def __init__(self, observation: Mapping[str, Leaf], torso: str, norm: Norm, **options: Any) -> None:
+        """`options` are the torso's own, beyond a shape and a norm."""
         super().__init__()
         self.leaves = dict(observation)
         builders = {name: find_torso(default_torso(leaf) if torso == "auto" else torso)
                     for name, leaf in self.leaves.items() if leaf.kind == "image"}
         self.names = {name: f"torso_{i}" for i, name in enumerate(builders)}
         for name, builder in builders.items():
-            self.add_module(self.names[name], builder(self.leaves[name].shape, norm))
+            self.add_module(self.names[name], builder(self.leaves[name].shape, norm, **options))
         with torch.no_grad():
             blank = {name: torch.zeros(1, *leaf.shape, dtype=getattr(torch, leaf.dtype))
                      for name, leaf in self.leaves.items()}

@@ -1,4 +1,4 @@
-"""Dense layers from features to action values. Shapes: B items, A actions."""
+"""Dense layers from features to values of actions, or to laws of them. Shapes: B items, A actions, Z atoms of a law."""
 
 from __future__ import annotations
 
@@ -8,16 +8,30 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from qfleet.nets.noisy import Noise, NoisyLinear
 from qfleet.nets.norms import Norm, dense_norm
 
 
-def dense(features: int, hidden: Sequence[int], norm: Norm) -> nn.Sequential:
-    """Linear layers with ReLU; an empty `hidden` is the identity."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers += [nn.Linear(features, width), *dense_norm(norm, width), nn.ReLU()]
-        features = width
-    return nn.Sequential(*layers)
+class Dense(nn.Sequential):
+    """Linear layers with ReLU; without widths it is the identity.
+
+    With `sigma` the last of them is noisy. Those before it belong to the features, as convolutions do in the papers.
+    """
+
+    def __init__(self, features: int, hidden: Sequence[int], norm: Norm, sigma: float | None = None) -> None:
+        layers: list[nn.Module] = []
+        for i, width in enumerate(hidden):
+            noisy = sigma is not None and i == len(hidden) - 1
+            linear = NoisyLinear(features, width, sigma or 0.0) if noisy else nn.Linear(features, width)
+            layers += [linear, *dense_norm(norm, width), nn.ReLU()]
+            features = width
+        super().__init__(*layers)
+        self.features = features
+
+    def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
+        for layer in self:
+            x = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
+        return x
 
 
 class Output(nn.Linear):
@@ -31,42 +45,51 @@ class Output(nn.Linear):
 
 
 class Head(nn.Module):
-    """[B, features] -> q [B, A] in float32: all hidden layers, then one linear layer."""
+    """[B, ..., features] -> [B, ..., *shape] in float32: all hidden layers, then one linear layer.
 
-    def __init__(self, features: int, hidden: Sequence[int], actions: int, norm: Norm) -> None:
+    `shape` is (A,) for values of actions, (A, Z) for laws of Z numbers each.
+    """
+
+    def __init__(self, features: int, hidden: Sequence[int], shape: tuple[int, ...], norm: Norm,
+                 sigma: float | None = None) -> None:
         super().__init__()
-        self.hidden = dense(features, hidden, norm)
-        self.q = Output(hidden[-1] if hidden else features, actions)
+        self.shape, size = shape, torch.Size(shape).numel()
+        self.hidden = Dense(features, hidden, norm, sigma)
+        width = self.hidden.features
+        self.q = Output(width, size) if sigma is None else NoisyLinear(width, size, sigma)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.q.weight.dtype
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q: torch.Tensor = self.q(self.hidden(x))
-        return q
+    def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
+        x = self.hidden(x, noise)
+        flat: torch.Tensor = self.q(x.float(), noise) if isinstance(self.q, NoisyLinear) else self.q(x)
+        return flat if len(self.shape) == 1 else flat.unflatten(-1, self.shape)
 
 
 class DuelingHead(nn.Module):
-    """[B, features] -> q [B, A] = v + (a − mean a), the mean taken per item (Wang et al. 2016).
+    """[B, ..., features] -> [B, ..., *shape], v + (a − mean a), the mean over actions, item by item (Wang et al. 2016).
 
     The last hidden layer is split: value and advantage each have one of that width.
     """
 
-    def __init__(self, features: int, hidden: Sequence[int], actions: int, norm: Norm) -> None:
+    def __init__(self, features: int, hidden: Sequence[int], shape: tuple[int, ...], norm: Norm,
+                 sigma: float | None = None) -> None:
         super().__init__()
         shared, own = hidden[:-1], hidden[-1:]
-        self.hidden = dense(features, shared, norm)
-        width = shared[-1] if shared else features
-        self.value = Head(width, own, 1, norm)
-        self.advantage = Head(width, own, actions, norm)
+        self.hidden = Dense(features, shared, norm)
+        width = self.hidden.features
+        self.value = Head(width, own, (1, *shape[1:]), norm, sigma)
+        self.advantage = Head(width, own, shape, norm, sigma)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.value.dtype
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
+        actions = x.ndim - 1  # their axis
         x = self.hidden(x)
-        advantage = self.advantage(x)
-        q: torch.Tensor = self.value(x) + advantage - advantage.mean(1, keepdim=True)
+        advantage = self.advantage(x, noise)
+        q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(actions, keepdim=True)
         return q

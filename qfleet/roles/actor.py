@@ -22,7 +22,7 @@ from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.roles.laps import Laps
 from qfleet.roles.policy import Policy
-from qfleet.types import OBS, Chunk, Metrics, Obs, Outcome, Replay, VectorEnv, Weights
+from qfleet.types import OBS, Chunk, Experience, Metrics, Obs, Outcome, Published, VectorEnv
 
 ENV, ACT, STORE, WAIT = "actor/env_ms", "actor/act_ms", "actor/store_ms", "actor/wait_ms"
 TIMED_STEPS = 32
@@ -35,7 +35,7 @@ Choice = tuple[np.ndarray, dict[str, np.ndarray]]
 class Recorder:
     """Turns an actor's rows into chunks with priorities and holds them until the replay takes them."""
 
-    def __init__(self, agent: Agent, layout: Layout, lanes: int, replay: Replay, prioritised: bool = False) -> None:
+    def __init__(self, agent: Agent, layout: Layout, lanes: int, replay: Experience, prioritised: bool = False) -> None:
         self.lanes, self.replay = lanes, replay
         self.priority = agent.priority if prioritised else None
         hints = agent.hints if self.priority is not None else {}
@@ -97,7 +97,7 @@ class Actor:
         env: VectorEnv,
         explorer: Explorer,
         metrics: Metrics,
-        weights: Weights | None = None,
+        weights: Published | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics

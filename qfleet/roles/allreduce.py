@@ -1,7 +1,7 @@
 """Learners that meet at every update: each derives the gradient of its own batch, all apply the mean (data parallel).
 
-The gradient is one vector, so there is one reduction per update, cut into a few messages. It does not overlap with
-backward: `derive` hands over all gradients at once, played back from a recording in the fast case, and has no hooks.
+The gradient is one vector. A small network's is added up at once, in a few messages, when `derive` has played back its
+recording of the whole update; a large one's leaves in parts while backward is still at the others (`early.Early`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, Positive, PositiveCount
+from qfleet.roles.early import Early
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Grads, norm_of
 from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices
@@ -32,6 +33,8 @@ class AllReduceConfig(Config):
     scaled_for: PositiveCount | None = Field(
         None, description="ranks that batch size, rate, updates and replay are stated for; none = not divided yet")
     shard_optimizer: bool = Field(False, description="every rank keeps the optimizer's state of a part only (ZeRO-1)")
+    overlap: bool = Field(
+        False, description="send gradients while backward still runs; for large networks, and learner.capture=false")
     timeout_s: Positive = Field(60.0, description="a rank that is silent for so long ends the attempt, seconds")
     max_restarts: Count = Field(3, description="attempts after the first, each from the newest checkpoint")
 
@@ -52,8 +55,8 @@ class Peers(Protocol):
     def gather(self, row: Sequence[float]) -> Table:
         """Rows of the same length, one of each rank."""
 
-    def add_up(self, vector: torch.Tensor) -> None:
-        """The sum over all ranks, in place."""
+    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
+        """Begin to add up over all ranks, in place; what is returned waits until that is done."""
 
     def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
         """Each rank has brought its slice up to date; afterwards every rank has all of them."""
@@ -67,12 +70,14 @@ class AllReduce:
 
     `say` gives what else this rank tells the others with every vote, and `hear` gets what all of them told. `ahead`
     says how many batches more, exactly, this rank will have before anything else happens to its replay, all of the
-    same peak; then one vote decides on all of them. None = unknown, and every update is voted on.
+    same peak; then one vote decides on all of them. None = unknown, and every update is voted on. `overlap` sends
+    gradients while backward runs, which must then be autograd's own and no recording.
     """
 
     def __init__(self, cfg: OptimizerConfig, peers: Peers, sharded: bool = False,
                  say: Callable[[], Sequence[float]] = tuple, hear: Callable[[Table], None] = lambda told: None,
-                 ahead: Callable[[], int | None] = lambda: None) -> None:
+                 ahead: Callable[[], int | None] = lambda: None, overlap: bool = False) -> None:
+        self.overlap = overlap and peers.size > 1
         self.cfg, self.peers, self.sharded, self.say, self.hear, self.ahead = cfg, peers, sharded, say, hear, ahead
         self._granted: int | None = None  # updates that have been voted on and not been made yet
 
@@ -81,6 +86,7 @@ class AllReduce:
         self.flat, self.cuts = flat, slices(len(flat.master), parts)
         self.mine = self.cuts[self.peers.rank if self.sharded else 0]
         self.optimizer = Optimizer(self.cfg, flat.master[self.mine])
+        self._early = Early(flat, self.peers.add_up) if self.overlap else None
 
     def vote(self, peak: float | None) -> float | None:
         """All or nobody: a rank whose replay is empty, or behind, makes the others wait and not hang.
@@ -111,9 +117,8 @@ class AllReduce:
 
     def apply(self, grads: Grads | None) -> float:
         """A gradient that is not finite, anywhere, is contagious: the sum is not finite either, and all skip it."""
-        gradient = self.flat.grad.fill_(math.nan) if grads is None else self.flat.gather(grads)
+        gradient = self._sum(grads)
         if self.peers.size > 1:
-            self.peers.add_up(gradient)
             gradient.div_(self.peers.size)
         norm = norm_of(gradient)
         if math.isfinite(norm):
@@ -122,6 +127,14 @@ class AllReduce:
                 self.peers.complete(self.flat.master, self.cuts)
             self.flat.sync()
         return norm
+
+    def _sum(self, grads: Grads | None) -> torch.Tensor:
+        if self._early is not None:
+            return self._early.finish(grads)
+        gradient = self.flat.grad.fill_(math.nan) if grads is None else self.flat.gather(grads)
+        if self.peers.size > 1:
+            self.peers.add_up(gradient)()
+        return gradient
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as `Solo` has it, so that any number of ranks can go on with it. With a sharded optimizer

@@ -112,9 +112,9 @@ class Captured:
             _import_quietly()
             module = make_fx(update)(sample.weight, *sample.rows.values())
             _tidy(module)
-            if _same(self.eager(sample), play(sample)):
+            if _same(self._undisturbed(self.eager, sample), self._undisturbed(play, sample)):
                 return play
-            reason = "the recording does not repeat it, as with randomness"
+            reason = "the recording does not repeat it, as with randomness that is not the given generator's"
         except Exception as error:  # whatever the tracer meets, the update itself is sound
             reason = f"{type(error).__name__}: {error}"
         log.warning("learner.capture: this agent's update cannot be recorded (%s); it runs as it is", reason)

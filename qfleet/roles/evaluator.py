@@ -16,7 +16,7 @@ from qfleet.roles.actor import Actor
 from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.roles.seeds import lane_seeds, seed_for
-from qfleet.types import EnvFault, UserError, VectorEnv, Weights
+from qfleet.types import EnvFault, Published, UserError, VectorEnv
 
 ENDLESS_STEPS = 100_000
 """Vector steps of an evaluation without the end of any episode; the longest Atari game takes 27,000."""
@@ -122,7 +122,7 @@ class Evaluator:
         self,
         policy: Policy,
         env: VectorEnv,
-        weights: Weights,
+        weights: Published,
         cfg: EvalConfig,
         seed: int,
         progress: Callable[[], Progress],

@@ -19,7 +19,7 @@ class Flat:
     """The parameters of `net`, re-seated as views of one vector; buffers (running statistics) stay as they are.
 
     Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`. `grad` is the
-    float32 gradient that was gathered last.
+    float32 gradient that was gathered last, `rooms` its views, one per parameter.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -40,12 +40,12 @@ class Flat:
         self._views = self._named(self.master) | self._buffers
         trained = any(parameter.requires_grad for parameter in self.parameters)
         self.grad = torch.zeros(size if trained else 0, dtype=self.master.dtype, device=device)
-        self._grads = list(self._named(self.grad).values()) if trained else []
+        self.rooms = list(self._named(self.grad).values()) if trained else []
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
-        pairs = [(room, grad) for room, grad in zip(self._grads, grads, strict=True) if grad is not None]
-        if len(pairs) < len(self._grads):
+        pairs = [(room, grad) for room, grad in zip(self.rooms, grads, strict=True) if grad is not None]
+        if len(pairs) < len(self.rooms):
             self.grad.zero_()
         torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
         return self.grad

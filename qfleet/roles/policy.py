@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from qfleet.agent import Agent, Arm, Memory
 from qfleet.roles.flat import Flat
 from qfleet.roles.seeds import restore_rng
-from qfleet.types import Obs, Weights
+from qfleet.types import Obs, Published
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -29,7 +30,7 @@ class Policy:
         self.version = -1
         self.memory: Memory = None
 
-    def refresh(self, weights: Weights) -> int | None:
+    def refresh(self, weights: Published) -> int | None:
         """Take newer weights if there are any; returns by how many updates they are newer."""
         news = weights.fetch(self.version)
         if news is None:
@@ -46,7 +47,7 @@ class Policy:
     def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and extra columns, for observations {leaf: [N, ...]}."""
         tensors = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
-        arm = Arm(arm.epsilon.to(self.device))
+        arm = replace(arm, epsilon=arm.epsilon.to(self.device))
         decision = self.agent.act(self.flat.net, tensors, self.memory, arm, self.rng)
         self.memory = decision.memory
         return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in decision.extras.items()}

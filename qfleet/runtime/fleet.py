@@ -123,7 +123,7 @@ class Fleet:
                 while not stop.told and cell.learner.step():  # what is still due
                     self.serve(0)
                 cell.learner.publish()
-                self.await_evaluation()
+                await_evaluation(cell, self.intake, self.registry, self.desk, self.serve)
             self.checkpointer.save()
         finally:
             cell.meter.finish()
@@ -156,22 +156,6 @@ class Fleet:
         self.desk.tell(*self.cell.progress(), "saving a checkpoint")
         self.outside.save(snapshot)
 
-    def await_evaluation(self) -> None:
-        """The last weights are judged elsewhere; whoever does it may be slow, but must be alive."""
-        self.desk.ask_final()
-        heard = time.monotonic()
-
-        def over() -> bool:
-            nonlocal heard
-            heard = max([heard, *(member.heard for member in self.registry.members() if member.role == "evaluator")])
-            if time.monotonic() - heard > EVALUATOR_GRACE_S:
-                log.warning("the last weights were not evaluated: nothing was heard of the evaluator for %.0f s",
-                            EVALUATOR_GRACE_S)
-                return True
-            return self.cell.stop.told or self.intake.judged >= self.cell.learner.updates
-
-        drive([self.intake], over, self.serve)
-
     def members(self) -> dict[str, float]:
         now, updates, members = time.monotonic(), self.cell.learner.updates, self.registry.members()
         actors = [member for member in members if member.role == ACTOR and now - member.heard < self.registry.live_s]
@@ -184,3 +168,21 @@ class Fleet:
         if lags := [updates - max(0, member.version) for member in actors]:
             figures["fleet/policy_lag"] = sum(lags) / len(lags)
         return figures
+
+
+def await_evaluation(cell: Cell, intake: Intake, registry: Registry, desk: Desk,
+                     serve: Callable[[float], None]) -> None:
+    """The last weights are judged elsewhere; whoever does it may be slow, but must be alive."""
+    desk.ask_final()
+    heard = time.monotonic()
+
+    def over() -> bool:
+        nonlocal heard
+        heard = max([heard, *(member.heard for member in registry.members() if member.role == "evaluator")])
+        if time.monotonic() - heard > EVALUATOR_GRACE_S:
+            log.warning("the last weights were not evaluated: nothing was heard of the evaluator for %.0f s",
+                        EVALUATOR_GRACE_S)
+            return True
+        return cell.stop.told or intake.judged >= cell.learner.updates
+
+    drive([intake], over, serve)

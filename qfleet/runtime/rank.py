@@ -1,7 +1,7 @@
 """One rank of a crew: a cell with its actors in one process, in step with the same in other processes.
 
     every round    actors step ──▶ vote ──▶ as many updates as everybody has batches for
-    now and then   the first rank collects figures and evaluates, all save; meanwhile they go on hearing of each other
+    now and then   the first rank collects figures, all save; meanwhile they go on hearing of each other
 
 A vote tells how many steps each rank has taken and whether it wants to stop. After the last vote of a round all ranks
 know the same, so whatever is decided from that, the end, a checkpoint, an evaluation, all decide alike.
@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ from qfleet.roles.evaluator import Evaluator
 from qfleet.roles.metrics import Meter
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.runtime.inline import Inline
-from qfleet.runtime.plan import Plan, Stop
+from qfleet.runtime.plan import Plan, Stop, Worker
 from qfleet.runtime.ranks import Crew
 from qfleet.types import ProcessFault
 
@@ -128,11 +128,19 @@ class Task:
             self.done.set()
 
 
-class Judging:
-    """The first rank evaluates; the others wait for it. In the place of an `Evaluator`, of which each rank has one."""
+class Bench(Worker, Protocol):
+    """Where the first rank has evaluations made: elsewhere, for all ranks would wait for it."""
 
-    def __init__(self, evaluator: Evaluator, council: Council) -> None:
+    def judge(self) -> None:
+        """The newest weights, now; and wait for that."""
+
+
+class Judging:
+    """The first rank sees to evaluations, and for the last one all wait. In the place of each rank's `Evaluator`."""
+
+    def __init__(self, evaluator: Evaluator, council: Council, bench: Bench | None) -> None:
         self.evaluator, self.council = evaluator, council
+        self.bench = (bench or evaluator) if council.crew.rank == 0 else None
         self.state_dict, self.load_state_dict = evaluator.state_dict, evaluator.load_state_dict
         self.resume, self.policy = evaluator.resume, evaluator.policy
 
@@ -141,16 +149,10 @@ class Judging:
         return self.evaluator.count
 
     def step(self) -> bool:
-        evaluator = self.evaluator
-        if not (evaluator.schedule.due(evaluator.progress()) or evaluator.owed):
-            return False
-        self.judge()
-        return True
+        return self.bench is not None and self.bench.step()
 
     def judge(self) -> None:
-        first = self.council.crew.rank == 0
-        self.evaluator.owed = False
-        if self.council.together(self.evaluator.judge if first else None):
+        if self.council.together(None if self.bench is None else self.bench.judge):
             raise ProcessFault("the first rank could not evaluate; it says why")
 
 
@@ -179,18 +181,21 @@ class Courier:
 
 
 class Rank:
-    """Implements `session.Run`: an `Inline` whose learner, clock, end, evaluations and checkpoints are everybody's."""
+    """Implements `session.Run`: an `Inline` whose learner, clock, end, evaluations and checkpoints are everybody's.
 
-    def __init__(self, inline: Inline, crew: Crew, cfg: AllReduceConfig) -> None:
+    Without a `bench` the first rank evaluates by itself.
+    """
+
+    def __init__(self, inline: Inline, crew: Crew, cfg: AllReduceConfig, bench: Bench | None = None) -> None:
         self.inline, self.crew = inline, crew
         self.cell, self.checkpointer = inline.cell, inline.checkpointer
         cell = self.cell
         cell.stop = stop = Agreed(inline.plan, cell.progress, crew.size == 1)
         self.council = council = Council(crew, inline, stop)
         cell.learner.meet(AllReduce(inline.plan.learner, crew, cfg.shard_optimizer, council.say, council.hear,
-                                    self._ahead))
+                                    self._ahead, cfg.overlap))
         assert isinstance(inline.evaluator, Evaluator)
-        inline.evaluator = Judging(inline.evaluator, council)
+        inline.evaluator = Judging(inline.evaluator, council, bench)
         self.courier = Courier(crew, cell.meter, inline.plan.log_schedule)
         inline.beside.append(self.courier)
         self.checkpointer.snapshot = self.snapshot

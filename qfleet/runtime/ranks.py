@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +31,7 @@ class Place:
     size: int
     local: int
     neighbours: int
+    attempt: int = 0  # how often torchrun has started all ranks anew
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> Place | None:
@@ -39,7 +40,8 @@ class Place:
             return None
         size = environment["WORLD_SIZE"]
         return Place(int(environment["RANK"]), int(size), int(environment.get("LOCAL_RANK", 0)),
-                     int(environment.get("LOCAL_WORLD_SIZE", size)))
+                     int(environment.get("LOCAL_WORLD_SIZE", size)),
+                     int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)))
 
 
 class Crew(Peers, Protocol):
@@ -60,7 +62,9 @@ class Alone:
     def gather(self, row: Sequence[float]) -> Table:
         return [list(row)]
 
-    def add_up(self, vector: torch.Tensor) -> None: ...
+    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
+        return lambda: None
+
     def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None: ...
     def spread(self, tensor: torch.Tensor) -> None: ...
 
@@ -79,15 +83,20 @@ class Ranks:
     def gather(self, row: Sequence[float]) -> Table:
         return torch.stack(self._all(torch.tensor(row, dtype=torch.float64))).tolist()
 
-    def add_up(self, vector: torch.Tensor) -> None:
+    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
         near = self._near(vector)
         with self._answered():
             works = [dist.all_reduce(part, async_op=True) for part in near.split(MESSAGE)]
-            for work in works:
-                work.wait()
-        if near is not vector:
-            vector.copy_(near)
         self.sent_bytes += 2 * (self.size - 1) / self.size * vector.nbytes
+
+        def wait() -> None:
+            with self._answered():
+                for work in works:
+                    work.wait()
+            if near is not vector:
+                vector.copy_(near)
+
+        return wait
 
     def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
         longest = max(cut.stop - cut.start for cut in cuts)
@@ -142,9 +151,13 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
     direct = device.type == "cuda" and torch.cuda.device_count() >= place.neighbours
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", rank=place.rank,
-                                world_size=place.size, timeout=timedelta(seconds=timeout_s))
+        store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+        # torchrun keeps one store for all attempts: whoever looks early would find the address of a rank that died.
+        store = dist.PrefixStore(f"attempt{place.attempt}", store)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", store=store, rank=rank, world_size=size,
+                                timeout=timeout)
     except RuntimeError as error:
         raise RankLost(f"rank {place.rank} did not meet all of {place.size} ranks within {timeout_s:g} s "
                        f"(allreduce.timeout_s): {str(error).splitlines()[0]:.200}") from error

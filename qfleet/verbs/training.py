@@ -183,6 +183,10 @@ def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
     from qfleet.config import to_yaml
 
     first = plans[0].config
+    if first.placement != "inline":
+        from qfleet.head import checked
+
+        checked(first)
     with clean_stdout(args):
         rows = dict(api.plan(first))
     width = max(len(name) for name in rows)

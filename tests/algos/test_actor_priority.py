@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from family_kit import ALGOS, SMALL
 
-from qfleet.algos import dqn
+from qfleet.algos import iqn
 from qfleet.envs import EnvConfig, make
 from qfleet.explore.constant import Constant
 from qfleet.replay.config import ReplayConfig
@@ -13,6 +14,8 @@ from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.evaluator import Tally
 from qfleet.roles.policy import Policy
+
+MEMBERS = {**SMALL, "iqn": {"samples": 6, "target_samples": 6, "policy_samples": 6}}
 
 
 class Listening(HostReplay):
@@ -27,9 +30,9 @@ class Listening(HostReplay):
         return super().add(chunk, priority)
 
 
-def played(env_id, switches, prioritised=True, lanes=3, steps=400):
+def played(env_id, switches, prioritised=True, lanes=3, steps=400, algo="dqn"):
     env = make(EnvConfig(id=env_id, lanes=lanes), lanes)
-    agent = dqn.build(dqn.Config(hidden=(16,), **switches), env.spec)
+    agent = ALGOS[algo].build(ALGOS[algo].Config(hidden=(16,), **MEMBERS[algo], **switches), env.spec)
     layout = Layout(env.spec, agent.window, 16, agent.columns)
     cfg = ReplayConfig(capacity=2_000, min_steps=0, samples_per_insert=100, chunk_steps=16, alpha=1.0)
     replay = Listening(layout, cfg, 0, torch.device("cpu"))
@@ -43,11 +46,21 @@ def played(env_id, switches, prioritised=True, lanes=3, steps=400):
     return agent, policy, replay
 
 
+@pytest.fixture
+def even_levels(monkeypatch):
+    """IQN samples its levels, an actor others than a learner: with evenly spread ones both see the same."""
+    monkeypatch.setattr(iqn, "levels", lambda items, n, rng: ((torch.arange(n) + 0.5) / n).expand(items, n))
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "toy/Catch-v0"])
 @pytest.mark.parametrize("switches", [{}, {"n_step": 3}, {"n_step": 5, "rescale": True, "double": False},
-                                      {"dueling": True, "n_step": 2}])
-def test_actor_and_learner_agree(env_id, switches):
-    agent, policy, replay = played(env_id, switches)
+                                      {"dueling": True, "n_step": 2}, {"munchausen": True, "n_step": 2},
+                                      {"noisy": True, "noisy_sigma": 0.0}])
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.usefixtures("even_levels")
+def test_actor_and_learner_agree(env_id, switches, algo):
+    """Noise of size 0: an actor's is never the learner's."""
+    agent, policy, replay = played(env_id, switches, algo=algo)
     sample = replay.sample(256)
     net = policy.flat.net
     wanted = agent.loss(net, net, sample, policy.rng).priority

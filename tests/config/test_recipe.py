@@ -303,7 +303,8 @@ def test_the_json_schema_knows_every_kind() -> None:
 def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
     properties = recipe.schema()["properties"]
     torso = properties["agent"]["anyOf"][0]["properties"]["torso"]
-    assert torso["anyOf"][0]["enum"] == ["auto", "mlp", "nature", "small"] and torso["default"] == "auto"
+    assert torso["anyOf"][0]["enum"] == ["auto", "efficient", "impala", "mlp", "nature", "small"]
+    assert torso["default"] == "auto"
     for section, key in (("agent", "algo"), ("explore", "kind")):
         mine = properties[section]["anyOf"][-1]
         assert mine["title"] == "module:attribute" and mine["required"] == [key]
@@ -313,8 +314,8 @@ def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
 
 def test_a_torso_is_found_by_name_before_anything_is_built() -> None:
     assert lines("pong", "agent.torso=natur") == [
-        "command line: agent.torso: 'natur' is none of auto, mlp, nature, small, nor module:attribute; "
-        "did you mean nature?"]
+        "command line: agent.torso: 'natur' is none of auto, efficient, impala, mlp, nature, small, nor "
+        "module:attribute; did you mean nature?"]
     assert "nor module:attribute" in lines("pong", "agent.torso=resnet")[0]
     assert "write module:attribute" in lines("pong", "agent.torso='my_nets:'")[0]
     assert "must be text" in lines("pong", "agent.torso=3")[0]

@@ -18,7 +18,7 @@ SERVER = ["gradients=server", "cells=3", "server.shards=2"]
     (["server.compensation_lambda=1"], "with server.compensation=none"),
     (["server.compensation=constant", "server.compensation_decay=0.5"], "unless server.compensation=adaptive"),
     (["server.shards=0"], "server.shards"),
-    (["fleet.listen=127.0.0.1:4440"], "the cells of gradients=server play for themselves"),
+    (["fleet.listen=127.0.0.1:4440"], "with gradients=server every learner plays for itself"),
     (["allreduce.timeout_s=5"], "unless gradients=allreduce"),
     (["gradients=solo", "cells=1"], "unless gradients=server"),
 ])

@@ -17,7 +17,7 @@ SECTIONS = "env|agent|explore|replay|learner|eval|checkpoint|run|fleet"
 SHOWN_MISTAKES = {"learner.lerning_rate", "learner.learning_rat", "agent.n_stp"}
 """Keys that the documentation misspells to show the answer."""
 
-EXAMPLE_KEYS = {"agent.temperature"}
+EXAMPLE_KEYS = {"agent.gap"}
 """Keys of algorithms in examples/."""
 
 SHOWN_WRONG_OPTIONS = {("train", "--seed")}

@@ -46,7 +46,7 @@ def test_norms_follow_every_convolution_before_its_relu(norm, count):
 
 def test_dueling_is_combined_per_item_not_over_the_batch():
     torch.manual_seed(0)
-    head = DuelingHead(5, (8,), 3, "none")
+    head = DuelingHead(5, (8,), (3,), "none")
     x = torch.randn(4, 5)
     together, alone = head(x), torch.cat([head(row[None]) for row in x])
     assert torch.allclose(together, alone, atol=1e-6)
@@ -55,7 +55,7 @@ def test_dueling_is_combined_per_item_not_over_the_batch():
 
 def test_values_are_added_up_in_float32():
     torch.manual_seed(0)
-    exact = DuelingHead(64, (32,), 3, "none")
+    exact = DuelingHead(64, (32,), (3,), "none")
     coarse = copy.deepcopy(exact).bfloat16()
     x = torch.randn(512, 64)
     q = coarse(x.bfloat16())
@@ -65,8 +65,8 @@ def test_values_are_added_up_in_float32():
 
 
 def test_heads_without_hidden_layers():
-    assert Head(5, (), 3, "none")(torch.zeros(2, 5)).shape == (2, 3)
-    assert DuelingHead(5, (), 3, "none")(torch.zeros(2, 5)).shape == (2, 3)
+    assert Head(5, (), (3,), "none")(torch.zeros(2, 5)).shape == (2, 3)
+    assert DuelingHead(5, (), (3,), "none")(torch.zeros(2, 5)).shape == (2, 3)
 
 
 def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):
 
 
 def test_unknown_and_unfit_torsos_are_refused():
-    with pytest.raises(UserError, match=r"none of mlp, nature, small, .*did you mean nature\?"):
+    with pytest.raises(UserError, match=r"none of efficient, impala, mlp, nature, small, .*did you mean nature\?"):
         find_torso("natur")
     with pytest.raises(UserError, match="at least 36"):
         find_torso("nature")((1, 10, 5), "none")

@@ -16,6 +16,7 @@ from qfleet.agent import Loss
 from qfleet.algos.dqn import Config, build
 from qfleet.roles.allreduce import AllReduce
 from qfleet.roles.derive import Eager
+from qfleet.roles.early import Early
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
@@ -25,13 +26,13 @@ from qfleet.types import Sample
 AGENT = build(Config(hidden=(8, 8), n_step=3), SPEC)
 
 
-def learners(size, samples, sharded=False, **cfg):
+def learners(size, samples, sharded=False, overlap=False, **cfg):
     """Learners in lock-step, rank by rank with their samples; those that are returned have made all they could."""
     made = [learner_with(list(samples[rank]), **cfg)[:3] for rank in range(size)]  # torch's seed is not for threads
 
     def work(peers):
         learner, replay, metrics = made[peers.rank]
-        learner.meet(AllReduce(learner.cfg, peers, sharded))
+        learner.meet(AllReduce(learner.cfg, peers, sharded, overlap=overlap))
         learner.step()
         return learner, replay, metrics
 
@@ -105,6 +106,63 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_whole_batch(size):
         assert torch.equal(its, ranks[0][2]) and torch.allclose(its, moved, atol=1e-6)
 
 
+class Partial(nn.Module):
+    """Layers of which one takes no part, one comes in late, and one is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(5))
+
+    def forward(self, x):
+        for at in (0, 1, 4, 1, 3):
+            x = torch.relu(self.layers[at](x)) + x
+        return x
+
+
+@pytest.mark.parametrize("least,any_early", [(1, True), (50, True), (100, False), (10_000, False)])
+def test_gradients_that_leave_early_are_the_same(least, any_early):
+    torch.manual_seed(0)
+    net, batches = Partial().double(), torch.randn(2, 3, 8, 6, dtype=torch.float64)
+
+    def work(peers):
+        flat = Flat(copy.deepcopy(net), torch.float64)
+        order = []
+
+        def add_up(vector):
+            order.append(vector.storage_offset())
+            return peers.add_up(vector)
+
+        early = Early(flat, add_up, least)
+        sums = []
+        for rows in batches[peers.rank]:
+            loss = flat.net(rows).square().mean()
+            sent = len(order)
+            grads = torch.autograd.grad(loss, flat.parameters, allow_unused=True)
+            early_on = len(order) - sent
+            sums.append(early.finish(grads).clone())
+        return sums, order, early_on, len(early.parts)
+
+    ranks = Roundtable(2).run(work)
+    for at in range(3):
+        expected = 0.0
+        for rank in range(2):
+            flat = Flat(copy.deepcopy(net), torch.float64)
+            loss = flat.net(batches[rank][at]).square().mean()
+            expected = expected + flat.gather(torch.autograd.grad(loss, flat.parameters, allow_unused=True))
+        assert all(torch.equal(sums[at], expected) for sums, _, _, _ in ranks)
+    (_, order, early_on, parts), other = ranks[0], ranks[1]
+    assert order == other[1] and order[:parts] == sorted(order[:parts], reverse=True) and len(set(order)) == parts
+    assert (early_on > 0) == any_early, "parts of more than the two last layers wait for the one that took no part"
+
+
+def test_a_gradient_that_comes_twice_is_refused():
+    flat = Flat(nn.Linear(2, 2))
+    Early(flat, lambda vector: lambda: None)
+    torch.autograd.grad(flat.net(torch.ones(1, 2)).sum(), flat.parameters)
+    with pytest.raises(RuntimeError, match="came twice"):
+        torch.autograd.grad(flat.net(torch.ones(1, 2)).sum(), flat.parameters)
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_ranks_update_together_or_not_at_all(sharded):
     """The shard of rank 1 runs dry after two updates: rank 0 waits with its third batch and hangs nobody."""
@@ -114,10 +172,11 @@ def test_ranks_update_together_or_not_at_all(sharded):
     assert replay.tape.count("sample") == 3 and replay.tape.count("update") == 2
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_on_one_rank_is_skipped_by_all(bad):
+def test_what_is_not_finite_on_one_rank_is_skipped_by_all(bad, overlap):
     good, broken = sample_of([1.0, 2.0]), sample_of([1.0, bad])
-    ranks = learners(3, [[good, good], [broken, good], [good, good]])
+    ranks = learners(3, [[good, good], [broken, good], [good, good]], overlap=overlap, capture=not overlap)
     assert [learner.updates for learner, _, _ in ranks] == [1, 1, 1]
     assert all(metrics.counts == {"fault/bad_updates": 1} for _, _, metrics in ranks)
     assert all(torch.equal(learner.flat.master, ranks[0][0].flat.master) for learner, _, _ in ranks)

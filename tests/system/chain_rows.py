@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from qfleet import api
+from qfleet.agent import Arm
 from qfleet.maths.rescale import h, h_inverse
 
 LENGTH, GAMMA = 6, 0.9
@@ -33,6 +34,18 @@ COMMON = ["env.lanes=8", f"env.kwargs={{length: {LENGTH}}}", f"agent.gamma={GAMM
           "env.max_episode_steps=100", "total_steps=5000", "run.log_period_steps=1000"]
 
 
+FAMILY = {
+    "c51": "agent.algo=c51 agent.v_min=-0.5 agent.v_max=1.5",
+    "qr": "agent.algo=qr agent.quantiles=16",
+    "iqn": "agent.algo=iqn agent.policy_samples=8",
+    "noisy": "agent.noisy=true agent.noisy_epsilon=true agent.noisy_sigma=0.1",
+    "rainbow": "agent.algo=c51 agent.v_min=-0.5 agent.v_max=1.5 agent.dueling=true "
+               "agent.noisy=true agent.noisy_sigma=0.1 agent.noisy_epsilon=true "
+               "replay.alpha=0.5 replay.beta_start=1 replay.beta_end=1",
+}
+"""Members of the value family that arrive at the same values as DQN with one step; Munchausen has others by design."""
+
+
 def name_of(row):
     return "-".join(switch for switch, on in row.items() if on) or "plain"
 
@@ -40,6 +53,13 @@ def name_of(row):
 def overrides_of(row):
     """What a row says, on top of COMMON."""
     return [word for switch, on in row.items() for word in SWITCHES[switch][on].split()]
+
+
+def words_of(member):
+    """What a member of the family says: the agent's part of COMMON again, since a change of kind begins anew."""
+    kind, *rest = FAMILY[member].split()
+    agent = [kind, *(word for word in COMMON if word.startswith("agent.")), *rest]
+    return [*(word for word in COMMON if not word.startswith("agent.")), *SWITCHES["target"][0].split(), *agent]
 
 
 def expected(n_step, rescale):
@@ -66,9 +86,15 @@ def outcome(state, actions, best):
 def values_of(run):
     """The network's values [states, actions], in a run's last checkpoint, of the states that can be left."""
     agent = api.load(run, which="latest")
-    with torch.inference_mode():
-        q = agent.policy.flat.net({"obs": torch.eye(LENGTH)[:-1]})
-    return h_inverse(q).numpy() if agent.config.agent.rescale else q.numpy()
+    cfg = agent.config.agent
+    states = {"obs": np.repeat(np.eye(LENGTH, dtype=np.float32)[:-1], 64, 0)}  # IQN's levels are random: many of them
+    law = agent.policy.act(states, Arm(torch.zeros(64 * (LENGTH - 1)), noise=False))[1]["law"]
+    law = torch.from_numpy(law).unflatten(0, (LENGTH - 1, 64))
+    if cfg.algo == "c51":
+        q = (law.softmax(3) * torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms)).sum(3)
+    else:
+        q = law if cfg.algo == "dqn" else law.mean(3)
+    return (h_inverse(q) if cfg.rescale else q).mean(1).numpy()
 
 
 def assert_solved(run, row):

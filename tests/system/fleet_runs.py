@@ -114,7 +114,7 @@ class FleetRun:
 
     # ---- What comes of it ----
 
-    def until(self, ready: Callable[[], Any], timeout: float = 60) -> Any:
+    def until(self, ready: Callable[[], Any], timeout: float = 150) -> Any:
         """Wait for something that the living fleet is to bring about, and return it."""
         deadline = time.monotonic() + timeout
         while not (found := ready()):
@@ -123,18 +123,18 @@ class FleetRun:
             time.sleep(0.02)
         return found
 
-    def learns(self, timeout: float = 60) -> int:
+    def learns(self, timeout: float = 150) -> int:
         """Wait until updates are being made by now; how many there have been."""
         first = self.until(self.pulse, timeout).updates
         now = self.until(lambda: (now := self.pulse()) and now.updates > first and now, timeout)
         return int(now.updates)
 
-    def ended(self, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+    def ended(self, timeout: float = 150) -> tuple[int, dict[str, Any]]:
         """Wait for the end: exit code and the result, empty if there is none."""
         out, _ = self.head.communicate(timeout=timeout)
         return self.head.returncode, json.loads(out) if out.strip() else {}
 
-    def assert_gone(self, within: float = 0.5) -> None:
+    def assert_gone(self, within: float = 3.0) -> None:
         """Nobody and nothing of the fleet is left."""
         deadline = time.monotonic() + within
         while (self.everybody() or list(self.tmp.glob("qfleet-*"))) and time.monotonic() < deadline:

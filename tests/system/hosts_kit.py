@@ -44,7 +44,7 @@ class Running:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def until(self, ready: Callable[[], object], timeout_s: float = 100.0) -> None:
+    def until(self, ready: Callable[[], object], timeout_s: float = 150.0) -> None:
         """Wait for something that comes about while this lives."""
         deadline = time.monotonic() + timeout_s
         while not ready():
@@ -52,11 +52,11 @@ class Running:
             assert time.monotonic() < deadline, f"not in {timeout_s:g} s:\n{self.said}"
             time.sleep(0.05)
 
-    def until_said(self, words: str, timeout_s: float = 100.0) -> str:
+    def until_said(self, words: str, timeout_s: float = 150.0) -> str:
         self.until(lambda: re.search(words, self.said), timeout_s)
         return re.search(words, self.said)[0]
 
-    def ends(self, code: int, timeout_s: float = 100.0) -> str:
+    def ends(self, code: int, timeout_s: float = 150.0) -> str:
         """Wait for the end, which must be this one; what was said until then."""
         try:
             self.process.wait(timeout_s)

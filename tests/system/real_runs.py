@@ -54,7 +54,7 @@ def qfleet(*args: str, cwd: Path, timeout: float = 110, **env: str) -> subproces
                           env=ENVIRONMENT | env)
 
 
-def killed_when(args: list[str], cwd: Path, ready, signum: int = signal.SIGKILL, timeout: float = 60) -> int:
+def killed_when(args: list[str], cwd: Path, ready, signum: int = signal.SIGKILL, timeout: float = 110) -> int:
     """Start the command line, send a signal as soon as `ready()` says so, and return the exit code."""
     process = subprocess.Popen(command(*args), cwd=cwd, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)

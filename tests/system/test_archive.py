@@ -1,6 +1,8 @@
 """Checkpoints of several ranks: each adds its replay, files are shared from one to the next, and a full disk of one
 rank spoils that checkpoint for all and the run for nobody."""
 
+from contextlib import closing
+
 import pytest
 from roundtable import Roundtable
 from test_inline import TINY
@@ -17,10 +19,8 @@ SCHEDULE = [*TINY, "gradients=allreduce", "total_steps=4000", "checkpoint.period
 
 @pytest.fixture
 def crews():
-    crews = Crews()
-    yield crews
-    for cast in crews.casts:
-        cast.close()
+    with closing(Crews()) as crews:
+        yield crews
 
 
 def run(crews, tmp_path, size, *overrides, spoil=lambda archive: None, checkpoint=None):

@@ -7,7 +7,7 @@ import sys
 import pytest
 from real_runs import ENVIRONMENT, TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BLOCKED = ["ale_py", "cv2", "matplotlib", "imageio_ffmpeg", "imageio", "PIL", "pygame", "wandb", "ray", "mujoco",
            "huggingface_hub"]

@@ -14,11 +14,12 @@ from real_runs import ENVIRONMENT, TINY, assert_no_step_twice, command, newest, 
 from qfleet import api
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
-CREW = [*TINY, "gradients=allreduce", "allreduce.timeout_s=30", "checkpoint.period_steps=200", "eval.period_steps=400"]
+CREW = [*TINY, "gradients=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
+        "checkpoint.period_steps=200", "eval.period_steps=400"]
 
 
 def ranks_of(run):
-    """Process ids of the ranks of a run that a launcher started, by the words they were started with."""
+    """Process ids of the ranks of a run that a launcher started, by the words they were started with; and "e"."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -29,7 +30,7 @@ def ranks_of(run):
             except OSError:
                 continue
             if here and b"RANK" in environ and b"qfleet" in words:
-                found[int(environ[b"RANK"])] = int(entry.name)
+                found["e" if b"evaluator" in words else int(environ[b"RANK"])] = int(entry.name)
     return found
 
 
@@ -57,12 +58,15 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
     assert curves[0] == curves[1] and len(curves[0]) >= 5
 
 
-def not_yet_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
+def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     words = ["train", "cartpole", *CREW, "cells=2", "total_steps=6000", "run.name=crew", "--json"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     run = tmp_path / "runs" / "crew"
     try:
-        until(lambda: list(run.glob("checkpoints/step-*")) and len(ranks_of(tmp_path)) == 2, process)
+        until(lambda: list(run.glob("checkpoints/step-*")) and len(ranks_of(tmp_path)) == 3, process)
+        os.kill(ranks_of(tmp_path)["e"], signal.SIGSTOP)  # whoever hangs there hinders nobody, and is replaced
+        grown = newest(run).manifest.step + 400
+        until(lambda: newest(run).manifest.step >= grown, process)
         os.kill(ranks_of(tmp_path)[1], signal.SIGKILL)
         out, _ = process.communicate(timeout=300)
     finally:
@@ -72,6 +76,7 @@ def not_yet_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     assert process.returncode == 0 and result["reason"] == "total_steps" and 6000 <= result["steps"] < 6010
     assert len(json.loads((run / "run.json").read_text())["attempts"]) == 2, "one death, one restart"
     assert_no_step_twice(run)
+    assert [r for r in records(run) if "eval/mean_reward" in r][-1]["step"] == result["steps"], "the last are judged"
     state = newest(run).state()
     assert len(state["ranks"]) == 1 and state["clock"]["steps"] + state["ranks"][0]["clock"]["steps"] == result["steps"]
     assert not (run / "parts").exists() and not ranks_of(tmp_path)
@@ -79,6 +84,18 @@ def not_yet_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     alone = api.resume(run, ["cells=1", "total_steps=6300"])
     assert alone.exit_code == 0 and 6300 <= alone.steps < 6310 and alone.updates > result["updates"]
     assert "ranks" not in newest(run).state() and newest(run).state()["clock"]["steps"] == alone.steps
+
+
+@pytest.mark.parametrize("override,code,words", [
+    ("learner.learning_rate=1e30", 1, "training failed: loss or gradient was not finite"),
+    ("agent.torso=nowhere:Torso", 2, "nowhere")])
+def test_what_no_restart_mends_is_not_tried_again(tmp_path, override, code, words):
+    done = qfleet("train", "cartpole", *CREW, "cells=2", "total_steps=3000", "run.name=crew", override,
+                  "learner.max_bad_updates=3", "learner.clip_norm=0", cwd=tmp_path)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not ranks_of(tmp_path)
+    if code == 1:
+        assert len(json.loads((tmp_path / "runs" / "crew" / "run.json").read_text())["attempts"]) == 1
 
 
 def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):

@@ -11,7 +11,7 @@ from real_runs import TINY, Spy, newest, records, train
 from qfleet import api
 from qfleet.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ARGS = ["run.name=x", "eval.period_steps=null", "checkpoint.period_steps=300", "total_steps=1500",
         "run.tensorboard=true", "replay.capacity=4000"]
 

@@ -9,7 +9,7 @@ from real_runs import TINY, Spy, newest, qfleet, records, train
 from qfleet.cli import main
 from qfleet.types import EnvFault
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SHORT = ["total_steps=400", "eval.period_steps=null", "eval.episodes=1", "run.name=x"]
 
 

@@ -11,6 +11,12 @@ from qfleet import api
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CARTPOLE = ["cartpole", "eval.period_steps=700", "replay.alpha=0.6", "agent.n_step=3", "env.max_episode_steps=50"]
+RAINBOW = ["cartpole", "agent.algo=c51", "agent.noisy=true", "agent.dueling=true", "agent.n_step=3",
+           "explore.kind=constant", "explore.epsilon=0", "replay.alpha=0.5", "eval.period_steps=700",
+           "env.max_episode_steps=50"]
+IQN = ["cartpole", "agent.algo=iqn", "agent.noisy=true", "agent.noisy_epsilon=true", "agent.munchausen=true",
+       "replay.alpha=0.5", "learner.capture=false", "eval.period_steps=700", "env.max_episode_steps=50"]
+"""Noise and levels are drawn from generators that checkpoints save."""
 ATARI = ["pong", "agent.torso=mlp", "env.frame_size=42", "learner.precision=fp32", "env.max_episode_steps=60",
          "replay.capacity=2000", "eval.episodes=1"]
 
@@ -31,7 +37,9 @@ def test_two_runs_with_one_seed_have_identical_weights(tmp_path, recipe):
     assert one == two and one != three
 
 
-@pytest.mark.parametrize("recipe,period,total", [(CARTPOLE, 400, 2000), (ATARI, 400, 1200)], ids=["cartpole", "atari"])
+@pytest.mark.parametrize("recipe,period,total", [
+    (CARTPOLE, 400, 2000), (RAINBOW, 400, 1200), (IQN, 400, 1200), (ATARI, 400, 1200)],
+    ids=["cartpole", "rainbow", "iqn", "atari"])
 def test_killed_and_resumed_equals_never_interrupted(tmp_path, recipe, period, total):
     exact = [*recipe, "run.exact_resume=true", f"checkpoint.period_steps={period}", f"total_steps={total}",
              "checkpoint.keep=9"]

@@ -5,10 +5,13 @@
 
 from contextlib import closing
 
+import numpy as np
 import pytest
-from chain_rows import COMMON, ROWS, assert_solved, name_of, overrides_of
+from chain_rows import COMMON, GAMMA, LENGTH, ROWS, assert_solved, name_of, overrides_of, values_of, words_of
 from hosts_kit import Yard, certificate, free_port
 from real_runs import train
+
+from qfleet.envs.toy import Chain
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,6 +33,14 @@ def test_in_processes(tmp_path, monkeypatch, row):
     result = train("toy/Chain-v0", *settings(row), "actors=2", "env.lanes=4")
     assert result.best == 1
     assert_solved(result.directory, row)
+
+
+@pytest.mark.parametrize("member", ["rainbow", "iqn"])
+def test_members_of_the_value_family_in_processes(tmp_path, monkeypatch, member):
+    monkeypatch.chdir(tmp_path)
+    result = train("toy/Chain-v0", *words_of(member), "placement=processes", "actors=2", "env.lanes=4")
+    assert result.best == 1
+    np.testing.assert_allclose(values_of(result.directory), Chain.optimal_q(LENGTH, GAMMA), atol=0.15)
 
 
 @pytest.mark.parametrize("row", [EVERYTHING, ROWS[0]], ids=name_of)

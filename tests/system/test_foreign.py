@@ -16,7 +16,7 @@ from qfleet.cli import main
 from qfleet.runs.checkpoint import Checkpoints, Meta
 from qfleet.types import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

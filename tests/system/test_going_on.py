@@ -26,7 +26,7 @@ from qfleet.replay import planner
 from qfleet.roles.seeds import seed_for
 from qfleet.types import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_runs import ENVIRONMENT, TINY, command, qfleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SHORT = [*TINY, "total_steps=150", "eval.period_steps=null", "eval.episodes=1"]
 PLAN = ("run", "environment", "agent", "steps", "memory", "disk")
 

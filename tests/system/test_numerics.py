@@ -11,7 +11,7 @@ from real_runs import TINY, newest, records, train
 
 from qfleet.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True)

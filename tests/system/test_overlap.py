@@ -11,7 +11,7 @@ from qfleet.recipe import resolve
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Threaded:

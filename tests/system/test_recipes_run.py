@@ -6,10 +6,15 @@ from real_runs import newest
 from qfleet import api
 from qfleet.recipe import recipe_for, recipe_names, resolve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5"}
 """Recipes without an environment of their own, and one for each."""
+
+SHORTER = {"btr": ["env.lanes=4", "env.frame_size=42", "learner.batch_size=8", "agent.torso_width=1",
+                   "replay.samples_per_insert=0.5"],
+           "data-efficient-rainbow": ["replay.chunk_steps=32"]}
+"""What needs more to be short."""
 
 
 def small(name):
@@ -18,6 +23,7 @@ def small(name):
              "replay.chunk_steps=8", "eval.episodes=1", "env.max_episode_steps=40", "run.threads=1", "run.name=x"]
     if name in GENERAL:
         words.append(f"env.id={GENERAL[name]}")
+    words += SHORTER.get(name, [])
     return [*words, "env.kwargs={pixels: true, side: 36}"] if name == "pixels" else words
 
 

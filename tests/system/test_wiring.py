@@ -9,14 +9,27 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from chain_rows import COMMON, GAMMA, LENGTH, ROWS, SWITCHES, assert_solved, expected, name_of, overrides_of, values_of
+from chain_rows import (
+    COMMON,
+    FAMILY,
+    GAMMA,
+    LENGTH,
+    ROWS,
+    SWITCHES,
+    assert_solved,
+    expected,
+    name_of,
+    overrides_of,
+    values_of,
+    words_of,
+)
 from gymnasium import spaces
 from real_runs import train
 
 from qfleet import api
 from qfleet.envs.toy import Chain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_all_settings_of_every_pair_occur():
@@ -36,6 +49,14 @@ def test_the_greedy_policy_is_optimal(tmp_path, monkeypatch, row):
     result = train("toy/Chain-v0", *COMMON, *overrides_of(row))
     assert result.best == 1
     assert_solved(result.directory, row)
+
+
+@pytest.mark.parametrize("member", FAMILY)
+def test_members_of_the_value_family_learn_the_same_values(tmp_path, monkeypatch, member):
+    monkeypatch.chdir(tmp_path)
+    result = train("toy/Chain-v0", *words_of(member))
+    assert result.best == 1
+    np.testing.assert_allclose(values_of(result.directory), Chain.optimal_q(LENGTH, GAMMA), atol=0.1)
 
 
 def test_another_discount_learns_other_values(tmp_path, monkeypatch):

@@ -79,5 +79,10 @@ class FleetConfig(Config):
         return None if self.listen is None else parse_address(self.listen, any_port=True)
 
     @property
+    def lasting(self) -> bool:
+        """Whether those who joined find a run that is resumed: at the same port, with the same word."""
+        return self.address is not None and self.address.port != 0 and self.token_file is not None
+
+    @property
     def max_message_bytes(self) -> int:
         return self.max_message_mb << 20

@@ -17,7 +17,7 @@ from qfleet.replay.layout import Layout
 from qfleet.runtime.wire.channel import Caller, briefly, read_fetched, refusal
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.tensors import unpack_weights
-from qfleet.types import Chunk, EnvFault, Sample
+from qfleet.types import Chunk, EnvFault
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +62,6 @@ class RemoteReplay:
         self._added += 1
         return self._added - 1
 
-    def sample(self, n: int) -> Sample | None:
-        raise NotImplementedError("only a learner samples, and it lives with its replay")
-
-    def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
-        raise NotImplementedError("only a learner updates priorities, and it lives with its replay")
-
 
 class RemoteWeights:
     """Fetched in the background as soon as those before were taken: for an actor, who asks at every step."""
@@ -80,13 +74,6 @@ class RemoteWeights:
         self._call: Any = None
         self._not_before = 0.0
         self.version = -1
-
-    @property
-    def wanted(self) -> bool:
-        return False
-
-    def publish(self, state: State, version: int) -> None:
-        raise NotImplementedError("only a learner publishes, and it lives with its mailbox")
 
     def fetch(self, newer_than: int) -> tuple[int, State] | None:
         with self._lock:
@@ -141,13 +128,6 @@ class NewestWeights:
         self._caller, self._over = caller, over
         self._anew = False
         self.version = -1
-
-    @property
-    def wanted(self) -> bool:
-        return False
-
-    def publish(self, state: State, version: int) -> None:
-        raise NotImplementedError("only a learner publishes, and it lives with its mailbox")
 
     def rewind(self) -> None:
         self._anew = True

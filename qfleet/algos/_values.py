@@ -1,0 +1,237 @@
+"""What all value-based agents share: the orthogonal switches, each in one place, and the update around a paper's idea.
+
+A paper says how it represents the return of an action (`Kind`): a number, or a law. All else is common to them:
+
+    double      the online network chooses the bootstrap action            (van Hasselt et al. 2016)
+    dueling     separate streams for value and advantage                   (Wang et al. 2016)
+    n_step      n rewards are summed before the bootstrap
+    noisy       last dense layers with learnt noise, instead of ε          (Fortunato et al. 2018)
+    munchausen  the log-policy is added to the reward, targets are soft    (Vieillard et al. 2020)
+    rescale     h(return) is learnt instead of the return                  (Pohlen et al. 2018)
+
+Shapes: B items, N lanes, A actions, T rows of a window, `...` what a law has per action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from qfleet.agent import Agent, Arm, Columns, Decision, Loss, Memory, Tensors, epsilon_greedy
+from qfleet.config import Config as Section
+from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount, Real
+from qfleet.maths.bellman import log_policy, pick
+from qfleet.maths.rescale import h, h_inverse
+from qfleet.maths.returns import NStep, n_step
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.heads import DuelingHead, Head
+from qfleet.nets.noisy import Noise
+from qfleet.nets.norms import Norm
+from qfleet.nets.torsos import Torso
+from qfleet.types import EnvSpec, Sample, UserError, Window
+
+
+class Values(Section):
+    """The switches of every value-based agent."""
+
+    algo: str = Field(description="the algorithm")
+    gamma: Fraction = Field(0.99, description="discount per step")
+    n_step: PositiveCount = Field(1, description="rewards summed before the bootstrap, steps")
+    double: bool = Field(True, description="the online network chooses the bootstrap action")
+    dueling: bool = Field(False, description="separate streams for value and advantage")
+    noisy: bool = Field(False, description="noise, learnt, in the last hidden layer and the output, instead of ε")
+    noisy_sigma: NonNegative = Field(0.5, description="σ₀: initial size of the noise")
+    noisy_epsilon: bool = Field(False, description="let ε go on exploring beside the noise")
+    munchausen: bool = Field(False, description="add the log-policy to the reward; targets follow a soft policy")
+    munchausen_alpha: Fraction = Field(0.9, description="share of the log-policy that is added")
+    munchausen_temperature: Positive = Field(0.03, description="τ: softness of the policy, in units of value")
+    munchausen_floor: Real = Field(-1.0, lt=0, description="l₀: the least that τ log π counts")
+    rescale: bool = Field(False, description="learn h(return) instead of the return")
+    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
+    torso_width: PositiveCount = Field(1, description="factor of all channels of torso=impala")
+    torso_pool: Count = Field(0, description="side that torso=impala pools its features to, 0 = no pooling")
+    spectral_norm: bool = Field(False, description="residual convolutions of torso=impala with spectral norm 1")
+    hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers")
+    norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
+
+    def inactive(self) -> dict[str, str]:
+        idle = {}
+        if self.munchausen:
+            idle["double"] = "with agent.munchausen=true, which averages over actions and chooses none"
+        else:
+            names = ("munchausen_alpha", "munchausen_temperature", "munchausen_floor")
+            idle |= dict.fromkeys(names, "without agent.munchausen=true")
+        if not self.noisy:
+            idle |= dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "without agent.noisy=true")
+        if self.torso != "impala":
+            idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
+        return idle
+
+    @property
+    def sigma(self) -> float | None:
+        """Initial noise of the last dense layers, None if they have none."""
+        return self.noisy_sigma if self.noisy else None
+
+    @property
+    def torso_options(self) -> dict[str, Any]:
+        if self.torso != "impala":
+            return {}
+        return {"width": self.torso_width, "spectral": self.spectral_norm, "pool": self.torso_pool}
+
+
+class QNetwork(nn.Module):
+    """{leaf: [B, ...]} -> q [B, A], or laws [B, A, *law]; float32 outside."""
+
+    def __init__(self, cfg: Values, spec: EnvSpec, law: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        kind = DuelingHead if cfg.dueling else Head
+        self.head = kind(self.encoder.features, cfg.hidden, (spec.actions, *law), cfg.norm, cfg.sigma)
+
+    def forward(self, obs: Mapping[str, torch.Tensor], noise: Noise | None = None) -> torch.Tensor:
+        q: torch.Tensor = self.head(self.encoder(obs, self.head.dtype), noise)
+        return q
+
+
+class View(NamedTuple):
+    """What a network says of every action: values q [B, A] and the laws [B, A, ...] whose means they are.
+
+    `tau` [B, N] are the levels of sampled quantiles. A plain value is its own law.
+    """
+
+    q: torch.Tensor
+    law: torch.Tensor
+    tau: torch.Tensor | None = None
+
+
+class Goal(NamedTuple):
+    """What an action is worth: ret + discount · (return of a'), a' = `action` [B] or, softly, a' ~ `pi` [B, A].
+
+    `entropy` [B, A] is −τ log π, which a soft policy adds to the return of each action.
+    """
+
+    ret: torch.Tensor
+    discount: torch.Tensor
+    action: torch.Tensor | None
+    pi: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a paper represents returns.
+
+    `learn`, `bootstrap` and `choose` (net, obs, noise, rng) -> View are the network's answer where it is trained, where
+    it is a target, and where an action is chosen; they differ in the quantiles sampled. `view(hints) -> View` is what
+    an actor remembers of the last, under the names in `hints`. `compare(view, action, goal, next view)` gives the loss
+    and the priority, [B] each.
+    """
+
+    network: Callable[[], nn.Module]
+    learn: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]
+    bootstrap: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]
+    choose: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]
+    view: Callable[[Tensors], View]
+    hints: Columns
+    compare: Callable[[View, torch.Tensor, Goal, View], tuple[torch.Tensor, torch.Tensor]]
+
+
+def real(cfg: Values, values: torch.Tensor) -> torch.Tensor:
+    """What the network says, in units of the return."""
+    return h_inverse(values) if cfg.rescale else values
+
+
+def learnt(cfg: Values, values: torch.Tensor) -> torch.Tensor:
+    """Returns in the units that are learnt."""
+    return h(values) if cfg.rescale else values
+
+
+def step_of(cfg: Values, rows: Tensors) -> NStep:
+    return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
+
+
+def aim(cfg: Values, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_now: torch.Tensor | None) -> Goal:
+    """The goal of the first step of each window. `q_next` chooses what follows it, `q_now` is for Munchausen alone.
+
+    Munchausen: r + α [τ log π(a|s)] clipped to [l₀, 0], then π = softmax(q/τ) with its entropy. Of n steps, the first
+    one gets the bonus.
+    """
+    ret, discount = step.ret[:, 0], step.discount[:, 0]
+    if not cfg.munchausen or q_now is None:
+        return Goal(ret, discount, q_next.argmax(1))
+    bonus = pick(log_policy(q_now, cfg.munchausen_temperature), action).clamp(min=cfg.munchausen_floor)
+    log_pi = log_policy(q_next, cfg.munchausen_temperature)
+    pi = (log_pi / cfg.munchausen_temperature).exp()
+    return Goal(ret + cfg.munchausen_alpha * bonus, discount, None, pi, -log_pi)
+
+
+def targets(cfg: Values, goal: Goal, law: torch.Tensor) -> torch.Tensor:
+    """y [B, ...] = ret + discount · z(s', a'), of values or quantiles z [B, A, ...]; softly, the mean over a' ~ π."""
+    def wide(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
+
+    z = real(cfg, law)
+    if goal.action is not None:
+        z_next = pick(z, goal.action)
+    else:
+        assert goal.pi is not None and goal.entropy is not None
+        z_next = (wide(goal.pi, z) * (z + wide(goal.entropy, z))).sum(1)
+    return learnt(cfg, wide(goal.ret, z_next) + wide(goal.discount, z_next) * z_next)
+
+
+def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
+    """The agent that learns returns in the way of `kind`, under the switches of `cfg`."""
+    require_effect(cfg, spec)
+
+    def noise(rng: torch.Generator, items: int = 1) -> Noise | None:
+        return Noise(rng, items) if cfg.noisy else None
+
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        action, step = batch.rows["action"][:, 0], step_of(cfg, batch.rows)
+        obs, obs_next = batch.obs(0), batch.obs(step.row[:, 0])
+        here = kind.learn(net, obs, noise(rng), rng)
+        with torch.no_grad():
+            there = kind.bootstrap(target, obs_next, noise(rng), rng)
+            q_next, q_now = there.q, None
+            if cfg.munchausen:
+                q_now = kind.choose(target, obs, noise(rng), rng).q
+            elif cfg.double:
+                q_next = kind.choose(net, obs_next, noise(rng), rng).q
+            goal = aim(cfg, step, action, q_next, q_now)
+        per_item, priority = kind.compare(here, action, goal, there)
+        metrics = {"train/q_mean": pick(here.q.detach(), action), "train/priority": priority}
+        return Loss(per_item, priority, metrics=metrics)
+
+    def priority(rows: Tensors) -> torch.Tensor:
+        """The learner's own formula, its networks being the one that chose, as it saw things when it chose."""
+        action, step = rows["action"][:, 0], step_of(cfg, rows)
+        item = torch.arange(len(action))
+        here = kind.view({name: rows[name][:, 0] for name in kind.hints})
+        there = kind.view({name: rows[name][item, step.row[:, 0]] for name in kind.hints})
+        return kind.compare(here, action, aim(cfg, step, action, there.q, here.q), there)[1]
+
+    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
+        lanes = len(arm.epsilon)
+        seen = kind.choose(net, obs, noise(rng, lanes) if arm.noise else None, rng)
+        hints = {"law": seen.law} | ({} if seen.tau is None else {"tau": seen.tau})
+        return Decision(epsilon_greedy(seen.q, arm, rng), memory, hints)
+
+    return Agent(network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step), hints=kind.hints,
+                 priority=priority)
+
+
+def require_effect(cfg: Values, spec: EnvSpec) -> None:
+    """Refuse options of the network that this environment's observations give nothing to do."""
+    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    if not images and cfg.torso not in ("auto", "mlp"):
+        raise UserError(f"agent.torso={cfg.torso} is for images, and {spec.id} shows none: leave it out")
+    if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
+        why = "agent.torso=mlp has none" if images else f"{spec.id} shows no images"
+        raise UserError(f"agent.norm=group follows convolutions, and {why}: use agent.norm=layer, or leave it out")
+    if cfg.norm == "layer" and not cfg.hidden and (not images or cfg.torso == "mlp"):
+        raise UserError("agent.norm=layer has no layer to follow: set agent.hidden, or leave it out")

@@ -1,0 +1,95 @@
+"""IQN (Dabney et al. 2018b): the whole quantile function of the return, sampled wherever it is needed.
+
+Where QR-DQN has one output for each of its fixed levels, this network takes a level τ ~ U[0, 1] as an input,
+Z_τ(s, a) = f(ψ(s) ⊙ φ(τ))_a: N levels are regressed to N' levels of the target, and K of them average to the value that
+is acted on.
+Shapes: B items, A actions, N levels, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from qfleet.agent import Agent, Tensors
+from qfleet.algos._values import Goal, Kind, Values, View, agent_of, real, targets
+from qfleet.config import NonNegative, PositiveCount
+from qfleet.maths.bellman import pick
+from qfleet.maths.distributional import cosines, pairwise, quantile_huber
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.heads import Dense, DuelingHead, Head
+from qfleet.nets.noisy import Noise
+from qfleet.types import EnvSpec
+
+
+class Config(Values):
+    """The agent section of a run that trains IQN."""
+
+    algo: Literal["iqn"] = Field("iqn", description="the algorithm")
+    samples: PositiveCount = Field(8, description="N: levels at which the network is trained")
+    target_samples: PositiveCount = Field(8, description="N': levels of the target")
+    policy_samples: PositiveCount = Field(32, description="K: levels that average to the value of an action")
+    cosines: PositiveCount = Field(64, description="cosines that show a level to the network")
+    kappa: NonNegative = Field(1.0, description="κ: error beyond which the quantile loss is linear, 0 = everywhere")
+
+
+class QuantileNetwork(nn.Module):
+    """{leaf: [B, ...]} and levels τ [B, N] -> quantiles [B, A, N], float32 outside.
+
+    ψ is the encoder and all hidden layers but the last, f the last one and the output: for pixels and one hidden layer
+    the paper's network.
+    """
+
+    def __init__(self, cfg: Config, spec: EnvSpec) -> None:
+        super().__init__()
+        self.cosines = cfg.cosines
+        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        self.body = Dense(self.encoder.features, cfg.hidden[:-1], cfg.norm)
+        self.level = nn.Linear(cfg.cosines, self.body.features)
+        kind = DuelingHead if cfg.dueling else Head
+        self.head = kind(self.body.features, cfg.hidden[-1:], (spec.actions,), cfg.norm, cfg.sigma)
+
+    def forward(self, obs: Mapping[str, torch.Tensor], tau_BN: torch.Tensor, noise: Noise | None) -> torch.Tensor:
+        dtype = self.head.dtype
+        psi_BF = self.body(self.encoder(obs, dtype))
+        phi_BNF = self.level(cosines(tau_BN, self.cosines).to(dtype)).relu()
+        z_BNA: torch.Tensor = self.head(psi_BF[:, None] * phi_BNF, noise)
+        return z_BNA.transpose(1, 2)
+
+
+def levels(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
+    """τ ~ U[0, 1], [items, n]."""
+    return torch.rand(items, n, generator=rng, device=rng.device)
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The IQN agent for an environment."""
+    def sampling(n: int, k: int) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]:
+        """Look at n levels of the laws, and at k for the values; the fewer are among the more, which costs least."""
+        def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
+            items = len(next(iter(obs.values())))
+            tau = levels(items, max(n, k), rng)
+            z_BAN = net(obs, tau, noise)
+            return View(real(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
+
+        return look
+
+    def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
+        """Quantile regression to the target's samples; as priority the mean |δ_ij| of all pairs."""
+        theta, y = pick(here.law, action), targets(cfg, goal, there.law)
+        assert here.tau is not None
+        return quantile_huber(theta, here.tau, y, cfg.kappa), pairwise(theta.detach(), y).abs().mean((1, 2))
+
+    def view(hints: Tensors) -> View:
+        return View(real(cfg, hints["law"]).mean(2), hints["law"], hints["tau"])
+
+    n, n_target, k = cfg.samples, cfg.target_samples, cfg.policy_samples
+    chooses = cfg.munchausen or not cfg.double  # whether the target network's values decide anything
+    return agent_of(cfg, spec, Kind(
+        network=lambda: QuantileNetwork(cfg, spec), learn=sampling(n, n),
+        bootstrap=sampling(n_target, k if chooses else n_target), choose=sampling(k, k), view=view, compare=compare,
+        hints={"law": ((spec.actions, cfg.policy_samples), "float32"), "tau": ((cfg.policy_samples,), "float32")}))

@@ -1,0 +1,49 @@
+"""QR-DQN (Dabney et al. 2018a): the law of the return as quantiles at fixed levels.
+
+Where C51 fixes the values and learns probabilities, this fixes the probabilities 1/N and learns values θ_i, by quantile
+regression to y_j = r + γ θ⁻_j(s', a'): no support has to be known in advance.
+Shapes: B items, A actions, N quantiles.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from qfleet.agent import Agent, Tensors
+from qfleet.algos._values import Goal, Kind, QNetwork, Values, View, agent_of, real, targets
+from qfleet.config import NonNegative, PositiveCount
+from qfleet.maths.bellman import pick
+from qfleet.maths.distributional import midpoints, pairwise, quantile_huber
+from qfleet.nets.noisy import Noise
+from qfleet.types import EnvSpec
+
+
+class Config(Values):
+    """The agent section of a run that trains QR-DQN."""
+
+    algo: Literal["qr"] = Field("qr", description="the algorithm")
+    quantiles: PositiveCount = Field(200, description="quantiles of each law")
+    kappa: NonNegative = Field(1.0, description="κ: error beyond which the quantile loss is linear, 0 = everywhere")
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The QR-DQN agent for an environment."""
+    def view(hints: Tensors) -> View:
+        return View(real(cfg, hints["law"]).mean(2), hints["law"])
+
+    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
+        return view({"law": net(obs, noise)})
+
+    def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
+        """Quantile regression to the target's quantiles; as priority the mean |δ_ij| of all pairs."""
+        theta, y = pick(here.law, action), targets(cfg, goal, there.law)
+        tau = midpoints(cfg.quantiles).to(theta.device)
+        return quantile_huber(theta, tau, y, cfg.kappa), pairwise(theta.detach(), y).abs().mean((1, 2))
+
+    return agent_of(cfg, spec, Kind(network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), learn=look, bootstrap=look,
+                                    choose=look, view=view, compare=compare,
+                                    hints={"law": ((spec.actions, cfg.quantiles), "float32")}))

@@ -1,0 +1,128 @@
+"""No option is silently ignored: each of them changes the update, or setting it is an error that says why.
+
+Options are read off the configs, so that a new one is covered, or fails here, without being listed.
+"""
+
+import typing
+
+import pytest
+import torch
+from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, config, twins
+
+from qfleet.config import inactive_keys
+from qfleet.nets.torsos import Torso
+from qfleet.recipe import explain, resolve
+from qfleet.types import UserError
+
+PERMISSIONS = {"noisy_epsilon"}
+"""Say what may be combined, and compute nothing; settings hold them against the exploration (see below)."""
+
+NUMBERS = {"gamma": 0.5, "n_step": 2, "noisy_sigma": 2.0, "munchausen_alpha": 0.1, "munchausen_temperature": 1.0,
+           "munchausen_floor": -0.1, "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "huber_delta": 0.1,
+           "atoms": 9, "v_min": -7.0, "v_max": 9.0, "quantiles": 6, "kappa": 0.1, "samples": 5, "target_samples": 6,
+           "policy_samples": 1, "cosines": 9}
+"""Another value for every option that is a number."""
+
+CONTEXTS = [{}, {"noisy": True}, {"munchausen": True, "double": False}, {"torso": "impala"}]
+"""Where an option is idle, another context must wake it."""
+
+
+def changes(algo):
+    """(name, value) of all options: both of a boolean, all of a choice, another number."""
+    for name, field in ALGOS[algo].Config.model_fields.items():
+        default = getattr(config(algo), name)
+        if name == "algo" or name in PERMISSIONS:
+            continue
+        if field.annotation is bool:
+            yield name, not default
+        elif typing.get_origin(field.annotation) is typing.Literal:
+            yield from ((name, value) for value in typing.get_args(field.annotation) if value != default)
+        elif name == "torso":
+            yield from ((name, value) for value in typing.get_args(Torso)[1].names() if value not in ("auto", "nature"))
+        else:
+            yield name, NUMBERS[name]
+
+
+CHANGES = [(algo, name, value) for algo in ALGOS for name, value in changes(algo)]
+
+
+def update(algo, spec, **switches):
+    """Loss, priority and gradient of the first update, all in one vector."""
+    cfg = config(algo, **switches)
+    made = ALGOS[algo].build(cfg, spec)
+    net, target = twins(made, seed=3)
+    batch = batch_of(cfg.n_step + 1, 8 if spec is PICTURES else 64, spec=spec)
+    found = made.loss(net, target, batch, torch.Generator().manual_seed(0))
+    grads = torch.autograd.grad(found.per_item.mean(), list(net.parameters()))
+    return torch.cat([found.per_item.detach(), found.priority, torch.stack([grad.norm() for grad in grads])])
+
+
+@pytest.mark.parametrize(("algo", "name", "value"), CHANGES)
+def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, value):
+    """A yes or no and a choice do so wherever they are active; a number, in one place at least: how many samples vote
+    for an action shows only where the vote is close."""
+    changed = []
+    pictures = name in ("torso", "torso_width", "torso_pool", "spectral_norm") or value == "group"
+    for context in CONTEXTS:
+        if name in context or (("torso" in context) != (name in ("torso_width", "torso_pool", "spectral_norm"))):
+            continue
+        if name in config(algo, **context).inactive():
+            continue
+        spec = PICTURES if pictures else SPEC
+        before, after = update(algo, spec, **context), update(algo, spec, **context, **{name: value})
+        changed.append(before.shape != after.shape or not torch.allclose(before, after, rtol=1e-5))
+    assert changed, f"{name} is idle in every context"
+    assert all(changed) if isinstance(value, (bool, str)) else any(changed)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize(("words", "why"), [
+    (["agent.noisy_sigma=0.3"], "agent.noisy_sigma: has no effect without agent.noisy=true"),
+    (["agent.noisy_epsilon=true"], "agent.noisy_epsilon: has no effect without agent.noisy=true"),
+    (["agent.munchausen_alpha=0.5"], "agent.munchausen_alpha: has no effect without agent.munchausen=true"),
+    (["agent.munchausen=true", "agent.double=true"], "agent.double: has no effect with agent.munchausen=true"),
+    (["agent.spectral_norm=true"], "agent.spectral_norm: has no effect unless agent.torso=impala"),
+    (["agent.torso=nature", "agent.torso_width=2"], "agent.torso_width: has no effect unless agent.torso=impala"),
+    (["agent.noisy=true"], "explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true"),
+    (["agent.noisy=true", "explore.kind=ladder"], "explore.kind=ladder adds random actions"),
+    (["agent.noisy=true", "agent.noisy_epsilon=true", "explore.kind=constant", "explore.epsilon=0"],
+     "agent.noisy_epsilon=true has no effect"),
+])
+def test_what_would_be_ignored_is_refused(algo, words, why):
+    with pytest.raises(UserError) as error:
+        resolve("vector", ["env.id=CartPole-v1", f"agent.algo={algo}", *words])
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("words", [
+    ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"],
+    ["agent.noisy=true", "agent.noisy_epsilon=true"], ["agent.munchausen=true"]])
+def test_what_is_wanted_is_accepted(words):
+    assert resolve("cartpole", words).config.agent.n_step == 3
+
+
+def test_a_support_without_room_is_refused():
+    with pytest.raises(UserError, match=r"agent\.v_min=10 is not below agent\.v_max=10"):
+        resolve("cartpole", ["agent.algo=c51", "agent.v_min=10"])
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize(("spec", "switches", "why"), [
+    (SPEC, {"torso": "impala"}, "is for images"), (SPEC, {"norm": "group"}, "shows no images"),
+    (PICTURES, {"norm": "group", "torso": "mlp"}, "agent.torso=mlp has none"),
+    (SPEC, {"norm": "layer", "hidden": ()}, "no layer to follow")])
+def test_networks_refuse_what_they_cannot_use(algo, spec, switches, why):
+    with pytest.raises(UserError, match=why):
+        ALGOS[algo].build(config(algo, **switches), spec)
+
+
+def test_explain_says_what_is_active():
+    rows = {row.key: row for row in explain(resolve("cartpole", ["agent.munchausen=true"]))}
+    assert rows["agent.munchausen_temperature"].active and not rows["agent.double"].active
+    assert "averages over actions" in rows["agent.double"].idle
+    assert not rows["agent.noisy_sigma"].active and not rows["agent.spectral_norm"].active
+
+
+def test_every_number_has_another_value():
+    fields = {name for module in ALGOS.values() for name in module.Config.model_fields}
+    assert set(NUMBERS) <= fields and SMALL.keys() == ALGOS.keys() and inactive_keys(config("dqn"))

@@ -1,0 +1,169 @@
+"""Projection, quantile loss and cosines: hand tables, naive float64 loops under random inputs, gradients included."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qfleet.maths.bellman import log_policy, pick
+from qfleet.maths.distributional import (
+    categorical_projection,
+    cosines,
+    cross_entropy,
+    entropy,
+    midpoints,
+    pairwise,
+    quantile_huber,
+)
+
+
+def doubles(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (0.0, [1, 0, 0]), (1.0, [0, 1, 0]), (0.25, [0.75, 0.25, 0]), (1.5, [0, 0.75, 0.25]), (2.5, [0, 0.25, 0.75]),
+    (3.0, [0, 0, 1]), (-7.0, [1, 0, 0]), (99.0, [0, 0, 1])])
+def test_one_mass_by_hand_on_an_uneven_support(value, expected):
+    support = doubles(0, 1, 3)
+    found = categorical_projection(doubles(value)[None], doubles(1.0)[None], support)
+    assert found[0].tolist() == pytest.approx(expected)
+
+
+def test_the_papers_step_by_hand():
+    """r = 1, γ = 0.5 on the support -1, 0, 1, 2: atoms go to 0.5, 1, 1.5, 2."""
+    support, probs = doubles(-1, 0, 1, 2), doubles(0.1, 0.2, 0.3, 0.4)
+    found = categorical_projection((1 + 0.5 * support)[None], probs[None], support)
+    assert found[0].tolist() == pytest.approx([0, 0.05, 0.05 + 0.2 + 0.15, 0.15 + 0.4])
+
+
+def naive_projection(values, probs, support):
+    out = [0.0] * len(support)
+    for value, prob in zip(values, probs, strict=True):
+        value = min(max(value, support[0]), support[-1])
+        upper = next(i for i, z in enumerate(support) if z >= value)
+        if support[upper] == value:
+            out[upper] += prob
+            continue
+        part = (value - support[upper - 1]) / (support[upper] - support[upper - 1])
+        out[upper] += prob * part
+        out[upper - 1] += prob * (1 - part)
+    return out
+
+
+@given(st.integers(0, 10_000), st.integers(2, 9), st.integers(1, 12))
+def test_projection_equals_a_naive_loop(seed, atoms, masses):
+    """Supports of any distances, and a discount of its own for every item."""
+    rng = torch.Generator().manual_seed(seed)
+    support = torch.randn(1, generator=rng).double() + torch.rand(atoms, generator=rng).double().add(0.05).cumsum(0)
+    probs = torch.rand(5, masses, generator=rng).double()
+    probs /= probs.sum(1, keepdim=True)
+    discount = torch.rand(5, 1, generator=rng).double()
+    reward, atoms = 2 * torch.randn(5, 1, generator=rng).double(), 3 * torch.randn(5, masses, generator=rng).double()
+    values = reward + discount * atoms
+    found = categorical_projection(values, probs, support)
+    for item in range(5):
+        expected = naive_projection(values[item].tolist(), probs[item].tolist(), support.tolist())
+        assert found[item].tolist() == pytest.approx(expected, abs=1e-12)
+    assert found.sum(1).tolist() == pytest.approx([1.0] * 5)
+    inside = ((values >= support[0]) & (values <= support[-1])).all(1)
+    assert torch.allclose((found @ support)[inside], (values * probs).sum(1)[inside]), "means are kept"
+
+
+def test_projection_onto_itself_is_the_identity_and_gradients_flow_through_probabilities():
+    support = doubles(-2, -1, 0.5, 3)
+    probs = torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.allclose(categorical_projection(support.expand(3, 4), probs, support), probs)
+    values = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.autograd.gradcheck(lambda p: categorical_projection(values, p, support), probs)
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match="alike"):
+        categorical_projection(torch.zeros(2, 3), torch.zeros(2, 4), torch.arange(3.0))
+    with pytest.raises(ValueError, match="quantiles"):
+        pairwise(torch.zeros(2, 3), torch.zeros(3, 3))
+
+
+def test_divergence_by_hand():
+    m = doubles(0.5, 0.5, 0.0)[None]
+    logits = doubles(0.25, 0.5, 0.25).log()[None]
+    assert cross_entropy(logits, m).item() == pytest.approx(0.5 * math.log(4) + 0.5 * math.log(2))
+    assert entropy(m).item() == pytest.approx(math.log(2)), "0 log 0 is 0"
+    assert (cross_entropy(m.clamp(min=1e-300).log(), m) - entropy(m)).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_quantile_loss_by_hand():
+    """θ = (0, 2) at τ = (¼, ¾), y = (1, 4), κ = 1: the sum over θ of the mean over y."""
+    theta, y, tau = doubles(0, 2)[None], doubles(1, 4)[None], midpoints(2).double()
+    first = 0.25 * (0.5 + 3.5) / 2           # δ = 1 and 4: both above θ, weight τ
+    second = (0.25 * 0.5 + 0.75 * 1.5) / 2   # δ = -1 (weight 1 - τ) and 2
+    assert quantile_huber(theta, tau, y, 1.0).item() == pytest.approx(first + second)
+    sharp = 0.25 * (1 + 4) / 2 + (0.25 * 1 + 0.75 * 2) / 2
+    assert quantile_huber(theta, tau, y, 0.0).item() == pytest.approx(sharp)
+
+
+def naive_quantile_huber(theta, tau, y, kappa):
+    total = 0.0
+    for t, level in zip(theta, tau, strict=True):
+        for target in y:
+            delta = target - t
+            size = abs(delta)
+            if kappa > 0:
+                size = 0.5 * delta**2 / kappa if size <= kappa else size - 0.5 * kappa
+            total += abs(level - (delta < 0)) * size / len(y)
+    return total
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.3, 1.0, 5.0]))
+def test_quantile_loss_equals_a_naive_loop(seed, n, m, kappa):
+    rng = torch.Generator().manual_seed(seed)
+    theta, y = torch.randn(4, n, generator=rng).double(), 2 * torch.randn(4, m, generator=rng).double()
+    tau = torch.rand(4, n, generator=rng).double()
+    found = quantile_huber(theta, tau, y, kappa)
+    shared = quantile_huber(theta, tau[0], y, kappa)
+    for i in range(4):
+        one, level, other = theta[i].tolist(), tau[i].tolist(), y[i].tolist()
+        assert found[i].item() == pytest.approx(naive_quantile_huber(one, level, other, kappa), abs=1e-12)
+        assert shared[i].item() == pytest.approx(naive_quantile_huber(one, tau[0].tolist(), other, kappa), abs=1e-12)
+
+
+def test_gradients_of_the_losses_equal_differences():
+    rng = torch.Generator().manual_seed(3)
+    theta = torch.randn(3, 4, generator=rng).double().requires_grad_()
+    y, tau = torch.randn(3, 5, generator=rng).double(), torch.rand(3, 4, generator=rng).double()
+    assert torch.autograd.gradcheck(lambda x: quantile_huber(x, tau, y, 0.7), theta)
+    m = torch.rand(3, 4, generator=rng).double()
+    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, m), theta)
+
+
+def test_quantile_regression_finds_the_quantiles():
+    rng = torch.Generator().manual_seed(0)
+    y = torch.rand(1, 4001, generator=rng, dtype=torch.float64)
+    theta, tau = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True), midpoints(4).double()
+    for _ in range(600):
+        (grad,) = torch.autograd.grad(quantile_huber(theta, tau, y, 0.0), theta)
+        theta.data -= 0.02 * grad
+    assert torch.allclose(theta, torch.quantile(y, tau)[None], atol=0.02)
+    assert midpoints(4).tolist() == [0.125, 0.375, 0.625, 0.875]
+
+
+def test_cosines_by_hand():
+    found = cosines(doubles(0.0, 0.5, 1.0)[None], 3)
+    assert found.shape == (1, 3, 3)
+    assert torch.allclose(found[0], doubles([1, 1, 1], [1, 0, -1], [1, -1, 1]), atol=1e-12)
+
+
+def test_the_soft_policy_by_hand():
+    """τ log π of q = (0, τ log 3): π = (¼, ¾)."""
+    tau = 0.5
+    found = log_policy(doubles(0, tau * math.log(3))[None], tau)
+    assert found[0].tolist() == pytest.approx([tau * math.log(0.25), tau * math.log(0.75)])
+    assert log_policy(doubles(0, 1000.0)[None], 0.03).isfinite().all()
+
+
+def test_pick_takes_laws_as_well():
+    laws = torch.arange(12.0).reshape(2, 3, 2)
+    assert pick(laws, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]
