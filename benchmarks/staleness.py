@@ -124,13 +124,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", nargs="*", default=list(RULES), choices=list(RULES))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/staleness.json"))
     args = parser.parse_args()
     saved = json.loads(args.out.read_text()) if args.out.exists() else {}
     rows = saved.get("rows", {}) if saved.get("staleness") == args.staleness else {}
     rows = {name: rows.get(name, []) for name in RULES}
     for seed in range(1, args.seeds + 1):
-        for name, (late, overrides) in RULES.items():
+        for name in args.only:
+            late, overrides = RULES[name]
             if any(run["seed"] == seed for run in rows[name]):
                 continue
             rows[name].append(train(late * args.staleness, overrides, seed))
@@ -139,7 +141,7 @@ def main() -> None:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps({"staleness": args.staleness, "summary": report(done), "rows": rows,
                                             "machine": machine()}, indent=1) + "\n")
-    for name, figures in report(rows).items():
+    for name, figures in report({name: runs for name, runs in rows.items() if runs}).items():
         print(f"{name:22} {figures}")
 
 
