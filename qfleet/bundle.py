@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,7 @@ def run_shard(private: Path, index: int) -> int:
     tether, config = Tether.from_env(), _config_of(private)
     torch.set_num_threads(1)
     copy, optimizer, server = private / f"shard-{index}.state", config.learner, config.server
+    writing = threading.Lock()
 
     def build(state: Mapping[str, Any]) -> Shard:
         shard = Shard(f"shard {index}", state["weights"], optimizer, server)
@@ -73,33 +75,52 @@ def run_shard(private: Path, index: int) -> int:
 
     def keep(state: State) -> None:
         fresh = copy.with_suffix(".new")
-        fresh.write_bytes(state.SerializeToString())
-        os.replace(fresh, copy)
+        with writing:
+            fresh.write_bytes(state.SerializeToString())
+            os.replace(fresh, copy)
 
     service = ShardService(build, keep, shard_socket(private, index), read_token(private / Orders.TOKEN),
                            config.fleet.max_message_bytes)
     if copy.exists():
         service.shard = build(unpack_shard(State.FromString(copy.read_bytes())))
         log.info("restored at version %d", service.shard.version)
-    told: list[bool] = []
+    told = threading.Event()
     if tether is not None:
-        tether.on_orphan(lambda: told.append(True))
-    with heeded(lambda: told.append(True)):
+        tether.on_orphan(told.set)
+    with heeded(told.set):
         service.start()
-        kept: Shard | None = service.shard
-        version = kept.version if kept is not None else 0
-        while not service.leaving and not (told and time.monotonic() - service.called_at > QUIET_S):
+        copier = Copier(service, server.copy_period_updates, keep)
+        while not service.leaving and not (told.is_set() and time.monotonic() - service.called_at > QUIET_S):
             if tether is not None:
                 tether.beat()
-            shard = service.shard
-            if shard is not kept:
-                kept, version = shard, 0 if shard is None else shard.version
-            if shard is not None and shard.version - version >= server.copy_period_updates:
-                version = shard.version
-                keep(pack_shard(shard.state_dict()))
+            copier.step()
             time.sleep(0.02)
         service.close()
     return 0 if service.leaving else EXIT_CODES["preempted"]
+
+
+class Copier:
+    """Copies a shard to the disk every so many updates. One that was just loaded is there already."""
+
+    def __init__(self, service: ShardService, period: int, keep: Callable[[State], None]) -> None:
+        self.service, self.period, self.keep = service, period, keep
+        self._epoch, self._version = "", 0
+
+    def step(self) -> None:
+        shard = self.service.shard
+        if shard is None:
+            return
+        if shard.epoch != self._epoch:
+            self._epoch, self._version = shard.epoch, shard.version
+        if shard.version - self._version < self.period:
+            return
+        self._version = shard.version
+        state = pack_shard(shard.state_dict())
+        try:
+            if self.service.shard is shard:  # and not another, which was loaded meanwhile
+                self.keep(state)
+        except OSError as error:
+            log.warning("the shard could not be copied to the disk (%s); if it dies, it forgets more", error)
 
 
 def _config_of(private: Path) -> RunConfig:
