@@ -71,7 +71,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole noisy": ("cartpole", 475, NOISY),
     "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
     "cartpole c51": ("cartpole", 475, C51),
-    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=32"]),
+    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=10"]),
     "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY, "agent.policy_samples=8"]),
     "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
     "catch": ("catch", 0.95, []),
