@@ -43,6 +43,20 @@ NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
 C51 = ["agent.algo=c51", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
 PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
 
+TORSOS = {"mlp": 8, "small": 8, "impala": 8, "efficient": 25, "nature": 36}
+"""Every torso, and the side of the smallest picture that suits it."""
+HEADS = {"dqn": [], "c51": ["agent.v_min=-1.5", "agent.v_max=1.5"], "qr": ["agent.quantiles=32"],
+         "iqn": ["agent.policy_samples=8"]}
+PIXELS = ["agent.hidden=[64]", "learner.batch_size=32", "replay.samples_per_insert=8", "explore.steps=3000",
+          "eval.period_steps=1000", "learner.precision=fp32", "learner.capture=false", "total_steps=20000"]
+
+
+def pictures(torso: str, algo: str) -> list[str]:
+    """A small Catch seen by a torso and valued by a head."""
+    size = f"env.kwargs={{pixels: true, rows: 6, columns: 5, side: {TORSOS[torso]}}}"
+    return [size, f"agent.algo={algo}", f"agent.torso={torso}", *HEADS[algo], *PIXELS]
+
+
 PLACES = {"inline": [], "processes": PROCESSES, "tcp+tls": [JOINED]}
 
 MATRIX: dict[str, tuple[str, float, list[str]]] = {
@@ -60,8 +74,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole noisy": ("cartpole", 475, NOISY),
     "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
     "cartpole c51": ("cartpole", 475, C51),
-    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=32"]),
-    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY]),
+    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=10"]),
+    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY, "agent.policy_samples=8"]),
     "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
@@ -72,6 +86,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole server": ("cartpole", 475, SERVER),
     "cartpole server compensated": ("cartpole", 475, [*SERVER, *COMPENSATED]),
     "cartpole server outliers": ("cartpole", 475, [*SERVER, "server.outlier_deviations=6"]),
+} | {f"catch {torso} {algo}": ("catch", 0.95, pictures(torso, algo)) for torso in TORSOS for algo in HEADS
 } | {f"chain {name_of(row)} {place}": ("toy/Chain-v0", 1, [*COMMON, *overrides_of(row), *where])
      for row in ROWS for place, where in PLACES.items()}
 

@@ -41,7 +41,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantile regression to the target's quantiles; as priority the mean |δ_ij| of all pairs."""
         theta, y = pick(here.law, action), targets(cfg, goal, there.law)
-        tau = midpoints(cfg.quantiles).to(theta.device)
+        tau = midpoints(cfg.quantiles, theta.device)
         return quantile_huber(theta, tau, y, cfg.kappa), pairwise(theta.detach(), y).abs().mean((1, 2))
 
     return agent_of(cfg, spec, Kind(network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), learn=look, bootstrap=look,

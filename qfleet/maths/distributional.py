@@ -39,9 +39,9 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
     return -torch.xlogy(probs, probs).sum(1)
 
 
-def midpoints(n: int) -> torch.Tensor:
+def midpoints(n: int, device: torch.device | None = None) -> torch.Tensor:
     """τ̂_i = (2i − 1) / 2n [n]: the levels at which n quantiles represent a law best (Dabney et al. 2018a)."""
-    return (torch.arange(n) + 0.5) / n
+    return (torch.arange(n, device=device) + 0.5) / n
 
 
 def quantile_huber(theta: torch.Tensor, tau: torch.Tensor, y: torch.Tensor, kappa: float) -> torch.Tensor:

@@ -30,7 +30,7 @@ class Listening(HostReplay):
         return super().add(chunk, priority)
 
 
-def played(env_id, switches, prioritised=True, lanes=3, steps=400, algo="dqn"):
+def played(env_id, switches, prioritised=True, lanes=3, steps=160, algo="dqn"):
     env = make(EnvConfig(id=env_id, lanes=lanes), lanes)
     agent = ALGOS[algo].build(ALGOS[algo].Config(hidden=(16,), **MEMBERS[algo], **switches), env.spec)
     layout = Layout(env.spec, agent.window, 16, agent.columns)
@@ -61,7 +61,7 @@ def even_levels(monkeypatch):
 def test_actor_and_learner_agree(env_id, switches, algo):
     """Noise of size 0: an actor's is never the learner's."""
     agent, policy, replay = played(env_id, switches, algo=algo)
-    sample = replay.sample(256)
+    sample = replay.sample(128)
     net = policy.flat.net
     wanted = agent.loss(net, net, sample, policy.rng).priority
     given = replay._priorities.tree.get(sample.keys)  # alpha = 1, nothing evicted: the leaf is the priority
