@@ -78,7 +78,7 @@ def _most_bytes(memory: planner.Plan) -> float:
 
 def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
     agent = make_agent(config, spec)
-    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns)
+    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns, agent.states, agent.marks)
 
 
 def plan_of(config: RunConfig) -> Plan:

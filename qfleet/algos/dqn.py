@@ -19,6 +19,7 @@ from torch import nn
 from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Tensors
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, Positive, PositiveCount
+from qfleet.maths import choice
 from qfleet.maths.bellman import huber, pick, squared
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
@@ -100,7 +101,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 def epsilon_greedy(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
     """The greedy action, or with probability ε any action, lane by lane."""
     q_NA = net(obs)
-    lanes, actions = q_NA.shape
-    chance = torch.rand(lanes, generator=rng, device=q_NA.device)
-    random = torch.randint(actions, (lanes,), generator=rng, device=q_NA.device)
-    return Decision(torch.where(chance < arm.epsilon, random, q_NA.argmax(1)), memory, {"q": q_NA})
+    return Decision(choice.epsilon_greedy(q_NA, arm.epsilon, rng), memory, {"q": q_NA})
