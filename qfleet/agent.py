@@ -33,7 +33,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Recall:
-    """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step has
+    """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step
     brought [N], `forget(memory, over)` in the lanes [N] whose episode is over. `kept` names what outlives episodes and
     belongs into a checkpoint."""
 

@@ -9,6 +9,7 @@ Shapes: B items, N lanes, T rows of a window, U trained rows, A actions, H units
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ from qfleet.maths.bellman import huber, squared
 from qfleet.maths.choice import epsilon_greedy
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
-from qfleet.maths.sequences import drift, mixed_priority, previous, real_rows
+from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
 from qfleet.nets import recurrent
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head, dense
@@ -67,31 +68,35 @@ class Config(Section):
 
 
 class Network(nn.Module):
-    """Sequences of observations, with the action (0 = none, a + 1) and the reward that led to each -> q [B, T, A]."""
+    """Sequences of observations, and what else is known at each row (`side` [B, T, ...]) -> q [B, T, A]."""
 
-    def __init__(self, cfg: Config, spec: EnvSpec) -> None:
+    def __init__(self, cfg: Config, spec: EnvSpec, side: int) -> None:
         super().__init__()
-        self.actions = spec.actions
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
         self.features = dense(self.encoder.features, cfg.features, cfg.norm)
         width = cfg.features[-1] if cfg.features else self.encoder.features
-        self.memory = recurrent.Memory(width + spec.actions + 1, cfg.units)
+        self.memory = recurrent.Memory(width + side, cfg.units)
         self.head = (DuelingHead if cfg.dueling else Head)(cfg.units, cfg.hidden, spec.actions, cfg.norm)
 
-    def forward(self, obs: Mapping[str, torch.Tensor], action_BT: torch.Tensor, reward_BT: torch.Tensor,
-                real_BT: torch.Tensor, state: recurrent.State) -> tuple[torch.Tensor, recurrent.State]:
-        dtype, shape = self.head.dtype, action_BT.shape
+    def forward(self, obs: Mapping[str, torch.Tensor], side: torch.Tensor, real_BT: torch.Tensor,
+                state: recurrent.State) -> tuple[torch.Tensor, recurrent.State]:
+        dtype, shape = self.head.dtype, real_BT.shape
         seen = self.features(self.encoder({name: leaf.flatten(0, 1) for name, leaf in obs.items()}, dtype))
-        tried = F.one_hot(action_BT.long(), self.actions + 1)[..., 1:].to(dtype)
-        inputs = torch.cat([seen.view(*shape, -1), tried, reward_BT.unsqueeze(2).to(dtype)], 2)
-        out, state = self.memory(inputs, real_BT, state)
+        out, state = self.memory(torch.cat([seen.view(*shape, -1), side.to(dtype)], 2), real_BT, state)
         return self.head(out.flatten(0, 1)).view(*shape, -1), state
 
 
+def led_here(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.Tensor:
+    """[..., A + 1]: the action (0 = none, a + 1) that led to a row, one-hot, and the reward that it brought."""
+    return torch.cat([F.one_hot(action.long(), actions + 1)[..., 1:], reward.unsqueeze(-1)], -1)
+
+
+STATES = {"state.h": "float32", "state.c": "float32", "state.action": "int32", "state.reward": "float32"}
+"""What an actor remembers, and a sequence begins with: all zeros at the start of an episode."""
+
+
 def states_of(units: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """What an actor remembers, and a sequence begins with: all zeros at the start of an episode."""
-    return {"state.h": ((units,), "float32"), "state.c": ((units,), "float32"),
-            "state.action": ((), "int32"), "state.reward": ((), "float32")}
+    return {name: ((units,) if name in ("state.h", "state.c") else (), dtype) for name, dtype in STATES.items()}
 
 
 def recall_of(units: int) -> Recall:
@@ -101,38 +106,46 @@ def recall_of(units: int) -> Recall:
         return {name: torch.zeros(lanes, *shape, dtype=getattr(torch, dtype), device=device)
                 for name, (shape, dtype) in states_of(units).items()}
 
-    def forget(memory: Memory, over: torch.Tensor) -> Memory:
-        return {name: torch.where(over.view(-1, *[1] * (value.ndim - 1)), 0, value) for name, value in memory.items()}
-
-    return Recall(begin, lambda memory, reward: memory | {"state.reward": reward}, forget)
+    return Recall(begin, lambda memory, reward: memory | {"state.reward": reward}, blank)
 
 
-def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
-    """One row per lane; the state before it travels with the row."""
+def blank(memory: Memory, over: torch.Tensor) -> Memory:
+    """Zeros in the lanes [N] whose episode is over."""
+    return {name: torch.where(over.view(-1, *[1] * (value.ndim - 1)), 0, value) for name, value in memory.items()}
+
+
+def one_row(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, Tensors]:
+    """q [N, A] of one row per lane, and the recurrent state after it."""
     row = {name: leaf.unsqueeze(1) for name, leaf in obs.items()}
-    real = torch.ones(len(arm.epsilon), 1, dtype=torch.bool, device=arm.epsilon.device)
-    q_N1A, (hidden, cell) = net(row, memory["state.action"][:, None], memory["state.reward"][:, None], real,
-                                (memory["state.h"], memory["state.c"]))
-    q_NA = q_N1A[:, 0]
+    real = torch.ones(len(side), 1, dtype=torch.bool, device=side.device)
+    q_N1A, (hidden, cell) = net(row, side.unsqueeze(1), real, (memory["state.h"], memory["state.c"]))
+    return q_N1A[:, 0], {"state.h": hidden.float(), "state.c": cell.float()}
+
+
+def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, actions: int) -> Decision:
+    """One row per lane; the state before it travels with the row."""
+    side = led_here(memory["state.action"], memory["state.reward"], actions)
+    q_NA, state = one_row(net, obs, side, memory)
     action = epsilon_greedy(q_NA, arm.epsilon, rng)
-    after = {"state.h": hidden.float(), "state.c": cell.float(), "state.action": (action + 1).int(),
-             "state.reward": torch.zeros_like(memory["state.reward"])}
-    return Decision(action, after, memory | {"q": q_NA})
+    after = memory | state | {"state.action": (action + 1).int()}
+    return Decision(action, after, {name: memory[name] for name in STATES} | {"q": q_NA})
 
 
-def unrolled(net: nn.Module, batch: Sample, cfg: Config) -> torch.Tensor:
+def past_of(rows: Tensors, actions: int) -> torch.Tensor:
+    """What led to each row of a window, [B, T, A + 1]."""
+    return led_here(previous(rows["action"] + 1, rows["last"], rows["state.action"][:, 0]),
+                    previous(rows["reward"], rows["last"], rows["state.reward"][:, 0]), actions)
+
+
+def unrolled(net: nn.Module, batch: Sample, side: torch.Tensor, cfg: Config) -> torch.Tensor:
     """q [B, U + n, A] from the first trained row on, no gradient reaching back into the burn-in."""
-    rows = batch.rows
-    start = {name: rows[name][:, 0] for name in states_of(cfg.units)}
-    state = start["state.h"], start["state.c"]
+    state = batch.rows["state.h"][:, 0], batch.rows["state.c"][:, 0]
     if cfg.state == "zero":
         state = torch.zeros_like(state[0]), torch.zeros_like(state[1])
-    inputs = (batch.leaves, previous(rows["action"] + 1, rows["last"], start["state.action"]),
-              previous(rows["reward"], rows["last"], start["state.reward"]), real_rows(rows["last"]))
+    leaves, real = batch.leaves, real_rows(batch.rows["last"])
 
-    def part(cut: slice) -> tuple[Tensors, torch.Tensor, torch.Tensor, torch.Tensor]:
-        obs, action, reward, real = inputs
-        return {name: leaf[:, cut] for name, leaf in obs.items()}, action[:, cut], reward[:, cut], real[:, cut]
+    def part(cut: slice) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        return {name: leaf[:, cut] for name, leaf in leaves.items()}, side[:, cut], real[:, cut]
 
     if cfg.burn_in:
         with torch.no_grad():
@@ -141,60 +154,64 @@ def unrolled(net: nn.Module, batch: Sample, cfg: Config) -> torch.Tensor:
     return q
 
 
+def taken(rows: Tensors, q_BTA: torch.Tensor, cfg: Config) -> torch.Tensor:
+    """q [B, U] of the actions taken, given the values of all rows from the first trained one on."""
+    action = rows["action"][:, cfg.burn_in:cfg.burn_in + cfg.unroll].long().unsqueeze(2)
+    return q_BTA[:, :cfg.unroll].gather(2, action).squeeze(2)
+
+
+def trained_of(rows: Tensors, cfg: Config) -> torch.Tensor:
+    """Bool [B, U]: rows that are real and not final."""
+    return ~rows["last"][:, cfg.burn_in:cfg.burn_in + cfg.unroll]
+
+
+def bootstrapped(rows: Tensors, v_BT: torch.Tensor, cfg: Config) -> torch.Tensor:
+    """n-step targets [B, U], given the values [B, U + n] of all rows from the first trained one on."""
+    reward, discount, last = (rows[name][:, cfg.burn_in:] for name in ("reward", "discount", "last"))
+    step = n_step(reward, discount, last, cfg.gamma, cfg.n_step)
+    v = v_BT.gather(1, step.row)
+    return h(step.ret + step.discount * h_inverse(v)) if cfg.rescale else step.ret + step.discount * v
+
+
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The R2D2 agent for an environment."""
-    past, trained_rows = cfg.burn_in, slice(cfg.burn_in, cfg.burn_in + cfg.unroll)
-
-    def bootstrapped(rows: Tensors, v_BT: torch.Tensor) -> torch.Tensor:
-        """Targets [B, U], given the values [B, U + n] of all rows from the first trained one on."""
-        reward, discount, last = (rows[name][:, past:] for name in ("reward", "discount", "last"))
-        step = n_step(reward, discount, last, cfg.gamma, cfg.n_step)
-        v = v_BT.gather(1, step.row)
-        return h(step.ret + step.discount * h_inverse(v)) if cfg.rescale else step.ret + step.discount * v
-
-    def taken(rows: Tensors, q_BTA: torch.Tensor) -> torch.Tensor:
-        action = rows["action"][:, trained_rows].long().unsqueeze(2)
-        return q_BTA[:, :cfg.unroll].gather(2, action).squeeze(2)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        rows, trained = batch.rows, ~batch.rows["last"][:, trained_rows]
-        q_BTA = unrolled(net, batch, cfg)
-        q_t = taken(rows, q_BTA)
+        rows, trained, side = batch.rows, trained_of(batch.rows, cfg), past_of(batch.rows, spec.actions)
+        q_BTA = unrolled(net, batch, side, cfg)
+        q_t = taken(rows, q_BTA, cfg)
         with torch.no_grad():
-            q_target = unrolled(target, batch, cfg)
+            q_target = unrolled(target, batch, side, cfg)
             best = (q_BTA if cfg.double else q_target).argmax(2, keepdim=True)
-            y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2))
+            y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2), cfg)
         errors = huber(q_t, y_t, cfg.huber_delta) if cfg.loss == "huber" else squared(q_t, y_t)
         td_abs, q_t = (y_t - q_t.detach()).abs(), q_t.detach()
-        metrics = {"train/q_mean": _mean(q_t, trained), "train/td_abs": _mean(td_abs, trained)}
+        metrics = {"train/q_mean": masked_mean(q_t, trained), "train/td_abs": masked_mean(td_abs, trained)}
         if cfg.measure_drift:
-            metrics |= _drifts(net, batch, q_BTA.detach(), cfg)
+            metrics |= _drifts(net, batch, q_BTA.detach(), cfg, spec.actions)
         return Loss((errors * trained).sum(1) / cfg.unroll, mixed_priority(td_abs, trained, cfg.eta), metrics=metrics)
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The same as the actor saw it when it chose: its own network is online and target network in one."""
-        q_BTA = rows["q"][:, past:]
-        td_abs = (bootstrapped(rows, q_BTA.amax(2)) - taken(rows, q_BTA)).abs()
-        return mixed_priority(td_abs, ~rows["last"][:, trained_rows], cfg.eta)
+        q_BTA = rows["q"][:, cfg.burn_in:]
+        td_abs = (bootstrapped(rows, q_BTA.amax(2), cfg) - taken(rows, q_BTA, cfg)).abs()
+        return mixed_priority(td_abs, trained_of(rows, cfg), cfg.eta)
 
-    return Agent(network=lambda: Network(cfg, spec), act=act, loss=loss, window=cfg.window,
-                 hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg.units),
-                 states=states_of(cfg.units), marks=(0, past, past + cfg.unroll - 1) if cfg.measure_drift else (0,))
-
-
-def _mean(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    return (values * where).sum() / where.sum().clamp(min=1)
+    first, last = cfg.burn_in, cfg.burn_in + cfg.unroll - 1
+    return Agent(network=lambda: Network(cfg, spec, spec.actions + 1), act=partial(act, actions=spec.actions),
+                 loss=loss, window=cfg.window, hints={"q": ((spec.actions,), "float32")}, priority=priority,
+                 recall=recall_of(cfg.units), states=states_of(cfg.units),
+                 marks=(0, first, last) if cfg.measure_drift else (0,))
 
 
 @torch.no_grad()
-def _drifts(net: nn.Module, batch: Sample, q_BTA: torch.Tensor, cfg: Config) -> Tensors:
+def _drifts(net: nn.Module, batch: Sample, q_BTA: torch.Tensor, cfg: Config, actions: int) -> Tensors:
     """ΔQ at the first and at the last trained row: values of the replayed state against those of the actor's state."""
-    rows, found = batch.rows, {}
+    found = {}
     for mark, tag in ((1, "train/drift_first"), (2, "train/drift_last")):
         row = cfg.burn_in + (cfg.unroll - 1) * (mark - 1)
-        hidden, cell, action, reward = (rows[name][:, mark] for name in states_of(cfg.units))
-        real = ~rows["last"][:, row]
-        obs = {name: leaf[:, row:row + 1] for name, leaf in batch.leaves.items()}
-        true, _ = net(obs, action[:, None], reward[:, None], real[:, None], (hidden, cell))
-        found[tag] = _mean(drift(q_BTA[:, row - cfg.burn_in], true[:, 0], true[:, 0].amax(1)), real)
+        memory = {name: batch.rows[name][:, mark] for name in STATES}
+        side = led_here(memory["state.action"], memory["state.reward"], actions)
+        true, _ = one_row(net, batch.obs(row), side, memory)
+        found[tag] = masked_mean(drift(q_BTA[:, row - cfg.burn_in], true, true.amax(1)), ~batch.rows["last"][:, row])
     return found

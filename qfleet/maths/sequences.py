@@ -24,6 +24,11 @@ def mixed_priority(td_abs_BU: torch.Tensor, trained_BU: torch.Tensor, eta: float
     return eta * counted.amax(1) + (1 - eta) * mean
 
 
+def masked_mean(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The mean of those values that count, 0 if none does."""
+    return (values * where).sum() / where.sum().clamp(min=1)
+
+
 def drift(q_BA: torch.Tensor, true_BA: torch.Tensor, scale_B: torch.Tensor) -> torch.Tensor:
     """ΔQ [B] = ‖q(ĥ) − q(h)‖₂ / |max q(ĥ)|, how far a replayed state leads away from the one that the actor had."""
     return (true_BA - q_BA).square().sum(1).sqrt() / scale_B.abs().clamp(min=1e-6)

@@ -8,12 +8,17 @@ import torch
 from sequences import played
 
 from qfleet.algos import r2d2
-from qfleet.algos.r2d2 import Config, build, states_of, unrolled
+from qfleet.algos.r2d2 import Config, build, led_here, past_of, states_of
+from qfleet.algos.r2d2 import unrolled as unrolled_beside
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.types import EnvSpec, Leaf, Sample, UserError
 
 SMALL = {"features": (8,), "units": 6, "hidden": (8,), "burn_in": 3, "unroll": 8, "stride": 4, "n_step": 2}
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
+
+
+def unrolled(net, batch, cfg, actions=SPEC.actions):
+    return unrolled_beside(net, batch, past_of(batch.rows, actions), cfg)
 
 
 def config(**changes):
@@ -59,7 +64,7 @@ def naive_values(net, batch, item, cfg):
         if last and not begun:
             continue
         begun = True
-        q, state = net({"obs": rows["obs.obs"][item, row][None, None]}, action.view(1, 1), reward.view(1, 1),
+        q, state = net({"obs": rows["obs.obs"][item, row][None, None]}, led_here(action, reward, 4)[None, None],
                        torch.ones(1, 1, dtype=torch.bool), state)
         found[row] = q[0, 0]
         action, reward = rows["action"][item, row] + 1, rows["reward"][item, row]
@@ -174,7 +179,7 @@ def test_unrolling_from_stored_states_reproduces_what_the_actor_saw(env_id, chan
     _, policy, replay = played(env_id, lambda spec: stored_q(build(cfg, spec), spec))
     sample = replay.sample(256)
     with torch.inference_mode():
-        q = unrolled(policy.flat.net, sample, cfg)
+        q = unrolled(policy.flat.net, sample, cfg, replay.layout.spec.actions)
     seen, last = sample.rows["seen"][:, cfg.burn_in:], sample.rows["last"][:, cfg.burn_in:]
     real = ~last | ~torch.cat([torch.ones_like(last[:, :1]), last[:, :-1]], 1)
     assert sample.rows["state.h"].any() and real.sum() > 1000
