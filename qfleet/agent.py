@@ -54,12 +54,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Loss:
-    """One number per item, unreduced and unweighted; `priority` [B]; `extra` is added to the weighted mean."""
+    """One number per item, unreduced and unweighted; `priority` [B]; `extra` is added to the weighted mean. `buffers`
+    are what running figures of the network become, by name, if the update is made."""
 
     per_item: torch.Tensor
     priority: torch.Tensor
     extra: torch.Tensor | None = None
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

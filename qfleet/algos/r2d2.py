@@ -165,12 +165,16 @@ def trained_of(rows: Tensors, cfg: Config) -> torch.Tensor:
     return ~rows["last"][:, cfg.burn_in:cfg.burn_in + cfg.unroll]
 
 
-def bootstrapped(rows: Tensors, v_BT: torch.Tensor, cfg: Config) -> torch.Tensor:
+def bootstrapped(rows: Tensors, v_BT: torch.Tensor, cfg: Config, gamma: float | torch.Tensor) -> torch.Tensor:
     """n-step targets [B, U], given the values [B, U + n] of all rows from the first trained one on."""
     reward, discount, last = (rows[name][:, cfg.burn_in:] for name in ("reward", "discount", "last"))
-    step = n_step(reward, discount, last, cfg.gamma, cfg.n_step)
+    step = n_step(reward, discount, last, gamma, cfg.n_step)
     v = v_BT.gather(1, step.row)
     return h(step.ret + step.discount * h_inverse(v)) if cfg.rescale else step.ret + step.discount * v
+
+
+def error_of(q: torch.Tensor, y: torch.Tensor, cfg: Config) -> torch.Tensor:
+    return huber(q, y, cfg.huber_delta) if cfg.loss == "huber" else squared(q, y)
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
@@ -183,8 +187,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         with torch.no_grad():
             q_target = unrolled(target, batch, side, cfg)
             best = (q_BTA if cfg.double else q_target).argmax(2, keepdim=True)
-            y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2), cfg)
-        errors = huber(q_t, y_t, cfg.huber_delta) if cfg.loss == "huber" else squared(q_t, y_t)
+            y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2), cfg, cfg.gamma)
+        errors = error_of(q_t, y_t, cfg)
         td_abs, q_t = (y_t - q_t.detach()).abs(), q_t.detach()
         metrics = {"train/q_mean": masked_mean(q_t, trained), "train/td_abs": masked_mean(td_abs, trained)}
         if cfg.measure_drift:
@@ -194,7 +198,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     def priority(rows: Tensors) -> torch.Tensor:
         """The same as the actor saw it when it chose: its own network is online and target network in one."""
         q_BTA = rows["q"][:, cfg.burn_in:]
-        td_abs = (bootstrapped(rows, q_BTA.amax(2), cfg) - taken(rows, q_BTA, cfg)).abs()
+        td_abs = (bootstrapped(rows, q_BTA.amax(2), cfg, cfg.gamma) - taken(rows, q_BTA, cfg)).abs()
         return mixed_priority(td_abs, trained_of(rows, cfg), cfg.eta)
 
     first, last = cfg.burn_in, cfg.burn_in + cfg.unroll - 1

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from qfleet.agent import Agent
-from qfleet.explore import Explorer
+from qfleet.explore import Chooser, Explorer
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.roles.laps import Laps
@@ -137,6 +137,8 @@ class Actor:
             self.recorder.replay.tick(taken)
         if self.laps.turn():
             self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
+            if arm.index is not None:
+                self.metrics.write({"rollout/arm": float(arm.index.float().mean())})
         return True
 
     def land(self) -> None:
@@ -165,12 +167,16 @@ class Actor:
                                  "obs": self._obs}
         if self.recorder is not None:
             state["chunker"] = self.recorder.chunker.state_dict()
+        if isinstance(self.explorer, Chooser):
+            state["explorer"] = self.explorer.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore; episodes that were running end, truncated, at the last observation seen. `begin` must follow."""
         self.steps = state["steps"]
         self.policy.load_state_dict(state["policy"])
+        if isinstance(self.explorer, Chooser) and "explorer" in state:
+            self.explorer.load_state_dict(state["explorer"])
         if self.recorder is not None:
             self.recorder.chunker.load_state_dict(state["chunker"])
             self._obs, self._fresh = state["obs"], state["fresh"]
@@ -182,6 +188,9 @@ class Actor:
 
     def _tally(self, out: Outcome, final: np.ndarray) -> None:
         if final.any():
+            if isinstance(self.explorer, Chooser):
+                for lane in final.nonzero()[0].tolist():
+                    self.explorer.episode(lane, float(self._return[lane]) if self._last[lane] else None)
             self._return[final] = 0
             self._length[final] = 0
         self._return += out.score

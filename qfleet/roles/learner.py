@@ -142,6 +142,7 @@ class Learner:
             return
         self._bad = 0
         self.updates += 1
+        self.flat.assign(found.buffers)
         self.replay.update(sample.keys, found.priority.cpu().numpy())
         self._follow()
         if self.updates % self.cfg.metrics_period_updates == 0:
