@@ -80,6 +80,12 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
     "catch pixels bf16": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=bf16"]),
+    "memory cue 40": ("memory-cue", 0.9, []),  # 95 % of the answers
+    "memory cue 40, dqn": ("vector", 0.9, ["env.id=toy/MemoryCue-v0", "env.kwargs={delay: 40}", "total_steps=50000"]),
+    "t-maze": ("tmaze", 0.95, []),
+    "t-maze, dqn": ("vector", 0.95, ["env.id=toy/TMaze-v0", "total_steps=60000"]),
+    "hidden cartpole": ("hidden-cartpole", 450, []),
+    "hidden cartpole, dqn": ("cartpole", 450, ["env.id=toy/HiddenCartPole-v0"]),
     "cartpole processes": ("cartpole", 475, PROCESSES),
     "catch processes": ("catch", 0.95, PROCESSES),
     "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),

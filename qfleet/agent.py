@@ -14,15 +14,34 @@ from qfleet.types import Sample, Window
 Tensors = dict[str, torch.Tensor]
 Columns = Mapping[str, tuple[tuple[int, ...], str]]
 Memory = Any
-"""Recurrent state carried from step to step; None for agents that have none."""
+"""What is carried from step to step, tensors by name, [N, ...]; None for agents that carry nothing."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What exploration varies: ε [N] per lane, and whether networks that have noise of their own use it."""
+    """What exploration varies per lane: [N] tensors, and whether networks that have noise of their own use it.
+
+    `index` says which of an agent's policies to follow, where it has a family of them; None = the one to win with.
+    """
 
     epsilon: torch.Tensor
     noise: bool = True
+    index: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Arm:
+        return Arm(self.epsilon.to(device), self.noise, None if self.index is None else self.index.to(device))
+
+
+@dataclass(frozen=True)
+class Recall:
+    """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step
+    brought [N], `forget(memory, over)` in the lanes [N] whose episode is over. `kept` names what outlives episodes and
+    belongs into a checkpoint."""
+
+    begin: Callable[[int, torch.device], Memory]
+    observe: Callable[[Memory, torch.Tensor], Memory]
+    forget: Callable[[Memory, torch.Tensor], Memory]
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,12 +55,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Loss:
-    """One number per item, unreduced and unweighted; `priority` [B]; `extra` is added to the weighted mean."""
+    """One number per item, unreduced and unweighted; `priority` [B]; `extra` is added to the weighted mean. `buffers`
+    are what running figures of the network become, by name, if the update is made."""
 
     per_item: torch.Tensor
     priority: torch.Tensor
     extra: torch.Tensor | None = None
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,9 @@ class Agent:
     `Decision.extras` adds to every row: name -> (shape, dtype). `hints` are such columns, too, but never stored: from
     them, and from reward, discount, last and action, `priority(rows) -> [S]` tells an actor how urgent its fresh
     windows are, rows being [S, T, ...]. Without it they begin with the largest priority seen.
+
+    An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
+    at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch.
     """
 
     network: Callable[[], nn.Module]
@@ -61,6 +85,9 @@ class Agent:
     columns: Columns = field(default_factory=dict)
     hints: Columns = field(default_factory=dict)
     priority: Callable[[Tensors], torch.Tensor] | None = None
+    recall: Recall | None = None
+    states: Columns = field(default_factory=dict)
+    marks: tuple[int, ...] = (0,)
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

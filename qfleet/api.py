@@ -129,13 +129,15 @@ def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = 
     greedy = Constant(0.0, 1).arms(0)
     with _threads(agent.config), closing(make_env(agent.config.env, 1, render=render)) as env:
         session.require_same(agent.checkpoint, env.spec)
-        obs, episode = env.reset(lane_seeds(seed, 1, "evaluation")), 0
+        obs, episode, over = env.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
+        agent.policy.begin(1)
         yield Step(env.render(), 0.0, episode, False)
         while episode < episodes:
             action, _ = agent.policy.act(obs, greedy)
             env.send(action)
             outcome = env.recv()
-            obs, done = outcome.obs, bool(outcome.last[0])
+            agent.policy.observe(outcome.reward, over | outcome.cut)
+            obs, over, done = outcome.obs, outcome.last, bool(outcome.last[0])
             yield Step(env.render(), float(outcome.score[0]), episode, done)
             episode += done
 
@@ -165,14 +167,23 @@ class TrainedAgent:
             raise UserError(f"checkpoint {checkpoint.path}: the weights are not those of the network that its config "
                             f"describes ({error}); it was not written by qfleet as it is now") from error
 
-    def act(self, obs: Any, epsilon: float = 0.0) -> Any:
+    def reset(self) -> None:
+        """Forget everything: an episode starts."""
+        self.policy.memory = None
+
+    def act(self, obs: Any, epsilon: float = 0.0, *, reward: Any = 0.0, over: Any = False) -> Any:
         """What `env.step` takes, for one observation or for a batch of them.
+
+        An agent with a memory is told what its last action brought (`reward`), and in which lanes of a batch the
+        observation begins another episode (`over`).
 
         Observations are the environment's own (a batch of them only if they are plain arrays), or leaves by name, as
         the network sees them (see `spec`), with or without a batch axis. Stacked images are leaves.
         """
         leaves, single = self._leaves(obs)
         lanes = len(next(iter(leaves.values())))
+        if self.policy.memory is not None:
+            self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
         numbers = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon), noise=False))[0].tolist()
         actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
         return actions[0] if single else np.asarray(actions)

@@ -11,9 +11,10 @@ from qfleet import envs
 from qfleet.agent import Agent
 from qfleet.config import plugin_module
 from qfleet.envs import EnvConfig
-from qfleet.explore import Explorer
+from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
+from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
@@ -78,7 +79,7 @@ def _most_bytes(memory: planner.Plan) -> float:
 
 def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
     agent = make_agent(config, spec)
-    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns)
+    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns, agent.states, agent.marks)
 
 
 def plan_of(config: RunConfig) -> Plan:
@@ -99,6 +100,8 @@ def make_explorer(config: RunConfig, index: int) -> Explorer:
     lanes = config.env.lanes
     build = plugin_module("qfleet.explore", config.explore.kind).build
     explorer: Explorer = build(config.explore, lanes, index * lanes, config.cells * config.lanes)
+    if isinstance(explorer, Chooser):
+        explorer.seed(seed_for(config.seed, "explorer", index))
     return explorer
 
 

@@ -51,6 +51,7 @@ class Films:
         arm = Constant(self.config.eval.epsilon, 1).arms(0)
         memory, policy.memory = policy.memory, None
         try:
+            policy.begin(1)
             obs = env.reset(lane_seeds(seed_for(self.config.seed, "films", index), 1, "evaluation"))
             for _ in range(MOST_PICTURES):
                 if stop():
@@ -59,6 +60,7 @@ class Films:
                     yield picture
                 env.send(policy.act(obs, arm)[0])
                 outcome = env.recv()
+                policy.observe(outcome.reward, outcome.cut)
                 obs = outcome.obs
                 if outcome.last[0]:
                     break

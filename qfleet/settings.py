@@ -112,6 +112,9 @@ def contradictions(cfg: RunConfig) -> list[str]:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins: the first chunks are full after "
                      f"env.lanes={cfg.env.lanes} x actors={cfg.actors}{_cells(cfg)} x replay.chunk_steps="
                      f"{cfg.replay.chunk_steps} steps; raise total_steps or lower chunk_steps")
+    arms, drawn = getattr(cfg.agent, "arms", None), getattr(cfg.explore, "arms", None)
+    if arms is not None and drawn is not None and arms != drawn:
+        found.append(f"explore.arms={drawn} are not the agent.arms={arms} that there are: set both alike")
     schedules: dict[str, EvalConfig | CheckpointConfig] = {"eval": cfg.eval, "checkpoint": cfg.checkpoint}
     for name, section in schedules.items():
         if section.period_steps and section.period_updates:

@@ -122,7 +122,11 @@ class VectorEnv(Protocol):
 
 @dataclass(frozen=True)
 class Window:
-    """The rows that one training item spans: burn-in, trained positions, look-ahead (n), distance of starts."""
+    """The rows that one training item spans: burn-in, trained positions, look-ahead (n), distance of starts.
+
+    A window of several trained positions, or with burn-in, lies within one episode. Rows that an episode does not have,
+    before its first and after its final one, are zeros with `last = True`; the first trained row is real and not final.
+    """
 
     past: int = 0
     unroll: int = 1
@@ -133,6 +137,11 @@ class Window:
     def length(self) -> int:
         return self.past + self.unroll + self.future
 
+    @property
+    def whole(self) -> bool:
+        """Whether windows keep within one episode."""
+        return self.unroll > 1 or self.past > 0
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -141,7 +150,8 @@ class Chunk:
     `columns[name]` is [R, ...]: `action`, `reward`, `discount`, `last`, one `obs.<leaf>` per leaf (newest
     frames only), and the agent's extras. The first `stack - 1` rows are context for stacking; S window starts
     follow, then the look-ahead rows. `valid` [S] says from which starts a window may begin. A short chunk is
-    zero-padded to R rows, its starts not valid.
+    zero-padded to R rows, its starts not valid. An agent's states are [S, M, ...]: of each start, at M marks of its
+    window only.
     """
 
     columns: dict[str, np.ndarray]
@@ -152,9 +162,10 @@ class Chunk:
 class Sample:
     """A batch of windows.
 
-    `rows[name]` is [B, T, ...]; observation leaves are stacked again. `weight` [B] are the importance weights,
-    applied by the Learner and nowhere else; the largest is 1, and `peak` is what it was before: with it, batches of
-    several replays can be weighed against each other. `keys` [B] come back with the new priorities.
+    `rows[name]` is [B, T, ...], or [B, M, ...] for an agent's states; observation leaves are stacked again. `weight`
+    [B] are the importance weights, applied by the Learner and nowhere else; the largest is 1, and `peak` is what it was
+    before: with it, batches of several replays can be weighed against each other. `keys` [B] come back with the new
+    priorities.
     """
 
     keys: np.ndarray
@@ -162,9 +173,14 @@ class Sample:
     rows: dict[str, torch.Tensor]
     peak: float = 1.0
 
+    @property
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """Observations [B, T, ...] of all rows."""
+        return {name[len(OBS):]: value for name, value in self.rows.items() if name.startswith(OBS)}
+
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
         """Observations [B, ...] of one row of the window, or of a row [B] chosen per item."""
-        leaves = {name[len(OBS):]: value for name, value in self.rows.items() if name.startswith(OBS)}
+        leaves = self.leaves
         if isinstance(row, int):
             return {name: value[:, row] for name, value in leaves.items()}
         item = torch.arange(len(row), device=row.device)

@@ -3,6 +3,8 @@
     Catch       reach the falling ball; best return 1, a random paddle about -0.6
     DeepSea     go right every time; best return 0.99, a random walk finds it once in 2^size episodes
     MemoryCue   answer as the first observation said; best return 1, without memory 0 on average
+    TMaze       walk to a junction, turn as the first observation said; best return 1, without memory 0.5 on average
+    HiddenCartPole  CartPole without its velocities; best return 500
     Chain       walk to the right end; best return 1, the optimal values are `Chain.optimal_q`
     Faulty      fails on command; best return is the length of its episodes
 """
@@ -16,6 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from qfleet.envs import EnvConfig, gym
 from qfleet.types import VectorEnv
@@ -39,8 +42,9 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
 
 def register() -> None:
     """Give the toys their Gymnasium ids."""
-    for toy in (Catch, DeepSea, MemoryCue, Chain):
+    for toy in (Catch, DeepSea, MemoryCue, TMaze, Chain):
         _register(toy, LONGEST_STEPS)
+    _register(HiddenCartPole, 500)
     _register(Faulty, None)
 
 
@@ -156,6 +160,53 @@ class MemoryCue(gymnasium.Env[np.ndarray, Any]):
     def _observe(self) -> np.ndarray:
         cue = 2 * self.cue - 1 if self.t == 0 else 0
         return np.array([cue, self.t == self.delay, min(self.t / max(self.delay, 1), 1)], np.float32)
+
+
+class TMaze(gymnasium.Env[np.ndarray, Any]):
+    """A corridor of `length` steps that ends in a junction (Bakker 2002); a sign at its beginning says where to turn.
+
+    Observes float32 [3]: the sign (-1 down, +1 up, at the first cell only), the first cell, the junction. Actions: on,
+    up, down. The right turn brings 1, the wrong one nothing; in the corridor up and down lead nowhere. After four times
+    its length the episode is truncated.
+    """
+
+    def __init__(self, length: int = 20) -> None:
+        self.length = length
+        self.action_space = spaces.Discrete(3)
+        self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.t, self.cell, self.up = 0, 0, bool(self.np_random.integers(2))
+        return self._observe(), {}
+
+    def step(self, action: int) -> Step:
+        self.t += 1
+        if self.cell == self.length and action > 0:
+            return self._observe(), float((action == 1) == self.up), True, False, {}
+        self.cell = min(self.cell + int(action == 0), self.length)
+        return self._observe(), 0.0, False, self.t == 4 * self.length, {}
+
+    def _observe(self) -> np.ndarray:
+        begin = self.cell == 0
+        return np.array([(1 if self.up else -1) * begin, begin, self.cell == self.length], np.float32)
+
+
+class HiddenCartPole(CartPoleEnv):
+    """CartPole-v1 that shows where cart and pole are, float32 [2], and not how fast they move."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        high = np.array([2 * self.x_threshold, 2 * self.theta_threshold_radians], np.float32)
+        self.observation_space = spaces.Box(-high, high, dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[[0, 2]], info
+
+    def step(self, action: Any) -> Step:
+        obs, reward, over, truncated, info = super().step(action)
+        return obs[[0, 2]], float(reward), over, truncated, info
 
 
 class Chain(gymnasium.Env[np.ndarray, Any]):

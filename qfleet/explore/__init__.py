@@ -2,15 +2,33 @@
 
 A file here is a kind of exploration: `Config` and `build(cfg, lanes, first, total)`.
 
-An explorer answers `arms(steps) -> Arm` for its lanes; `first` and `total` place them among all lanes of the run.
+An explorer answers `arms(steps) -> Arm` for its lanes; `first` and `total` place them among all lanes of the run. One
+that draws, or learns from what episodes brought, is a `Chooser` as well.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from qfleet.agent import Arm
 
 
 class Explorer(Protocol):
     def arms(self, steps: int) -> Arm: ...
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """An explorer that chooses an arm for every episode."""
+
+    def arms(self, steps: int) -> Arm: ...
+
+    def seed(self, seed: int) -> None:
+        """Before the first step: what all draws come from. Chooses the first arms."""
+
+    def episode(self, lane: int, ret: float | None) -> None:
+        """An episode is over, and brought so much, unclipped and undiscounted; None if it was broken off."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

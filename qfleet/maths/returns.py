@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -45,3 +46,26 @@ def n_step(
         scale = torch.where(alive, scale * gamma * discount[:, rows], scale)
         row = row + alive
     return NStep(ret, scale, row)
+
+
+def retrace(q_BTA: torch.Tensor, pi_BT: torch.Tensor, rows: Mapping[str, torch.Tensor], gamma: torch.Tensor,
+            lam: float) -> torch.Tensor:
+    """Retrace(λ) targets [B, T - 1] (Munos et al. 2016) of a greedy target policy.
+
+    `q_BTA` are values in units of reward; `pi_BT` the action that the target policy takes in each row. `rows` hold
+    action, reward, discount and last. Backwards from the last row, where nothing but the value is known:
+
+        G_t = r_t + γ d_t (Q(x', π) + c' (G' − Q(x', a'))),   c' = λ min(1, π(a'|x') / μ(a'|x')) = λ [a' = π(x')]
+
+    since π is 1 for its action, and μ at most 1. A final row has a value and no action, so its trace is cut.
+    """
+    action = rows["action"].long()
+    value = q_BTA.gather(2, pi_BT.unsqueeze(2)).squeeze(2)
+    chosen = q_BTA.gather(2, action.unsqueeze(2)).squeeze(2)
+    trace = lam * ((pi_BT == action) & ~rows["last"]).to(q_BTA.dtype)
+    step = gamma * rows["discount"]
+    found = [rows["reward"][:, -2] + step[:, -2] * value[:, -1]]
+    for t in range(q_BTA.shape[1] - 3, -1, -1):
+        beyond = trace[:, t + 1] * (found[-1] - chosen[:, t + 1])
+        found.append(rows["reward"][:, t] + step[:, t] * (value[:, t + 1] + beyond))
+    return torch.stack(found[::-1], 1)

@@ -15,8 +15,14 @@ class Chunker:
     """Gathers one row per lane and step, and cuts a chunk out of every lane that is full.
 
     A lane is one endless stream: windows that span the end of an episode are cut at its `last` row by whoever
-    reads them. With `unroll > 1` a chunk ends with its episode instead, so that no window crosses into another.
+    reads them. With whole windows a chunk ends with its episode instead, so that none crosses into another.
     Rows that are not there (before the stream, after a short chunk) are zeros with `last = True`.
+
+        burn-in 2, 4 trained rows, look-ahead 1, stride 2; an episode of five steps, its final row is F:
+
+            _ _ 0 1 2 3 4 F            start 0 trains steps 0 to 3; its burn-in is padding
+                0 1 2 3 4 F _          start 2 trains steps 2 to 4
+                    2 3 4 F _ _ _      start 4 trains step 4
     """
 
     def __init__(self, layout: Layout, lanes: int) -> None:
@@ -24,7 +30,7 @@ class Chunker:
         self._lanes = np.arange(lanes)
         self._fill = np.zeros(lanes, np.int64)
         self._rows = {column.name: np.zeros((lanes, layout.rows, *column.shape), column.dtype)
-                      for column in layout.columns}
+                      for column in layout.columns + layout.marked}
         for lane in range(lanes):
             self._restart(lane)
 
@@ -38,7 +44,7 @@ class Chunker:
             rows[self._lanes, self._fill] = row[name]
         self._fill += 1
         full = self._fill == self._layout.rows
-        ended = last.astype(bool) if self._layout.window.unroll > 1 else np.zeros_like(full)
+        ended = last.astype(bool) if self._layout.window.whole else np.zeros_like(full)
         chunks = []
         for lane in np.flatnonzero(full | ended).tolist():
             if ended[lane]:
@@ -73,6 +79,8 @@ class Chunker:
         columns = {name: rows[lane].copy() for name, rows in self._rows.items()}
         for name, values in columns.items():
             values[fill:] = name == "last"
+        for column in self._layout.marked:
+            columns[column.name] = columns[column.name][self._layout.marked_rows]
         kept = max(self._layout.context, fill - steps)
         for rows in self._rows.values():
             rows[lane, :kept] = rows[lane, steps:steps + kept].copy()
@@ -80,16 +88,17 @@ class Chunker:
         return Chunk(columns, valid_starts(self._layout, columns["last"], fill))
 
     def _restart(self, lane: int) -> None:
-        context = self._layout.context
+        before = self._layout.context + self._layout.lead
         for name, rows in self._rows.items():
-            rows[lane, :context] = name == "last"
-        self._fill[lane] = context
+            rows[lane, :before] = name == "last"
+        self._fill[lane] = before
 
 
 def valid_starts(layout: Layout, last: np.ndarray, fill: int) -> np.ndarray:
-    """Bool [S]: starts at a row that is real and not final, with a window complete or ended by a `last` row."""
+    """Bool [S]: the first trained row is real and not final, and the window complete or ended by a `last` row."""
     start = layout.context + np.arange(layout.starts) * layout.window.stride
+    first = start + layout.window.past
     stop = np.minimum(start + layout.window.length, fill)
     finals_before = np.concatenate([[0], np.cumsum(last)])
-    ended = finals_before[np.maximum(stop, start)] > finals_before[start]
-    return (start < fill) & ~last[start] & ((start + layout.window.length <= fill) | ended)
+    ended = finals_before[np.maximum(stop, first)] > finals_before[first]
+    return (first < fill) & ~last[first] & ((start + layout.window.length <= fill) | ended)

@@ -33,7 +33,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Packed:
-    """A chunk as it travels, rests and is saved: dense columns [R, ...] as they are, blocked ones compressed."""
+    """A chunk as it travels, rests and is saved: blocked columns compressed, others, and states, as they are."""
 
     dense: dict[str, np.ndarray]
     blocked: dict[str, Blocks]
@@ -53,6 +53,7 @@ class Packed:
         arrays = framing.from_bytes(data)
         wanted: dict[str, tuple[str, tuple[int, ...]]] = {"valid": ("bool", (layout.starts,))}
         wanted |= {"dense." + c.name: (c.dtype, (layout.rows, *c.shape)) for c in layout.dense}
+        wanted |= {"dense." + c.name: (c.dtype, (layout.starts, len(layout.marks), *c.shape)) for c in layout.marked}
         wanted |= {"ends." + c.name: ("uint32", (layout.blocks,)) for c in layout.blocked}
         free = {"data." + c.name for c in layout.blocked}
         if set(arrays) != set(wanted) | free:
@@ -64,7 +65,8 @@ class Packed:
         blocked = {c.name: Blocks(arrays["data." + c.name].tobytes(), arrays["ends." + c.name]) for c in layout.blocked}
         for column in layout.blocked:
             _check(layout, column, blocked[column.name])
-        return Packed({c.name: arrays["dense." + c.name] for c in layout.dense}, blocked, arrays["valid"])
+        dense = {c.name: arrays["dense." + c.name] for c in layout.dense + layout.marked}
+        return Packed(dense, blocked, arrays["valid"])
 
 
 def _check(layout: Layout, column: Column, blocks: Blocks) -> None:
@@ -90,7 +92,7 @@ class Codec:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def pack(self, chunk: Chunk) -> Packed:
-        dense = {column.name: chunk.columns[column.name] for column in self._layout.dense}
+        dense = {column.name: chunk.columns[column.name] for column in self._layout.dense + self._layout.marked}
         blocked = {column.name: self._compress(chunk.columns[column.name]) for column in self._layout.blocked}
         return Packed(dense, blocked, chunk.valid)
 
@@ -99,7 +101,8 @@ class Codec:
         for column in self._layout.blocked:
             rows = self.rows(packed.blocked[column.name], 0, self._layout.rows)
             columns[column.name] = rows.view(column.dtype).reshape(self._layout.rows, *column.shape)
-        return Chunk({column.name: columns[column.name] for column in self._layout.columns}, packed.valid)
+        order = self._layout.columns + self._layout.marked
+        return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
 
     def rows(self, blocks: Blocks, first: int, stop: int) -> np.ndarray:
         """Rows first..stop-1 of a blocked column as bytes, uint8 [rows, row_bytes]."""

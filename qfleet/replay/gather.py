@@ -5,7 +5,7 @@ Shapes: B windows, T rows of a window, K frames of a stack, C context rows, W wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -16,15 +16,17 @@ from qfleet.replay.layout import Column, Layout
 
 
 class Gatherer:
-    """Reads windows [B, T, ...] from `dense` records [slots, R] and from what `blocks(name, slot)` gives.
+    """Reads windows [B, T, ...] from `dense` records [slots, R], from `states` [slots, S, M, ...] and from what
+    `blocks(name, slot)` gives.
 
     Tensors are made on `device`; for a GPU they are put together in pinned memory and copied without waiting.
     """
 
-    def __init__(self, layout: Layout, dense: np.ndarray, blocks: Callable[[str, int], Blocks],
-                 device: torch.device) -> None:
+    def __init__(self, layout: Layout, dense: np.ndarray, states: Mapping[str, np.ndarray],
+                 blocks: Callable[[str, int], Blocks], device: torch.device) -> None:
         self._layout = layout
         self._records = dense.reshape(-1)
+        self._states = states
         self._blocks = blocks
         self._codec = Codec(layout)
         self._pinned = device.type == "cuda"
@@ -46,6 +48,8 @@ class Gatherer:
             gathered[column.name] = self._send(torch.from_numpy(values))
         for column in self._layout.blocked:
             gathered[column.name] = self._decode(column, slots, first, self._alive(column, records["last"]))
+        for name, states in self._states.items():
+            gathered[name] = self._send(torch.from_numpy(states[slots, starts]))
         return gathered
 
     def _alive(self, column: Column, ended: np.ndarray) -> np.ndarray:

@@ -37,6 +37,8 @@ class HostReplay:
                             f"that replay.capacity={cfg.capacity} needs: raise max_bytes or lower the capacity")
         # Zeroed pages cost nothing until they are written, so a large capacity is paid for as it fills.
         self._dense = np.zeros((self._slots, layout.rows), layout.record)
+        self._states = {c.name: np.zeros((self._slots, layout.starts, len(layout.marks), *c.shape), c.dtype)
+                        for c in layout.marked}
         self._data: dict[str, list[bytes]] = {c.name: [b""] * self._slots for c in layout.blocked}
         self._ends = {c.name: np.zeros((self._slots, layout.blocks), np.uint32) for c in layout.blocked}
         self._priorities = Priorities(self._slots * layout.starts, cfg.alpha)
@@ -44,7 +46,7 @@ class HostReplay:
         self._key_offset = np.zeros(self._slots, np.int64)
         self._prints = np.zeros(self._slots, np.uint32)
         self._codec = Codec(layout)
-        self._gatherer = Gatherer(layout, self._dense, self._blocks, device)
+        self._gatherer = Gatherer(layout, self._dense, self._states, self._blocks, device)
         self.pace = Pace(cfg.samples_per_insert, cfg.min_steps)
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._first = self._next = 0
@@ -211,7 +213,7 @@ class HostReplay:
     def _store(self, serial: int, packed: Packed) -> None:
         slot = serial % self._slots
         for name, values in packed.dense.items():
-            self._dense[name][slot] = values
+            (self._states[name] if name in self._states else self._dense[name])[slot] = values
         for name, blocks in packed.blocked.items():
             self._data[name][slot] = blocks.data
             self._ends[name][slot] = blocks.ends
@@ -233,6 +235,7 @@ class HostReplay:
         if not self._first <= serial < self._next:
             raise RuntimeError(f"chunk {serial} was evicted before it was saved")
         slot = serial % self._slots
-        return Packed({column.name: self._dense[column.name][slot] for column in self._layout.dense},
+        dense = {column.name: self._dense[column.name][slot] for column in self._layout.dense}
+        return Packed(dense | {name: states[slot] for name, states in self._states.items()},
                       {name: self._blocks(name, slot) for name in self._data},
                       self._priorities.tree.get(self._leaves(slot)) > 0)

@@ -53,19 +53,25 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of every chunk of a run. R = `rows`, S = `starts`; start i lies at row `context + i * stride`."""
+    """The shape of every chunk of a run. R = `rows`, S = `starts`; start i lies at row `context + i * stride`.
+
+    `states` are columns that are kept at M `marks` of each window only, rows counted from its start: a recurrent state
+    is as large as a small picture, and nothing but the first one of a window is of use.
+    """
 
     spec: EnvSpec
     window: Window
     chunk_steps: int
     extras: Extras = field(default_factory=dict)
+    states: Extras = field(default_factory=dict)
+    marks: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         if self.chunk_steps % self.window.stride or not 1 <= self.window.stride <= self.window.length:
             raise UserError(f"chunks of {self.chunk_steps} steps cannot hold windows of {self.window.length} rows that "
                             f"start every {self.window.stride} steps: replay.chunk_steps must be a multiple of the "
                             "stride, and the stride no longer than the window")
-        if taken := set(self.extras) & {"action", "reward", "discount", "last"}:
+        if taken := {*self.extras, *self.states} & {"action", "reward", "discount", "last"}:
             raise ValueError(f"extras may not be called {sorted(taken)}: every row has columns of that name")
 
     @cached_property
@@ -76,6 +82,17 @@ class Layout:
                        for name, leaf in self.spec.observation.items())
         extras = tuple(Column(name, tuple(shape), dtype) for name, (shape, dtype) in self.extras.items())
         return fixed + leaves + extras
+
+    @cached_property
+    def marked(self) -> tuple[Column, ...]:
+        """The columns of states: a chunk has [S, M, ...] of each."""
+        return tuple(Column(name, tuple(shape), dtype) for name, (shape, dtype) in self.states.items())
+
+    @cached_property
+    def marked_rows(self) -> np.ndarray:
+        """Int64 [S, M]: at which rows of a chunk states are kept."""
+        first = self.context + np.arange(self.starts) * self.window.stride
+        return first[:, None] + np.array(self.marks)
 
     @cached_property
     def dense(self) -> tuple[Column, ...]:
@@ -93,6 +110,11 @@ class Layout:
     @cached_property
     def context(self) -> int:
         return self.spec.stack - 1
+
+    @cached_property
+    def lead(self) -> int:
+        """Rows of padding before an episode, so that its first steps are trained, too, and not burnt in only."""
+        return self.window.past if self.window.whole else 0
 
     @cached_property
     def starts(self) -> int:

@@ -50,6 +50,7 @@ def slots(layout: Layout, cfg: ReplayConfig) -> int:
 def fixed_bytes(layout: Layout, cfg: ReplayConfig) -> tuple[int, int]:
     """Bytes of the dense columns with the book-keeping of blocks, and of the sum tree (2 x a power of two float64)."""
     per_slot = layout.rows * layout.record.itemsize
+    per_slot += layout.starts * len(layout.marks) * sum(column.row_bytes for column in layout.marked)
     per_slot += len(layout.blocked) * (BLOB_OVERHEAD + 4 * layout.blocks)
     dense = slots(layout, cfg) * per_slot
     leaves = slots(layout, cfg) * layout.starts

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from qfleet.agent import Agent
-from qfleet.explore import Explorer
+from qfleet.explore import Chooser, Explorer
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.roles.laps import Laps
@@ -40,9 +40,11 @@ class Recorder:
         self.priority = agent.priority if prioritised else None
         hints = agent.hints if self.priority is not None else {}
         self.layout = replace(layout, extras={**layout.extras, **hints})
+        self._blank = {name: np.zeros((lanes, *shape), dtype)
+                       for name, (shape, dtype) in {**self.layout.extras, **layout.states}.items()}
         self.chunker = Chunker(self.layout, lanes)
         self.outbox: deque[tuple[Chunk, np.ndarray | None]] = deque()
-        self._shipped = [column.name for column in layout.columns]
+        self._shipped = [column.name for column in layout.columns + layout.marked]
         self._narrow = [column.name for column in self.layout.columns if not column.name.startswith(OBS)]
 
     def deliver(self) -> bool:
@@ -61,8 +63,7 @@ class Recorder:
     def end(self, obs: Obs) -> None:
         """Make the observations the final rows of their episodes, and ship the unfinished chunks, too."""
         zeros = np.zeros(self.lanes, np.float32)
-        extras = {name: np.zeros((self.lanes, *shape), dtype) for name, (shape, dtype) in self.layout.extras.items()}
-        self.row(obs, (zeros.astype(np.int32), extras), zeros, zeros, np.ones(self.lanes, bool))
+        self.row(obs, (zeros.astype(np.int32), self._blank), zeros, zeros, np.ones(self.lanes, bool))
         self._pack(self.chunker.flush())
 
     def _pack(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
@@ -115,6 +116,7 @@ class Actor:
         self._return = np.zeros(self.env.lanes)
         self._length = np.zeros(self.env.lanes, np.int64)
         self._sent, self._fresh = None, True
+        self.policy.begin(self.env.lanes)
 
     def step(self) -> bool:
         """Finish the step under way and start the next one; False while the replay does not take our chunks."""
@@ -135,6 +137,8 @@ class Actor:
             self.recorder.replay.tick(taken)
         if self.laps.turn():
             self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
+            if arm.index is not None:
+                self.metrics.write({"rollout/arm": float(arm.index.float().mean())})
         return True
 
     def land(self) -> None:
@@ -147,6 +151,7 @@ class Actor:
         if self.recorder is not None:
             alive = ~final
             self.recorder.row(self._obs, self._sent, out.reward * alive, out.discount * alive, final)
+        self.policy.observe(out.reward, final)
         self._tally(out, final)
         self.laps.lap(STORE)
         self._obs, self._last, self._sent = out.obs, out.last, None
@@ -162,12 +167,16 @@ class Actor:
                                  "obs": self._obs}
         if self.recorder is not None:
             state["chunker"] = self.recorder.chunker.state_dict()
+        if isinstance(self.explorer, Chooser):
+            state["explorer"] = self.explorer.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore; episodes that were running end, truncated, at the last observation seen. `begin` must follow."""
         self.steps = state["steps"]
         self.policy.load_state_dict(state["policy"])
+        if isinstance(self.explorer, Chooser) and "explorer" in state:
+            self.explorer.load_state_dict(state["explorer"])
         if self.recorder is not None:
             self.recorder.chunker.load_state_dict(state["chunker"])
             self._obs, self._fresh = state["obs"], state["fresh"]
@@ -179,6 +188,9 @@ class Actor:
 
     def _tally(self, out: Outcome, final: np.ndarray) -> None:
         if final.any():
+            if isinstance(self.explorer, Chooser):
+                for lane in final.nonzero()[0].tolist():
+                    self.explorer.episode(lane, float(self._return[lane]) if self._last[lane] else None)
             self._return[final] = 0
             self._length[final] = 0
         self._return += out.score

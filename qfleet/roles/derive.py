@@ -33,6 +33,7 @@ class Derivative:
     grads: list[torch.Tensor | None]
     priority: torch.Tensor
     metrics: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
 
 
 Derive = Callable[[Sample], Derivative]
@@ -62,7 +63,7 @@ class Eager:
         grads: list[torch.Tensor | None] = [None] * len(self.parameters)
         for i, grad in zip(self.trained, found, strict=True):
             grads[i] = grad
-        return Derivative(total.detach(), per_item, grads, loss.priority, dict(loss.metrics))
+        return Derivative(total.detach(), per_item, grads, loss.priority, dict(loss.metrics), dict(loss.buffers))
 
 
 class Captured:
@@ -96,17 +97,21 @@ class Captured:
     def _record(self, sample: Sample) -> Derive:
         names = list(sample.rows)
         tags: list[str] = []
+        buffers: list[str] = []
 
         def update(weight: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor | None]:
             found = self.eager(Sample(sample.keys, weight, dict(zip(names, rows, strict=True))))
-            tags[:] = found.metrics
-            return [found.total, found.per_item, found.priority, *found.metrics.values(), *found.grads]
+            tags[:], buffers[:] = found.metrics, found.buffers
+            return [found.total, found.per_item, found.priority, *found.metrics.values(), *found.buffers.values(),
+                    *found.grads]
 
         @torch.inference_mode()
         def play(sample: Sample) -> Derivative:
             total, per_item, priority, *rest = module.forward(
                 sample.weight, *[sample.rows[name] for name in names])
-            return Derivative(total, per_item, rest[len(tags):], priority, dict(zip(tags, rest, strict=False)))
+            figures, grads = rest[:len(tags) + len(buffers)], rest[len(tags) + len(buffers):]
+            return Derivative(total, per_item, grads, priority, dict(zip(tags, figures, strict=False)),
+                              dict(zip(buffers, figures[len(tags):], strict=True)))
 
         try:
             _import_quietly()

@@ -90,6 +90,7 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
     """
     tally = Tally(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
+    policy.memory = None
     actor = Actor(policy, env, Constant(epsilon, env.lanes), tally)
     actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
     completed, faults, waited = 0, env.faults(), 0

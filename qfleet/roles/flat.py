@@ -69,6 +69,11 @@ class Flat:
             view.copy_(state[name])
         self.sync()
 
+    def assign(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Take new values of some buffers, by name."""
+        for name, value in buffers.items():
+            self._buffers[name].copy_(value)
+
     def follow(self, other: Flat, tau: float = 1.0) -> None:
         """Move towards another network: all the way (a copy), or a step of size tau."""
         if tau == 1.0:

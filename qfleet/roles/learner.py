@@ -153,6 +153,7 @@ class Learner:
             return
         self._bad = 0
         before, self.updates = self.updates, self.advance(self.updates)
+        self.flat.assign(found.buffers)
         self.replay.update(sample.keys, found.priority.cpu().numpy())
         self._follow(before)
         if self._doubt is not None and (dropped := self._doubt.judge(found.per_item)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Policy:
     """`act(obs, arm)` in every lane with the newest weights it was given.
 
-    `version` is the number of updates behind those weights; -1 means still the initial ones.
+    `version` is the number of updates behind those weights; -1 means still the initial ones. An agent with a memory is
+    told when episodes start (`begin`), what a step brought and where an episode is over (`observe`).
     """
 
     def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32") -> None:
@@ -29,6 +29,7 @@ class Policy:
         self.rng = torch.Generator(device).manual_seed(seed)
         self.version = -1
         self.memory: Memory = None
+        self._kept: Mapping[str, torch.Tensor] = {}
 
     def refresh(self, weights: Published) -> int | None:
         """Take newer weights if there are any; returns by how many updates they are newer."""
@@ -44,20 +45,44 @@ class Policy:
         self.version = version
 
     @torch.inference_mode()
+    def begin(self, lanes: int) -> None:
+        """Start an episode in every lane, remembering none before."""
+        if (recall := self.agent.recall) is not None:
+            kept = {name: value.to(self.device) for name, value in self.kept().items()}
+            self.memory = recall.begin(lanes, self.device) | kept
+
+    @torch.inference_mode()
+    def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
+        """What the last choices brought [N]; where an episode is over [N], the next one starts."""
+        if (recall := self.agent.recall) is not None:
+            self.memory = recall.observe(self.memory, torch.from_numpy(reward).to(self.device))
+            if over.any():
+                self.memory = recall.forget(self.memory, torch.from_numpy(over).to(self.device))
+
+    def kept(self) -> Mapping[str, torch.Tensor]:
+        """What of the memory outlives episodes."""
+        if self.agent.recall is None or self.memory is None:
+            return self._kept
+        return {name: self.memory[name].clone() for name in self.agent.recall.kept}
+
+    @torch.inference_mode()
     def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and extra columns, for observations {leaf: [N, ...]}."""
         tensors = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
-        arm = replace(arm, epsilon=arm.epsilon.to(self.device))
-        decision = self.agent.act(self.flat.net, tensors, self.memory, arm, self.rng)
+        if self.memory is None:
+            self.begin(len(arm.epsilon))
+        decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
         self.memory = decision.memory
         return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in decision.extras.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"version": self.version, "weights": self.flat.state(), "rng": self.rng.get_state()}
+        return {"version": self.version, "weights": self.flat.state(), "rng": self.rng.get_state(),
+                "memory": dict(self.kept())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load(state["weights"], state["version"])
         restore_rng(self.rng, state["rng"])
+        self.memory, self._kept = None, dict(state.get("memory", {}))
 
 
 def seeded_network(agent: Agent, seed: int) -> torch.nn.Module:

@@ -41,7 +41,7 @@ class Cell:
     def __init__(self, agent: Agent, spec: EnvSpec, plan: Plan, outside: Outside, weights: Weights) -> None:
         self.agent, self.plan, self.outside = agent, plan, outside
         seed = plan.seed
-        self.layout = Layout(spec, agent.window, plan.replay.chunk_steps, agent.columns)
+        self.layout = Layout(spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.states, agent.marks)
         self.replay = HostReplay(self.layout, plan.replay, seed_for(seed, "replay"), plan.device)
         self.stop = Stop(plan, self.progress)
         self.best: float | None = None

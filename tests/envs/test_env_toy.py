@@ -1,10 +1,11 @@
 """The toys: their best returns are what their docstrings say."""
 
+import gymnasium
 import numpy as np
 import pytest
 
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.toy import Catch, Chain, DeepSea, Faulty, MemoryCue
+from qfleet.envs.toy import Catch, Chain, DeepSea, Faulty, HiddenCartPole, MemoryCue, TMaze
 
 
 def play(env, policy, seed):
@@ -77,6 +78,30 @@ def test_memory_cue_needs_memory():
     assert np.mean([play(MemoryCue(), lambda obs: 0, seed)[0] for seed in range(400)]) == pytest.approx(0, abs=0.2)
 
 
+def test_t_maze_needs_memory():
+    signs = []
+
+    def remember(obs):
+        signs.extend([obs[0]] if obs[1] else [])
+        return 0 if not obs[2] else (1 if signs[-1] > 0 else 2)
+
+    assert all(play(TMaze(length=5), remember, seed) == (1.0, 6) for seed in range(10)) and set(signs) == {-1, 1}
+    blind = [play(TMaze(length=5), lambda obs: 1 if obs[2] else 0, seed)[0] for seed in range(400)]
+    assert np.mean(blind) == pytest.approx(0.5, abs=0.1)
+    env = TMaze(length=2)
+    env.reset(seed=0)
+    assert [env.step(2)[3] for _ in range(8)] == [False] * 7 + [True], "who never arrives is stopped"
+
+
+def test_hidden_cartpole_is_cartpole_without_velocities():
+    hidden, whole = HiddenCartPole(), gymnasium.make("CartPole-v1").unwrapped
+    assert np.array_equal(hidden.reset(seed=3)[0], whole.reset(seed=3)[0][[0, 2]])
+    for action in (0, 1, 1, 0):
+        seen, shown = whole.step(action), hidden.step(action)
+        assert np.array_equal(shown[0], seen[0][[0, 2]]) and shown[1:4] == seen[1:4]
+        assert hidden.observation_space.contains(shown[0])
+
+
 @pytest.mark.parametrize("length, gamma", [(2, 0.9), (5, 0.9), (7, 0.99)])
 def test_chain_values_are_the_fixed_point_of_bellman(length, gamma):
     env = Chain(length)
@@ -99,7 +124,8 @@ def test_faulty_is_sane_until_told_otherwise():
         Faulty(crash_at=3)
 
 
-@pytest.mark.parametrize("id", ["toy/Catch-v0", "toy/DeepSea-v0", "toy/MemoryCue-v0", "toy/Chain-v0", "toy/Faulty-v0"])
+@pytest.mark.parametrize("id", ["toy/Catch-v0", "toy/DeepSea-v0", "toy/MemoryCue-v0", "toy/Chain-v0", "toy/Faulty-v0",
+                                "toy/TMaze-v0", "toy/HiddenCartPole-v0"])
 def test_every_toy_is_made_by_id_and_is_deterministic(id):
     traces = []
     for _ in range(2):

@@ -21,6 +21,8 @@ SPEC = EnvSpec("twin", {
     "vector": Leaf((4,), "float32", "vector"),
 }, actions=5)
 EXTRAS = {"row": ((), "int64")}
+STATES = {"state": ((2,), "int64")}
+"""A state is the key of its row, twice; stored at marks only."""
 
 
 def key(lane: int, t: int) -> int:
@@ -97,13 +99,13 @@ class Twin:
 
 
 def layout_for(window: Window, chunk_steps: int) -> Layout:
-    return Layout(SPEC, window, chunk_steps, EXTRAS)
+    return Layout(SPEC, window, chunk_steps, EXTRAS, STATES, (0, window.past + window.unroll - 1))
 
 
 def append(chunker: Chunker, twin: Twin, end: bool = False) -> list[tuple[int, Chunk]]:
     obs, columns = twin.advance(end)
     row = columns.pop("row")
-    return chunker.append(obs, **columns, extras={"row": row})
+    return chunker.append(obs, **columns, extras={"row": row, "state": np.stack([row, row], 1)})
 
 
 def replay_for(layout: Layout, seed: int = 0, **cfg: float) -> HostReplay:

@@ -14,10 +14,10 @@ WINDOWS = st.sampled_from([Window(), Window(future=3), Window(past=1, unroll=2, 
 
 
 def starts_of(chunks, layout):
-    """(lane, t) of every window that may begin, as the valid starts of all chunks say."""
+    """(lane, t) of the first trained row of every window that may begin, as the valid starts of all chunks say."""
     found = []
     for lane, chunk in chunks:
-        rows = layout.context + np.arange(layout.starts) * layout.window.stride
+        rows = layout.context + np.arange(layout.starts) * layout.window.stride + layout.window.past
         for row in rows[chunk.valid]:
             found.append(place(int(chunk.columns["row"][row])))
             assert found[-1][0] == lane
@@ -32,12 +32,16 @@ def test_every_row_is_in_its_place(window, half, seed, steps):
     for _ in range(steps):
         for lane, chunk in append(chunker, twin):
             keys = chunk.columns["row"]
-            first = place(keys[layout.context])[1] - layout.context
+            begin = int(np.flatnonzero(keys)[0])
+            first = place(keys[begin])[1] - begin
+            assert begin <= layout.context + layout.lead
+            np.testing.assert_array_equal(chunk.columns["state"], keys[layout.marked_rows, None].repeat(2, 2))
             for row in range(layout.rows):
                 t = first + row
                 if t < 0 or keys[row] != key(lane, t):  # before the stream, or after the end of an episode
                     assert chunk.columns["last"][row]
-                    assert all(not values[row].any() for name, values in chunk.columns.items() if name != "last")
+                    assert all(not values[row].any() for name, values in chunk.columns.items()
+                               if name not in ("last", "state"))
                     continue
                 true = twin.rows[lane][t]
                 assert chunk.columns["action"][row] == true.action and chunk.columns["last"][row] == true.last
@@ -73,10 +77,10 @@ def test_flush_without_final_rows_starts_no_open_window():
     assert starts_of(chunks + chunker.flush(), layout) == [(0, t) for t in range(12 - 3)]
 
 
-@given(st.sampled_from([1, 2, 4]), st.integers(0, 2**16))
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 3), st.integers(0, 2**16))
 @settings(deadline=None, max_examples=15)
-def test_no_unrolled_window_crosses_an_episode(stride, seed):
-    window = Window(past=1, unroll=4, future=2, stride=stride)
+def test_no_unrolled_window_crosses_an_episode_and_every_step_of_it_is_trained(stride, past, seed):
+    window = Window(past=past, unroll=4, future=2, stride=stride)
     layout, twin = layout_for(window, 8), Twin(3, seed)
     chunker, chunks = Chunker(layout, 3), []
     for _ in range(60):
@@ -84,10 +88,12 @@ def test_no_unrolled_window_crosses_an_episode(stride, seed):
     chunks += append(chunker, twin, end=True)
     assert all(twin.rows[lane][-1].last for lane in range(3)) and chunker.flush() == []
     for _, chunk in chunks:
-        ends = np.flatnonzero(chunk.columns["last"][layout.context:])
+        begin = layout.context + int(np.flatnonzero(~chunk.columns["last"][layout.context:])[0])
+        assert not chunk.columns["row"][:begin].any() or chunk.columns["row"][:begin].all(), "padding, or all context"
+        ends = np.flatnonzero(chunk.columns["last"][begin:])
         if len(ends):  # from the final row on there is only padding
-            rest = chunk.columns["row"][layout.context + ends[0] + 1:]
-            assert chunk.columns["last"][layout.context + ends[0]:].all() and not rest.any()
+            rest = chunk.columns["row"][begin + ends[0] + 1:]
+            assert chunk.columns["last"][begin + ends[0]:].all() and not rest.any()
     wanted = []
     for lane in range(3):
         begun = 0
@@ -98,7 +104,7 @@ def test_no_unrolled_window_crosses_an_episode(stride, seed):
     assert sorted(starts_of(chunks, layout)) == wanted
 
 
-@pytest.mark.parametrize("window", [Window(future=2), Window(unroll=2, future=2, stride=2)])
+@pytest.mark.parametrize("window", [Window(future=2), Window(past=2, unroll=2, future=2, stride=2)])
 def test_state_round_trip(window):
     layout, twin = layout_for(window, 6), Twin(2, seed=1)
     one, two = Chunker(layout, 2), Chunker(layout, 2)
@@ -109,8 +115,9 @@ def test_state_round_trip(window):
     for _ in range(30):
         obs, columns = twin.advance()
         row = columns.pop("row")
-        for (_, a), (_, b) in zip(one.append(obs, **columns, extras={"row": row}),
-                                  two.append(obs, **columns, extras={"row": row}), strict=True):
+        extras = {"row": row, "state": np.stack([row, row], 1)}
+        for (_, a), (_, b) in zip(one.append(obs, **columns, extras=extras),
+                                  two.append(obs, **columns, extras=extras), strict=True):
             compared += 1
             assert all(np.array_equal(a.columns[name], b.columns[name]) for name in a.columns)
             assert np.array_equal(a.valid, b.valid)

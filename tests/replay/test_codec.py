@@ -44,7 +44,7 @@ def test_wide_columns_are_compressed_and_the_rest_is_not():
     layout = layout_for(Window(), 16)
     packed = Codec(layout).pack(some_chunk(layout))
     assert set(packed.blocked) == {"obs.image", "obs.wide"}
-    assert {"action", "reward", "discount", "last", "row", "obs.small", "obs.vector"} == set(packed.dense)
+    assert {"action", "reward", "discount", "last", "row", "state", "obs.small", "obs.vector"} == set(packed.dense)
 
 
 @given(st.data())

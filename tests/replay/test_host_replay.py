@@ -15,15 +15,23 @@ from qfleet.types import OBS, Window
 
 
 def compare_window(sample, item, twin, layout):
-    """Every row of a sampled window, up to its first final row, is the twin's; observations restacked."""
-    lane, t = place(int(sample.rows["row"][item, 0]))
-    for row in range(layout.window.length):
+    """Every row of a sampled window, up to its first final row, is the twin's; observations restacked. States are those
+    of the marked rows. The place of the first trained row."""
+    past = layout.window.past
+    lane, t = place(int(sample.rows["row"][item, past]))
+    marked = sample.rows["row"][item, list(layout.marks)]
+    assert torch.equal(sample.rows["state"][item], marked[:, None].repeat(1, 2))
+    for row in range(-past, layout.window.length - past):
+        if not sample.rows["row"][item, past + row]:  # padding before the episode, or after it
+            assert sample.rows["last"][item, past + row] and not sample.rows["obs.image"][item, past + row].any()
+            continue
         true = twin.rows[lane][t + row]
-        assert sample.rows["action"][item, row] == true.action and bool(sample.rows["last"][item, row]) == true.last
-        assert sample.rows["reward"][item, row] == np.float32(true.reward)
-        assert sample.rows["discount"][item, row] == true.discount
+        assert sample.rows["action"][item, past + row] == true.action
+        assert bool(sample.rows["last"][item, past + row]) == true.last
+        assert sample.rows["reward"][item, past + row] == np.float32(true.reward)
+        assert sample.rows["discount"][item, past + row] == true.discount
         for name in SPEC.observation:
-            shown = sample.rows[OBS + name][item, row].numpy()
+            shown = sample.rows[OBS + name][item, past + row].numpy()
             np.testing.assert_array_equal(shown, twin.stacked(name, lane, t + row))
         if true.last:
             break
@@ -54,7 +62,8 @@ def test_unrolled_windows_equal_the_twin_and_are_padded_after_the_end():
     sample = replay.sample(64)
     for item in range(64):
         compare_window(sample, item, twin, layout)
-        last = sample.rows["last"][item]
+        last = sample.rows["last"][item, 1:]
+        assert not last[0]
         assert torch.equal(last.int().cummax(0).values.bool(), last)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
 
-from qfleet.agent import Decision
+from qfleet.agent import Decision, Recall
 from qfleet.explore.constant import Constant
 from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Actor, Recorder
@@ -152,3 +152,49 @@ def test_what_the_agent_remembers_of_its_choice_travels_with_the_row():
     other, _, resumed, _, _, _ = actor_with([50], chunk_steps=4, agent=agent)
     other.load_state_dict(actor.state_dict())
     assert resumed.chunks[0].columns["mu"][:2].tolist() == [40, 0], "the final row has none"
+
+
+def counting_agent():
+    """Remembers how many steps its episode has had, and all it was paid; the observation counts the same."""
+    def act(net, obs, memory, arm, rng):
+        after = memory | {"count": memory["count"] + 1}
+        return Decision(torch.zeros(len(obs["obs"]), dtype=torch.int64), after, memory)
+
+    recall = Recall(begin=lambda lanes, device: {name: torch.zeros(lanes) for name in ("count", "paid", "kept")},
+                    observe=lambda memory, reward: memory | {"paid": memory["paid"] + reward,
+                                                             "kept": memory["kept"] + reward},
+                    forget=lambda memory, over: memory | {name: memory[name] * ~over for name in ("count", "paid")},
+                    kept=("kept",))
+    columns = {name: ((), "float32") for name in ("count", "paid", "kept")}
+    return dataclasses.replace(linear_agent(), act=act, recall=recall, columns=columns)
+
+
+def test_each_lane_remembers_its_own_episode_and_no_other():
+    actor, env, replay, _, _, _ = actor_with([3, 5], chunk_steps=6, agent=counting_agent())
+    for step in range(40):
+        env.cut_next[:] = [False, step == 17]
+        actor.step()
+    actor.cut([3, 4])
+    for _ in range(20):
+        actor.step()
+    assert len(replay.chunks) > 10
+    for chunk in replay.chunks:
+        steps, cut = chunk.columns["obs.obs"][:, 0], chunk.columns["last"] & (chunk.columns["count"] == 0)
+        for name in ("count", "paid"):
+            assert (chunk.columns[name] == np.where(cut, 0, steps)).all()
+    assert replay.chunks[-1].columns["kept"].max() > 10, "of this nothing is forgotten"
+
+
+def test_what_outlives_episodes_is_saved_and_the_rest_begins_anew():
+    actor, _, _, _, _, _ = actor_with([50], agent=counting_agent())
+    for _ in range(8):
+        actor.step()
+    state = actor.state_dict()
+    assert set(state["policy"]["memory"]) == {"kept"}
+    other, _, replay, _, _, _ = actor_with([50], agent=counting_agent())
+    other.load_state_dict(state)
+    other.begin([0])
+    for _ in range(8):
+        other.step()
+    assert replay.chunks[-1].columns["count"][:2].tolist() == [0, 1]
+    assert replay.chunks[-1].columns["kept"][:2].tolist() == [7, 8]

@@ -20,6 +20,10 @@ IQN = ["cartpole", "agent.algo=iqn", "agent.noisy=true", "agent.noisy_epsilon=tr
 ATARI = ["pong", "agent.torso=mlp", "env.frame_size=42", "learner.precision=fp32", "env.max_episode_steps=60",
          "replay.capacity=2000", "eval.episodes=1"]
 
+MEMORY = ["hidden-cartpole", "agent.units=8", "agent.features=[8]", "agent.burn_in=4", "agent.unroll=8",
+          "agent.stride=4", "replay.alpha=0.9", "replay.samples_per_insert=1", "eval.period_steps=700",
+          "env.max_episode_steps=50"]
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
@@ -38,8 +42,8 @@ def test_two_runs_with_one_seed_have_identical_weights(tmp_path, recipe):
 
 
 @pytest.mark.parametrize("recipe,period,total", [
-    (CARTPOLE, 400, 2000), (RAINBOW, 400, 1200), (IQN, 400, 1200), (ATARI, 400, 1200)],
-    ids=["cartpole", "rainbow", "iqn", "atari"])
+    (CARTPOLE, 400, 2000), (RAINBOW, 400, 1200), (IQN, 400, 1200), (ATARI, 400, 1200), (MEMORY, 400, 1200)],
+    ids=["cartpole", "rainbow", "iqn", "atari", "memory"])
 def test_killed_and_resumed_equals_never_interrupted(tmp_path, recipe, period, total):
     exact = [*recipe, "run.exact_resume=true", f"checkpoint.period_steps={period}", f"total_steps={total}",
              "checkpoint.keep=9"]

@@ -1,0 +1,280 @@
+"""NGU, Never Give Up (Badia et al. 2020a): R2D2, or DQN, that is also rewarded for what is new.
+
+What differs from R2D2: an intrinsic reward, large for what this episode has not shown yet (nearest neighbours among the
+embeddings of its observations) and larger for what the whole run has hardly seen (random network distillation); and a
+family of policies in one network, arm j of which learns r + β_j r_i under a discount γ_j, arm 0 the rewards alone.
+Shapes: B items, N lanes, T rows of a window, U trained rows, A actions; M memories, D numbers of an embedding, k
+neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.nn import functional as F
+
+from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
+from qfleet.algos import r2d2
+from qfleet.config import Config as Section
+from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
+from qfleet.maths.mixture import betas, gammas
+from qfleet.maths.novelty import Kernel, episodic_bonus, modulator, running_mean
+from qfleet.maths.rescale import h, h_inverse
+from qfleet.maths.returns import retrace
+from qfleet.maths.sequences import masked_mean, mixed_priority
+from qfleet.nets.curiosity import Curiosity
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.heads import DuelingHead, Head
+from qfleet.types import EnvSpec, Sample, Window
+
+TAUGHT_ROWS = 5
+"""Transitions of a window that curiosity is trained on, the last real ones: neighbouring ones teach little more."""
+
+
+class Curious(Section):
+    """What curiosity adds to an agent section."""
+
+    memory: Literal["lstm", "none"] = Field("lstm", description="an LSTM, trained on sequences, or single transitions")
+    arms: PositiveCount = Field(32, description="policies of the family, from exploiting to exploring")
+    beta: NonNegative = Field(0.3, description="weight of the intrinsic reward for the last arm")
+    targets: Literal["retrace", "n_step"] = Field("retrace", description="how returns are estimated off policy")
+    trace: Fraction = Field(0.95, description="λ of Retrace: how far corrections reach")
+    embedding: PositiveCount = Field(32, description="numbers of an embedding of the episodic memory")
+    episodic_capacity: PositiveCount = Field(30_000, description="embeddings that an episode remembers, newest first")
+    neighbours: PositiveCount = Field(10, description="nearest memories that an observation is compared with")
+    kernel_epsilon: Positive = Field(1e-4, description="ε of the kernel: how fast similarity falls with distance")
+    cluster_distance: NonNegative = Field(0.008, description="normalised squared distance that counts as none")
+    max_similarity: Positive = Field(8.0, description="similarity beyond which nothing is new at all")
+    modulator_max: Positive = Field(5.0, description="most that the novelty over the whole run multiplies the bonus by")
+    curious_hidden: tuple[PositiveCount, ...] = Field((128,), description="widths of dense layers in its networks")
+    surprise_outputs: PositiveCount = Field(128, description="outputs of the random network")
+
+
+class Config(Curious, r2d2.Config):
+    """The agent section of a run that trains NGU."""
+
+    algo: Literal["ngu"] = Field("ngu", description="the algorithm")  # type: ignore[assignment]
+    gamma_min: Fraction = Field(0.99, description="discount of the last arm; agent.gamma is that of the first")
+
+    def inactive(self) -> dict[str, str]:
+        return idle(self, super().inactive())
+
+    @property
+    def window(self) -> Window:
+        return Window(future=self.n_step) if self.memory == "none" else super().window
+
+
+def idle(cfg: Any, more: dict[str, str]) -> dict[str, str]:
+    """Fields without effect, beside those of the parent."""
+    found = dict(more) | {"measure_drift": "this agent does not measure it"}
+    if cfg.memory == "none":
+        names = ("burn_in", "unroll", "stride", "state", "features", "units")
+        found |= dict.fromkeys(names, "agent.memory=none trains on single transitions")
+    return found | ({} if cfg.targets == "retrace" else {"trace": "with agent.targets=n_step"})
+
+
+class Still(nn.Module):
+    """As `r2d2.Network`, without a memory: every row by itself."""
+
+    def __init__(self, cfg: Any, spec: EnvSpec, side: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
+        self.head = (DuelingHead if cfg.dueling else Head)(self.encoder.features + side, cfg.hidden,
+                                                           (spec.actions,), cfg.norm)
+
+    def forward(self, obs: Mapping[str, torch.Tensor], side: torch.Tensor) -> torch.Tensor:
+        """q [B, A] of observations [B, ...]."""
+        seen = self.encoder(obs, self.head.dtype)
+        q: torch.Tensor = self.head(torch.cat([seen, side.to(seen.dtype)], 1))
+        return q
+
+
+class Network(nn.Module):
+    """The values of all arms, and the networks of curiosity beside them."""
+
+    def __init__(self, cfg: Config, spec: EnvSpec) -> None:
+        super().__init__()
+        self.q = value_network(cfg, spec)
+        self.curiosity = curiosity_of(cfg, spec)
+
+
+def value_network(cfg: Any, spec: EnvSpec) -> nn.Module:
+    """What is known beside the observation: the arm, and with a memory what led here, the bonus included."""
+    if cfg.memory == "none":
+        return Still(cfg, spec, cfg.arms)
+    return r2d2.Network(cfg, spec, spec.actions + 2 + cfg.arms)
+
+
+def curiosity_of(cfg: Curious, spec: EnvSpec) -> Curiosity:
+    torso = getattr(cfg, "torso", "auto")
+    return Curiosity(spec.observation, spec.actions, torso, cfg.curious_hidden, cfg.embedding, cfg.surprise_outputs)
+
+
+# How an actor wonders.
+
+KEPT = ("distance.mean", "distance.count", "surprise.mean", "surprise.var", "surprise.count")
+
+
+def recall_of(cfg: Any) -> Recall:
+    """An episode's embeddings are forgotten with it; how far apart and how surprising things are is not."""
+    lstm = r2d2.recall_of(cfg.units) if cfg.memory == "lstm" else None
+
+    def begin(lanes: int, device: torch.device) -> Memory:
+        memory = {} if lstm is None else lstm.begin(lanes, device)
+        keys = torch.zeros(lanes, cfg.episodic_capacity, cfg.embedding, device=device)
+        count = torch.zeros(lanes, dtype=torch.int64, device=device)
+        return memory | {"episodic.keys": keys, "episodic.count": count} | {
+            name: torch.zeros((), device=device) for name in KEPT}
+
+    def observe(memory: Memory, reward: torch.Tensor) -> Memory:
+        return memory if lstm is None else lstm.observe(memory, reward)
+
+    def forget(memory: Memory, over: torch.Tensor) -> Memory:
+        fading = {name: value for name, value in memory.items() if name in r2d2.STATES or name == "episodic.count"}
+        return memory | r2d2.blank(fading, over)
+
+    return Recall(begin, observe, forget, KEPT)
+
+
+def nearest(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+    """Squared distances [N, k] from `key` [N, D] to the nearest of the first `count` [N] of `keys` [N, M, D]; inf where
+    there are fewer."""
+    size = min(int(count.max()), keys.shape[1])
+    found = torch.full((len(key), k), torch.inf, device=key.device)
+    if size == 0:
+        return found
+    apart = torch.cdist(key.unsqueeze(1), keys[:, :size], compute_mode="donot_use_mm_for_euclid_dist").squeeze(1)
+    empty = torch.arange(size, device=key.device) >= count.unsqueeze(1)
+    close = apart.masked_fill(empty, torch.inf).topk(min(k, size), 1, largest=False, sorted=False).values.square()
+    found[:, :close.shape[1]] = close
+    return found
+
+
+def wonder(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curious) -> tuple[torch.Tensor, Memory]:
+    """The intrinsic reward [N] of arriving at these observations, and the memory with them in it."""
+    keys, count = memory["episodic.keys"], memory["episodic.count"]
+    key = curiosity.embed(obs).float()
+    near = nearest(keys, count, key, cfg.neighbours)
+    known = torch.isfinite(near)
+    mean, seen = memory["distance.mean"], memory["distance.count"]
+    if known.any():
+        mean, seen = running_mean(mean, seen, near[known].mean()), seen + 1
+    error, told = curiosity.surprise(obs), memory["surprise.count"]
+    usual = running_mean(memory["surprise.mean"], told, error.mean())
+    var = running_mean(memory["surprise.var"], told, (error - usual).square().mean())
+    kernel = Kernel(cfg.neighbours, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity)
+    bonus = episodic_bonus(near, mean.expand(len(key)), kernel) * modulator(error, usual, var.sqrt(), cfg.modulator_max)
+    # In place: a copy of all memories at every step would cost more than finding the nearest. The oldest go first.
+    keys[torch.arange(len(key), device=key.device), count % keys.shape[1]] = key
+    return bonus, memory | {"episodic.count": count + 1, "distance.mean": mean, "distance.count": seen,
+                            "surprise.mean": usual, "surprise.var": var, "surprise.count": told + 1}
+
+
+def beside(cfg: Any, led: torch.Tensor | None, bonus: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
+    """What the value network is told at a row, [..., S]: what led there (with a memory), and the arm, one-hot."""
+    which = F.one_hot(arm.long(), cfg.arms)
+    return which if led is None else torch.cat([led, h(bonus).unsqueeze(-1), which], -1)
+
+
+def row_values(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory,
+               cfg: Any) -> tuple[torch.Tensor, Tensors]:
+    """q [N, A] of one row per lane, and the recurrent state after it."""
+    return (net(obs, side), {}) if cfg.memory == "none" else r2d2.one_row(net, obs, side, memory)
+
+
+def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, cfg: Config,
+        actions: int) -> Decision:
+    """Wonder, then choose as the lane's arm would; without an arm, as the exploiting one."""
+    bonus, after = wonder(net.get_submodule("curiosity"), obs, memory, cfg)
+    index = torch.zeros(len(bonus), dtype=torch.int64, device=bonus.device) if arm.index is None else arm.index
+    states = {name: memory[name] for name in r2d2.STATES if name in memory}
+    led = r2d2.led_here(states["state.action"], states["state.reward"], actions) if states else None
+    q_NA, state = row_values(net.get_submodule("q"), obs, beside(cfg, led, bonus, index), memory, cfg)
+    action = epsilon_greedy(q_NA, arm, rng)
+    after |= state | ({"state.action": (action + 1).int()} if states else {})
+    return Decision(action, after, states | {"q": q_NA, "bonus": bonus, "arm": index.int()})
+
+
+# What the learner makes of it.
+
+def window_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torch.Tensor:
+    """q [B, U + n, A] from the first trained row on."""
+    rows = batch.rows
+    led = r2d2.past_of(rows, actions) if cfg.memory == "lstm" else None
+    side = beside(cfg, led, rows["bonus"], rows["arm"])
+    if cfg.memory == "lstm":
+        return r2d2.unrolled(net, batch, side, cfg)
+    q: torch.Tensor = net({name: leaf.flatten(0, 1) for name, leaf in batch.leaves.items()}, side.flatten(0, 1))
+    return q.view(*rows["last"].shape, -1)
+
+
+def intrinsic(rows: Tensors) -> torch.Tensor:
+    """What leaving each row brought [B, T]: the bonus of the row after it; of the last row it is not known."""
+    return F.pad(rows["bonus"][:, 1:], (0, 1))
+
+
+def targets_of(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor, cfg: Any,
+               gamma: torch.Tensor) -> torch.Tensor:
+    """Targets [B, U] of the rewards in `rows`, given values and greedy actions from the first trained row on."""
+    if cfg.targets == "n_step":
+        return r2d2.bootstrapped(rows, q_BTA.gather(2, best_BT.unsqueeze(2)).squeeze(2), cfg, gamma)
+    real = h_inverse(q_BTA) if cfg.rescale else q_BTA
+    part = {name: rows[name][:, cfg.burn_in:] for name in ("action", "reward", "discount", "last")}
+    y = retrace(real, best_BT, part, gamma, cfg.trace)[:, :cfg.unroll]
+    return h(y) if cfg.rescale else y
+
+
+def taught(curiosity: Any, batch: Sample, cfg: Any) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """Loss of curiosity's networks, figures of it, and what the running figures of observations become."""
+    steps = r2d2.trained_of(batch.rows, cfg)
+    row = (steps.sum(1, keepdim=True) - TAUGHT_ROWS + torch.arange(TAUGHT_ROWS, device=steps.device)).clamp(min=0)
+    row = cfg.burn_in + (row if cfg.unroll > 1 else row[:, -1:])
+    item = torch.arange(len(row), device=row.device).unsqueeze(1)
+    now, after = ({name: leaf[item, at].flatten(0, 1) for name, leaf in batch.leaves.items()} for at in (row, row + 1))
+    action = batch.rows["action"][item, row].flatten().long()
+    inverse = F.cross_entropy(curiosity.guess(curiosity.embed(now), curiosity.embed(after)), action)
+    surprise = curiosity.surprise(after).mean()
+    buffers = {f"curiosity.normaliser.{name}": value for name, value in curiosity.normaliser.seen(after).items()}
+    return inverse + surprise, {"train/inverse_loss": inverse.detach(), "train/surprise": surprise.detach()}, buffers
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The NGU agent for an environment."""
+    window = cfg.window
+    if cfg.memory == "none":
+        cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})
+    beta, gamma = torch.tensor(betas(cfg.arms, cfg.beta)), torch.tensor(gammas(cfg.arms, cfg.gamma, cfg.gamma_min))
+
+    def aims(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor) -> torch.Tensor:
+        arm = rows["arm"][:, cfg.burn_in].long()
+        mixed = rows["reward"] + beta.to(q_BTA)[arm].unsqueeze(1) * intrinsic(rows)
+        return targets_of(rows | {"reward": mixed}, q_BTA, best_BT, cfg, gamma.to(q_BTA)[arm].unsqueeze(1))
+
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        trained = r2d2.trained_of(batch.rows, cfg)
+        q_BTA = window_values(net.get_submodule("q"), batch, cfg, spec.actions)
+        q_t = r2d2.taken(batch.rows, q_BTA, cfg)
+        with torch.no_grad():
+            q_target = window_values(target.get_submodule("q"), batch, cfg, spec.actions)
+            y_t = aims(batch.rows, q_target, (q_BTA if cfg.double else q_target).argmax(2))
+        per_item = (r2d2.error_of(q_t, y_t, cfg) * trained).sum(1) / cfg.unroll
+        td_abs = (y_t - q_t.detach()).abs()
+        extra, figures, buffers = taught(net.get_submodule("curiosity"), batch, cfg)
+        figures |= {"train/q_mean": masked_mean(q_t.detach(), trained), "train/td_abs": masked_mean(td_abs, trained),
+                    "train/bonus": batch.rows["bonus"].mean()}
+        return Loss(per_item, mixed_priority(td_abs, trained, cfg.eta), extra, figures, buffers)
+
+    def priority(rows: Tensors) -> torch.Tensor:
+        q_BTA = rows["q"][:, cfg.burn_in:]
+        td_abs = (aims(rows, q_BTA, q_BTA.argmax(2)) - r2d2.taken(rows, q_BTA, cfg)).abs()
+        return mixed_priority(td_abs, r2d2.trained_of(rows, cfg), cfg.eta)
+
+    return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.actions), loss=loss,
+                 window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
+                 hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg),
+                 states=r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {})

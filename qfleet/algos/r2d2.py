@@ -1,0 +1,220 @@
+"""R2D2 (Kapturowski et al. 2019): DQN with a memory, trained on sequences out of a replay.
+
+What differs from DQN: an LSTM between torso and head, fed with the last action and reward as well; sequences whose
+recurrent state begins as the actor had it (stored state) and is refreshed by some rows that are not trained on
+(burn-in); n-step double Q-learning at every row, values rescaled by h; and a priority of η max |δ| + (1 − η) mean |δ|.
+Shapes: B items, N lanes, T rows of a window, U trained rows, A actions, H units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.nn import functional as F
+
+from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
+from qfleet.config import Config as Section
+from qfleet.config import Count, Fraction, Positive, PositiveCount
+from qfleet.maths.bellman import huber, squared
+from qfleet.maths.rescale import h, h_inverse
+from qfleet.maths.returns import n_step
+from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
+from qfleet.nets import recurrent
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.heads import Dense, DuelingHead, Head
+from qfleet.nets.norms import Norm
+from qfleet.nets.torsos import Torso
+from qfleet.types import EnvSpec, Sample, UserError, Window
+
+
+class Config(Section):
+    """The agent section of a run that trains R2D2."""
+
+    algo: Literal["r2d2"] = Field("r2d2", description="the algorithm")
+    gamma: Fraction = Field(0.997, description="discount per step")
+    n_step: PositiveCount = Field(5, description="rewards summed before the bootstrap, steps")
+    burn_in: Count = Field(40, description="rows before the trained ones, which refresh the recurrent state, steps")
+    unroll: PositiveCount = Field(80, description="trained rows of a sequence, steps")
+    stride: PositiveCount = Field(40, description="distance of the starts of two sequences, steps")
+    state: Literal["stored", "zero"] = Field("stored", description="a sequence begins as the actor did, or with zeros")
+    eta: Fraction = Field(0.9, description="part of the largest error in a priority; the rest is the mean error")
+    double: bool = Field(True, description="the online network chooses the bootstrap action")
+    dueling: bool = Field(True, description="separate streams for value and advantage")
+    loss: Literal["huber", "mse"] = Field("mse", description="loss of the temporal-difference error")
+    huber_delta: Positive = Field(1.0, description="error beyond which the Huber loss is linear")
+    rescale: bool = Field(True, description="learn h(return) instead of the return")
+    measure_drift: bool = Field(False, description="log ΔQ of replayed states; stores three states per sequence")
+    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
+    features: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers before the LSTM")
+    units: PositiveCount = Field(512, description="units of the LSTM")
+    hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers after the LSTM")
+    norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
+
+    def inactive(self) -> dict[str, str]:
+        return {"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {}
+
+    @property
+    def window(self) -> Window:
+        if self.stride > self.unroll:
+            raise UserError(f"agent.stride={self.stride} exceeds agent.unroll={self.unroll}: the steps between two "
+                            "sequences would never be trained; lower the stride")
+        return Window(past=self.burn_in, unroll=self.unroll, future=self.n_step, stride=self.stride)
+
+
+class Network(nn.Module):
+    """Sequences of observations, and what else is known at each row (`side` [B, T, ...]) -> q [B, T, A]."""
+
+    def __init__(self, cfg: Config, spec: EnvSpec, side: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
+        self.features = Dense(self.encoder.features, cfg.features, cfg.norm)
+        width = cfg.features[-1] if cfg.features else self.encoder.features
+        self.memory = recurrent.Memory(width + side, cfg.units)
+        self.head = (DuelingHead if cfg.dueling else Head)(cfg.units, cfg.hidden, (spec.actions,), cfg.norm)
+
+    def forward(self, obs: Mapping[str, torch.Tensor], side: torch.Tensor, real_BT: torch.Tensor,
+                state: recurrent.State) -> tuple[torch.Tensor, recurrent.State]:
+        dtype, shape = self.head.dtype, real_BT.shape
+        seen = self.features(self.encoder({name: leaf.flatten(0, 1) for name, leaf in obs.items()}, dtype))
+        out, state = self.memory(torch.cat([seen.view(*shape, -1), side.to(dtype)], 2), real_BT, state)
+        return self.head(out.flatten(0, 1)).view(*shape, -1), state
+
+
+def led_here(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.Tensor:
+    """[..., A + 1]: the action (0 = none, a + 1) that led to a row, one-hot, and the reward that it brought."""
+    return torch.cat([F.one_hot(action.long(), actions + 1)[..., 1:], reward.unsqueeze(-1)], -1)
+
+
+STATES = {"state.h": "float32", "state.c": "float32", "state.action": "int32", "state.reward": "float32"}
+"""What an actor remembers, and a sequence begins with: all zeros at the start of an episode."""
+
+
+def states_of(units: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: ((units,) if name in ("state.h", "state.c") else (), dtype) for name, dtype in STATES.items()}
+
+
+def recall_of(units: int) -> Recall:
+    """Everything is forgotten at the end of an episode."""
+
+    def begin(lanes: int, device: torch.device) -> Memory:
+        return {name: torch.zeros(lanes, *shape, dtype=getattr(torch, dtype), device=device)
+                for name, (shape, dtype) in states_of(units).items()}
+
+    return Recall(begin, lambda memory, reward: memory | {"state.reward": reward}, blank)
+
+
+def blank(memory: Memory, over: torch.Tensor) -> Memory:
+    """Zeros in the lanes [N] whose episode is over."""
+    return {name: torch.where(over.view(-1, *[1] * (value.ndim - 1)), 0, value) for name, value in memory.items()}
+
+
+def one_row(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, Tensors]:
+    """q [N, A] of one row per lane, and the recurrent state after it."""
+    row = {name: leaf.unsqueeze(1) for name, leaf in obs.items()}
+    real = torch.ones(len(side), 1, dtype=torch.bool, device=side.device)
+    q_N1A, (hidden, cell) = net(row, side.unsqueeze(1), real, (memory["state.h"], memory["state.c"]))
+    return q_N1A[:, 0], {"state.h": hidden.float(), "state.c": cell.float()}
+
+
+def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, actions: int) -> Decision:
+    """One row per lane; the state before it travels with the row."""
+    side = led_here(memory["state.action"], memory["state.reward"], actions)
+    q_NA, state = one_row(net, obs, side, memory)
+    action = epsilon_greedy(q_NA, arm, rng)
+    after = memory | state | {"state.action": (action + 1).int()}
+    return Decision(action, after, {name: memory[name] for name in STATES} | {"q": q_NA})
+
+
+def past_of(rows: Tensors, actions: int) -> torch.Tensor:
+    """What led to each row of a window, [B, T, A + 1]."""
+    return led_here(previous(rows["action"] + 1, rows["last"], rows["state.action"][:, 0]),
+                    previous(rows["reward"], rows["last"], rows["state.reward"][:, 0]), actions)
+
+
+def unrolled(net: nn.Module, batch: Sample, side: torch.Tensor, cfg: Config) -> torch.Tensor:
+    """q [B, U + n, A] from the first trained row on, no gradient reaching back into the burn-in."""
+    state = batch.rows["state.h"][:, 0], batch.rows["state.c"][:, 0]
+    if cfg.state == "zero":
+        state = torch.zeros_like(state[0]), torch.zeros_like(state[1])
+    leaves, real = batch.leaves, real_rows(batch.rows["last"])
+
+    def part(cut: slice) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        return {name: leaf[:, cut] for name, leaf in leaves.items()}, side[:, cut], real[:, cut]
+
+    if cfg.burn_in:
+        with torch.no_grad():
+            _, state = net(*part(slice(None, cfg.burn_in)), state)
+    q: torch.Tensor = net(*part(slice(cfg.burn_in, None)), state)[0]
+    return q
+
+
+def taken(rows: Tensors, q_BTA: torch.Tensor, cfg: Config) -> torch.Tensor:
+    """q [B, U] of the actions taken, given the values of all rows from the first trained one on."""
+    action = rows["action"][:, cfg.burn_in:cfg.burn_in + cfg.unroll].long().unsqueeze(2)
+    return q_BTA[:, :cfg.unroll].gather(2, action).squeeze(2)
+
+
+def trained_of(rows: Tensors, cfg: Config) -> torch.Tensor:
+    """Bool [B, U]: rows that are real and not final."""
+    return ~rows["last"][:, cfg.burn_in:cfg.burn_in + cfg.unroll]
+
+
+def bootstrapped(rows: Tensors, v_BT: torch.Tensor, cfg: Config, gamma: float | torch.Tensor) -> torch.Tensor:
+    """n-step targets [B, U], given the values [B, U + n] of all rows from the first trained one on."""
+    reward, discount, last = (rows[name][:, cfg.burn_in:] for name in ("reward", "discount", "last"))
+    step = n_step(reward, discount, last, gamma, cfg.n_step)
+    v = v_BT.gather(1, step.row)
+    return h(step.ret + step.discount * h_inverse(v)) if cfg.rescale else step.ret + step.discount * v
+
+
+def error_of(q: torch.Tensor, y: torch.Tensor, cfg: Config) -> torch.Tensor:
+    return huber(q, y, cfg.huber_delta) if cfg.loss == "huber" else squared(q, y)
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The R2D2 agent for an environment."""
+
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        rows, trained, side = batch.rows, trained_of(batch.rows, cfg), past_of(batch.rows, spec.actions)
+        q_BTA = unrolled(net, batch, side, cfg)
+        q_t = taken(rows, q_BTA, cfg)
+        with torch.no_grad():
+            q_target = unrolled(target, batch, side, cfg)
+            best = (q_BTA if cfg.double else q_target).argmax(2, keepdim=True)
+            y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2), cfg, cfg.gamma)
+        errors = error_of(q_t, y_t, cfg)
+        td_abs, q_t = (y_t - q_t.detach()).abs(), q_t.detach()
+        metrics = {"train/q_mean": masked_mean(q_t, trained), "train/td_abs": masked_mean(td_abs, trained)}
+        if cfg.measure_drift:
+            metrics |= _drifts(net, batch, q_BTA.detach(), cfg, spec.actions)
+        return Loss((errors * trained).sum(1) / cfg.unroll, mixed_priority(td_abs, trained, cfg.eta), metrics=metrics)
+
+    def priority(rows: Tensors) -> torch.Tensor:
+        """The same as the actor saw it when it chose: its own network is online and target network in one."""
+        q_BTA = rows["q"][:, cfg.burn_in:]
+        td_abs = (bootstrapped(rows, q_BTA.amax(2), cfg, cfg.gamma) - taken(rows, q_BTA, cfg)).abs()
+        return mixed_priority(td_abs, trained_of(rows, cfg), cfg.eta)
+
+    first, last = cfg.burn_in, cfg.burn_in + cfg.unroll - 1
+    return Agent(network=lambda: Network(cfg, spec, spec.actions + 1), act=partial(act, actions=spec.actions),
+                 loss=loss, window=cfg.window, hints={"q": ((spec.actions,), "float32")}, priority=priority,
+                 recall=recall_of(cfg.units), states=states_of(cfg.units),
+                 marks=(0, first, last) if cfg.measure_drift else (0,))
+
+
+@torch.no_grad()
+def _drifts(net: nn.Module, batch: Sample, q_BTA: torch.Tensor, cfg: Config, actions: int) -> Tensors:
+    """ΔQ at the first and at the last trained row: values of the replayed state against those of the actor's state."""
+    found = {}
+    for mark, tag in ((1, "train/drift_first"), (2, "train/drift_last")):
+        row = cfg.burn_in + (cfg.unroll - 1) * (mark - 1)
+        memory = {name: batch.rows[name][:, mark] for name in STATES}
+        side = led_here(memory["state.action"], memory["state.reward"], actions)
+        true, _ = one_row(net, batch.obs(row), side, memory)
+        found[tag] = masked_mean(drift(q_BTA[:, row - cfg.burn_in], true, true.amax(1)), ~batch.rows["last"][:, row])
+    return found

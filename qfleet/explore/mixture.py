@@ -1,0 +1,56 @@
+"""NGU's way (Badia et al. 2020a): every episode follows a policy drawn from the agent's family, and ε is a ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from qfleet.agent import Arm
+from qfleet.config import Config as Section
+from qfleet.config import Count, Fraction, NonNegative, PositiveCount
+from qfleet.explore.ladder import Config as Rungs
+from qfleet.explore.ladder import Ladder
+
+
+class Config(Section):
+    kind: Literal["mixture"] = Field("mixture", description="the kind of exploration")
+    arms: PositiveCount = Field(32, description="policies to draw from, as many as agent.arms")
+    base: Fraction = Field(0.4, description="ε of the first lane")
+    alpha: NonNegative = Field(8.0, description="how steeply the ladder falls")
+    warmup_steps: Count = Field(0, description="steps over which ε comes down from 1 to the ladder")
+
+    def ladder(self, lanes: int, first: int, total: int) -> Ladder:
+        return Ladder(Rungs(base=self.base, alpha=self.alpha, warmup_steps=self.warmup_steps), lanes, first, total)
+
+
+class Mixture:
+    """An arm per lane, drawn anew, all alike, for every episode."""
+
+    def __init__(self, ladder: Ladder, lanes: int, arms: int) -> None:
+        self.ladder, self.lanes, self.count = ladder, lanes, arms
+        self.seed(0)
+
+    def seed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._arm = self._rng.integers(self.count, size=self.lanes)
+
+    def arms(self, steps: int) -> Arm:
+        return Arm(self.ladder.arms(steps).epsilon, index=torch.from_numpy(self._arm))
+
+    def episode(self, lane: int, ret: float | None) -> None:
+        self._arm[lane] = self._rng.integers(self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state, "arm": self._arm.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+        self._arm[:] = state["arm"]
+
+
+def build(cfg: Config, lanes: int, first: int, total: int) -> Mixture:
+    return Mixture(cfg.ladder(lanes, first, total), lanes, cfg.arms)

@@ -1,0 +1,45 @@
+"""Agents that remember, as whole runs: in one process and in several, and where an agent without memory fails."""
+
+import pytest
+from real_runs import newest, train
+
+from qfleet import api
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CUE = ["env.kwargs={delay: 8}", "agent.unroll=9", "agent.stride=9", "agent.n_step=8", "replay.chunk_steps=9",
+       "run.threads=1", "run.tensorboard=false"]
+CHAIN = ["agent.algo=r2d2", "env.kwargs={length: 6}", "env.max_episode_steps=100", "agent.gamma=0.9", "agent.n_step=2",
+         "agent.features=[16]", "agent.units=16", "agent.hidden=[16]", "agent.burn_in=4", "agent.unroll=8",
+         "agent.stride=8", "agent.rescale=false", "explore.kind=constant", "explore.epsilon=1", "learner.capture=false",
+         "learner.learning_rate=3e-3", "learner.target_period_updates=50", "replay.alpha=0.9",
+         "replay.samples_per_insert=1", "eval.period_steps=null", "eval.episodes=4", "total_steps=8000"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("where", [[], ["placement=processes", "actors=2"]], ids=["inline", "processes"])
+def test_r2d2_learns_the_chain_from_random_behaviour(where):
+    result = train("toy/Chain-v0", *CHAIN, *where)
+    assert result.best == 1 and newest(result.directory).manifest.updates > 800
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_r2d2_answers_as_the_cue_said(seed):
+    result = api.train("memory-cue", [*CUE, f"seed={seed}", "total_steps=40000"])
+    assert result.reason == "stop_at"
+    assert api.evaluate(result.directory, episodes=40, seed=9).mean_reward >= 0.9
+    agent = api.load(result.directory)
+    for cue in (-1.0, 1.0):
+        agent.reset()
+        answers = [agent.act([cue * (t == 0), t == 8, t / 8]) for t in range(9)]
+        assert answers[-1] == (cue > 0), "a script's agent remembers, too"
+
+
+def test_dqn_does_not():
+    words = ["env.id=toy/MemoryCue-v0", "env.kwargs={delay: 8}", "total_steps=4000", "agent.hidden=[32]"]
+    result = api.train("vector", [*words, "run.threads=1", "run.tensorboard=false"])
+    assert api.evaluate(result.directory, episodes=200, seed=9).mean_reward < 0.4
