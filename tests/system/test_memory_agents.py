@@ -43,3 +43,21 @@ def test_dqn_does_not():
     words = ["env.id=toy/MemoryCue-v0", "env.kwargs={delay: 8}", "total_steps=4000", "agent.hidden=[32]"]
     result = api.train("vector", [*words, "run.threads=1", "run.tensorboard=false"])
     assert api.evaluate(result.directory, episodes=200, seed=9).mean_reward < 0.4
+
+
+CURIOUS = ["agent.arms=4", "agent.embedding=8", "agent.curious_hidden=[16]", "agent.episodic_capacity=200",
+           "explore.arms=4", "agent.gamma_min=0.9", "explore.base=1", "explore.alpha=0", "learner.capture=false"]
+
+
+@pytest.mark.parametrize("algo,memory,where", [
+    ("ngu", "lstm", []), ("ngu", "none", ["placement=processes"]), ("agent57", "lstm", ["placement=processes"]),
+    ("agent57", "none", [])])
+def test_curious_agents_learn_the_chain_from_random_behaviour(algo, memory, where):
+    words = [word for word in CHAIN if not word.startswith(("agent.algo", "explore."))]
+    if memory == "none":
+        words = [word for word in words if not word.startswith(("agent.burn", "agent.unr", "agent.str", "agent.feat",
+                                                                "agent.unit", "replay.samples"))]
+    kind = "mixture" if algo == "ngu" else "bandit"
+    result = train("toy/Chain-v0", f"agent.algo={algo}", f"agent.memory={memory}", *words, *CURIOUS,
+                   f"explore.kind={kind}", *where)
+    assert result.best == 1
