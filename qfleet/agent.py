@@ -75,7 +75,8 @@ class Agent:
     windows are, rows being [S, T, ...]. Without it they begin with the largest priority seen.
 
     An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
-    at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch.
+    at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
+    judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
     """
 
     network: Callable[[], nn.Module]
@@ -88,6 +89,7 @@ class Agent:
     recall: Recall | None = None
     states: Columns = field(default_factory=dict)
     marks: tuple[int, ...] = (0,)
+    arms: int = 1
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

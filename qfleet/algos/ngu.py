@@ -53,6 +53,7 @@ class Curious(Section):
     modulator_max: Positive = Field(5.0, description="most that the novelty over the whole run multiplies the bonus by")
     curious_hidden: tuple[PositiveCount, ...] = Field((128,), description="widths of dense layers in its networks")
     surprise_outputs: PositiveCount = Field(128, description="outputs of the random network")
+    surprise_share: Fraction = Field(0.25, description="part of a batch that teaches the predictor")
 
 
 class Config(Curious, r2d2.Config):
@@ -229,18 +230,28 @@ def targets_of(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor, cfg: A
     return h(y) if cfg.rescale else y
 
 
-def taught(curiosity: Any, batch: Sample, cfg: Any) -> tuple[torch.Tensor, Tensors, Tensors]:
-    """Loss of curiosity's networks, figures of it, and what the running figures of observations become."""
-    steps = r2d2.trained_of(batch.rows, cfg)
-    row = (steps.sum(1, keepdim=True) - TAUGHT_ROWS + torch.arange(TAUGHT_ROWS, device=steps.device)).clamp(min=0)
-    row = cfg.burn_in + (row if cfg.unroll > 1 else row[:, -1:])
+def taught(curiosity: Any, batch: Sample, cfg: Any, rng: torch.Generator) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """Loss of curiosity's networks, figures of it, and what the running figures of observations become.
+
+    They learn from the last transitions of a window. Of its items only a share teaches the predictor, so that what is
+    new stays new for long enough to be learnt from.
+    """
+    steps = r2d2.trained_of(batch.rows, cfg).sum(1, keepdim=True)
+    taken = min(TAUGHT_ROWS, cfg.unroll)
+    at = (steps - taken).clamp(min=0) + torch.arange(taken + 1, device=steps.device)
+    pairs, row = at[:, :-1] < steps, cfg.burn_in + torch.minimum(at, steps)
     item = torch.arange(len(row), device=row.device).unsqueeze(1)
-    now, after = ({name: leaf[item, at].flatten(0, 1) for name, leaf in batch.leaves.items()} for at in (row, row + 1))
-    action = batch.rows["action"][item, row].flatten().long()
-    inverse = F.cross_entropy(curiosity.guess(curiosity.embed(now), curiosity.embed(after)), action)
-    surprise = curiosity.surprise(after).mean()
-    buffers = {f"curiosity.normaliser.{name}": value for name, value in curiosity.normaliser.seen(after).items()}
-    return inverse + surprise, {"train/inverse_loss": inverse.detach(), "train/surprise": surprise.detach()}, buffers
+    obs = {name: leaf[item, row].flatten(0, 1) for name, leaf in batch.leaves.items()}
+    keys = curiosity.embed(obs).view(*row.shape, -1)
+    logits = curiosity.guess(keys[:, :-1].flatten(0, 1), keys[:, 1:].flatten(0, 1))
+    action = batch.rows["action"][item, row[:, :-1]].flatten().long()
+    inverse = masked_mean(F.cross_entropy(logits, action, reduction="none"), pairs.flatten())
+    error = curiosity.surprise(obs)
+    chosen = torch.rand(len(row), 1, generator=rng, device=row.device) < cfg.surprise_share
+    surprise = masked_mean(error, chosen.expand(row.shape).flatten())
+    buffers = {f"curiosity.normaliser.{name}": value for name, value in curiosity.normaliser.seen(obs).items()}
+    figures = {"train/inverse_loss": inverse.detach(), "train/surprise": error.detach().mean()}
+    return inverse + surprise, figures, buffers
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
@@ -264,7 +275,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             y_t = aims(batch.rows, q_target, (q_BTA if cfg.double else q_target).argmax(2))
         per_item = (r2d2.error_of(q_t, y_t, cfg) * trained).sum(1) / cfg.unroll
         td_abs = (y_t - q_t.detach()).abs()
-        extra, figures, buffers = taught(net.get_submodule("curiosity"), batch, cfg)
+        extra, figures, buffers = taught(net.get_submodule("curiosity"), batch, cfg, rng)
         figures |= {"train/q_mean": masked_mean(q_t.detach(), trained), "train/td_abs": masked_mean(td_abs, trained),
                     "train/bonus": batch.rows["bonus"].mean()}
         return Loss(per_item, mixed_priority(td_abs, trained, cfg.eta), extra, figures, buffers)

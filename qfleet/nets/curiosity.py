@@ -34,6 +34,15 @@ class Trunk(nn.Module):
         return found
 
 
+def orthogonal(module: nn.Module) -> None:
+    """Weights that keep what goes through them large, as Burda et al. have them: small outputs would be learnt within a
+    few visits, and nothing would stay new for long enough to be sought."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.orthogonal_(module.weight, 2**0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 class Normaliser(nn.Module):
     """Observations less their running mean, over their running deviation, clipped at ±5 (Burda et al. 2018).
 
@@ -84,8 +93,8 @@ class Curiosity(nn.Module):
         self.normaliser = Normaliser(observation)
         plain = {name: leaf if leaf.kind == "category" else replace(leaf, dtype="float32")
                  for name, leaf in observation.items()}
-        self.random = Trunk(plain, torso, hidden, outputs).requires_grad_(False)
-        self.predictor = Trunk(plain, torso, hidden, outputs)
+        self.random = Trunk(plain, torso, hidden, outputs).apply(orthogonal).requires_grad_(False)
+        self.predictor = Trunk(plain, torso, hidden, outputs).apply(orthogonal)
 
     def guess(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Logits [B, A] of the action between two embeddings [B, D]."""

@@ -11,6 +11,8 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, PositiveCount
+from qfleet.explore import Explorer
+from qfleet.explore.bandit import Bandit, Choosing
 from qfleet.explore.constant import Constant
 from qfleet.roles.actor import Actor
 from qfleet.roles.policy import Policy
@@ -20,6 +22,9 @@ from qfleet.types import EnvFault, Published, UserError, VectorEnv
 
 ENDLESS_STEPS = 100_000
 """Vector steps of an evaluation without the end of any episode; the longest Atari game takes 27,000."""
+
+TRIALS = 5
+"""Episodes that an evaluator's bandit remembers, times its arms."""
 
 LOSSES_PER_LANE = 10
 """Episodes that an evaluation may lose in a row, times its lanes: none that was lost counts, so it might never end."""
@@ -82,16 +87,17 @@ class Tally:
 
 
 def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int,
-             stop: Callable[[], bool] = lambda: False, told: Callable[[int], None] = lambda episodes: None) -> Score:
+             stop: Callable[[], bool] = lambda: False, told: Callable[[int], None] = lambda episodes: None,
+             explorer: Explorer | None = None) -> Score:
     """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop.
 
-    `told` hears how many episodes have ended so far.
+    `told` hears how many episodes have ended so far. An `explorer` may take the place of the constant ε.
     EnvFault if the environment loses episode after episode, UserError if none ever ends.
     """
     tally = Tally(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
     policy.memory = None
-    actor = Actor(policy, env, Constant(epsilon, env.lanes), tally)
+    actor = Actor(policy, env, explorer or Constant(epsilon, env.lanes), tally)
     actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
     completed, faults, waited = 0, env.faults(), 0
     while not tally.done:
@@ -109,6 +115,9 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
         elif env.faults() - faults >= LOSSES_PER_LANE * env.lanes:
             raise EnvFault(f"{env.spec.id} lost {env.faults() - faults} episodes of an evaluation without completing "
                            f"one between, in {env.lanes} lanes: mend what fails there (`qfleet check-env` plays it)")
+    if explorer is not None:  # it hears of an episode when the next one begins
+        actor.step()
+        actor.land()
     flat = [result for lane in tally.results for result in lane]
     return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
 
@@ -136,6 +145,7 @@ class Evaluator:
         self.count = 0
         self.judged = -1
         self.owed = False
+        self.bandit = Bandit(policy.agent.arms, TRIALS * policy.agent.arms) if policy.agent.arms > 1 else None
 
     def step(self) -> bool:
         """One whole evaluation, if one is due."""
@@ -152,6 +162,8 @@ class Evaluator:
             return
         seed = seed_for(self.seed, "evaluations", self.count)
         try:
+            if self.bandit is not None:
+                self._try_arms(self.bandit, seed)
             score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.stop)
         except BrokenOff:
             self.owed = True
@@ -160,10 +172,20 @@ class Evaluator:
         self.count += 1
         self.on_score(score, self.policy.flat.state())
 
+    def _try_arms(self, bandit: Bandit, seed: int) -> None:
+        """Episodes that do not count, to find out with which arm to play those that do."""
+        chooser = Choosing(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
+        evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed_for(seed, "trials"), self.stop,
+                 explorer=chooser)
+        self.policy.flat.assign({"arm": torch.tensor(bandit.best())})
+
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "judged": self.judged, "owed": self.owed}
+        state = {"count": self.count, "judged": self.judged, "owed": self.owed}
+        return state if self.bandit is None else state | {"bandit": self.bandit.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.bandit is not None and "bandit" in state:
+            self.bandit.load_state_dict(state["bandit"])
         self.count, self.judged, self.owed = state["count"], state["judged"], state.get("owed", False)
         self.schedule.resume(self.progress())
 

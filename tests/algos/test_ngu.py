@@ -158,7 +158,7 @@ def test_running_figures_of_parts_are_those_of_the_whole():
 
 
 def test_the_extra_loss_trains_curiosity_and_nothing_else():
-    agent = build(config(memory="none"), SPEC)
+    agent = build(config(memory="none", surprise_share=1), SPEC)
     torch.manual_seed(0)
     net = agent.network()
     agent.loss(net, agent.network(), transitions(), torch.Generator()).extra.backward()

@@ -1,4 +1,4 @@
-"""Novelty against naive float64 loops, families of policies against the papers' formulas, Retrace against a loop."""
+"""Novelty against naive float64 loops, families of policies against the papers, Retrace against a recursion."""
 
 import math
 

@@ -43,3 +43,17 @@ def test_dqn_does_not():
     words = ["env.id=toy/MemoryCue-v0", "env.kwargs={delay: 8}", "total_steps=4000", "agent.hidden=[32]"]
     result = api.train("vector", [*words, "run.threads=1", "run.tensorboard=false"])
     assert api.evaluate(result.directory, episodes=200, seed=9).mean_reward < 0.4
+
+
+CURIOUS = ["toy/Chain-v0", "agent.memory=none", "agent.arms=3", "agent.embedding=8", "agent.curious_hidden=[16]",
+           "agent.episodic_capacity=200", "agent.kernel_epsilon=0.1", "agent.gamma=0.9", "agent.gamma_min=0.9",
+           "agent.n_step=2", "env.kwargs={length: 6}", "env.max_episode_steps=100", "agent.hidden=[32]",
+           "explore.arms=3", "explore.base=1", "explore.alpha=0", "learner.capture=false", "learner.batch_size=32",
+           "learner.learning_rate=2e-3", "learner.target_period_updates=50", "replay.samples_per_insert=8",
+           "eval.period_steps=null", "eval.episodes=4", "total_steps=6000"]
+
+
+@pytest.mark.parametrize("algo,kind,where", [("ngu", "mixture", []), ("agent57", "bandit", ["placement=processes"])])
+def test_curious_agents_learn_the_chain_from_random_behaviour(algo, kind, where):
+    result = train(*CURIOUS, f"agent.algo={algo}", f"explore.kind={kind}", *where)
+    assert result.best == 1

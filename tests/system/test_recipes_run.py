@@ -16,11 +16,17 @@ SHORTER = {"btr": ["env.lanes=4", "env.frame_size=42", "learner.batch_size=8", "
            "data-efficient-rainbow": ["replay.chunk_steps=32"]}
 """What needs more to be short."""
 
+SHORT = ["replay.samples_per_insert=1", "agent.burn_in=4", "agent.unroll=8", "agent.stride=8", "agent.n_step=2",
+         "agent.features=[32]", "agent.units=32", "agent.hidden=[32]", "learner.batch_size=16"]
+"""For agents that are trained on sequences."""
+
 
 def small(name):
     """Overrides that shorten a recipe and leave what it is."""
     words = ["total_steps=300", "replay.min_steps=128", "replay.capacity=4000", "replay.samples_per_insert=2",
              "replay.chunk_steps=8", "eval.episodes=1", "env.max_episode_steps=40", "run.threads=1", "run.name=x"]
+    if getattr(resolve(name, [f"env.id={GENERAL[name]}"] if name in GENERAL else []).config.agent, "unroll", None):
+        words += SHORT[:1] if name == "deep-sea" else SHORT
     if name in GENERAL:
         words.append(f"env.id={GENERAL[name]}")
     words += SHORTER.get(name, [])

@@ -1,0 +1,165 @@
+"""Agent57 (Badia et al. 2020b): NGU with two value networks, farther sight, and a bandit that chooses its policies.
+
+What differs from NGU: extrinsic and intrinsic returns are learnt by networks of their own, each from its own rewards,
+and arm j plays Q_e + β_j Q_i; discounts reach up to 0.9999; and which arm an episode follows is learnt, too
+(`explore.kind=bandit`).
+Shapes: B items, N lanes, T rows of a window, U trained rows, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
+from qfleet.algos import ngu, r2d2
+from qfleet.config import Fraction
+from qfleet.maths.mixture import betas, far_gammas
+from qfleet.maths.rescale import h, h_inverse
+from qfleet.maths.sequences import masked_mean, mixed_priority
+from qfleet.types import EnvSpec, Sample, Window
+
+SECOND = {"state.h": "second.h", "state.c": "second.c"}
+"""The recurrent state of the intrinsic network, beside that of the extrinsic one."""
+
+
+class Config(ngu.Curious, r2d2.Config):
+    """The agent section of a run that trains Agent57."""
+
+    algo: Literal["agent57"] = Field("agent57", description="the algorithm")  # type: ignore[assignment]
+    gamma: Fraction = Field(0.9999, description="discount of the first arm")
+    gamma_middle: Fraction = Field(0.997, description="discount of arm 7, from where it falls more slowly")
+    gamma_min: Fraction = Field(0.99, description="discount of the last arm")
+
+    def inactive(self) -> dict[str, str]:
+        few = {} if self.arms >= 10 else {"gamma_middle": "with agent.arms below 10"}
+        return ngu.idle(self, super().inactive()) | few
+
+    @property
+    def window(self) -> Window:
+        return Window(future=self.n_step) if self.memory == "none" else super().window
+
+
+class Network(nn.Module):
+    """Two value networks, curiosity, and which arm to win with, as an evaluator found out."""
+
+    def __init__(self, cfg: Config, spec: EnvSpec) -> None:
+        super().__init__()
+        self.extrinsic = ngu.value_network(cfg, spec)
+        self.intrinsic = ngu.value_network(cfg, spec)
+        self.curiosity = ngu.curiosity_of(cfg, spec)
+        self.register_buffer("arm", torch.zeros((), dtype=torch.int64))
+
+
+class Family:
+    """β and γ of every arm, and how the values of both networks are mixed."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.rescale = cfg.rescale
+        self.beta = torch.tensor(betas(cfg.arms, cfg.beta))
+        self.gamma = torch.tensor(far_gammas(cfg.arms, cfg.gamma, cfg.gamma_middle, cfg.gamma_min))
+
+    def mix(self, extrinsic: torch.Tensor, intrinsic: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
+        """h(h⁻¹(Q_e) + β_j h⁻¹(Q_i)); `arm` [B] belongs to the first axis."""
+        beta = self.beta.to(extrinsic)[arm.long()].view(-1, *[1] * (extrinsic.ndim - 1))
+        if not self.rescale:
+            return extrinsic + beta * intrinsic
+        return h(h_inverse(extrinsic) + beta * h_inverse(intrinsic))
+
+
+def recall_of(cfg: Config) -> Recall:
+    """As NGU's, with a second recurrent state."""
+    first = ngu.recall_of(cfg)
+
+    def begin(lanes: int, device: torch.device) -> Memory:
+        memory = first.begin(lanes, device)
+        return memory | {own: memory[name].clone() for name, own in SECOND.items() if name in memory}
+
+    def forget(memory: Memory, over: torch.Tensor) -> Memory:
+        fading = {own: memory[own] for own in SECOND.values() if own in memory}
+        return first.forget(memory, over) | r2d2.blank(fading, over)
+
+    return Recall(begin, first.observe, forget, first.kept)
+
+
+def second(found: Tensors) -> Tensors:
+    """The same, as the intrinsic network has it."""
+    return found | {name: found[own] for name, own in SECOND.items() if own in found}
+
+
+def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, cfg: Config, family: Family,
+        actions: int) -> Decision:
+    """Wonder, then choose by the mixture of the lane's arm; without an arm, of the one to win with."""
+    bonus, after = ngu.wonder(net.get_submodule("curiosity"), obs, memory, cfg)
+    index = net.get_buffer("arm").expand(len(bonus)) if arm.index is None else arm.index
+    states = {name: memory[name] for name in (*r2d2.STATES, *SECOND.values()) if name in memory}
+    led = r2d2.led_here(states["state.action"], states["state.reward"], actions) if states else None
+    side = ngu.beside(cfg, led, bonus, index)
+    q_e, state = ngu.row_values(net.get_submodule("extrinsic"), obs, side, memory, cfg)
+    q_i, other = ngu.row_values(net.get_submodule("intrinsic"), obs, side, second(memory), cfg)
+    action = epsilon_greedy(family.mix(q_e, q_i, index), arm, rng)
+    if states:
+        after |= state | {SECOND[name]: value for name, value in other.items()} | {"state.action": (action + 1).int()}
+    return Decision(action, after, states | {"q_e": q_e, "q_i": q_i, "bonus": bonus, "arm": index.int()})
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Of the extrinsic network, and of the intrinsic one."""
+
+
+def window_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) -> Pair:
+    """q [B, U + n, A] of both networks from the first trained row on."""
+    inner = dataclasses.replace(batch, rows=second(batch.rows))
+    return (ngu.window_values(net.get_submodule("extrinsic"), batch, cfg, actions),
+            ngu.window_values(net.get_submodule("intrinsic"), inner, cfg, actions))
+
+
+def errors(rows: Tensors, q: Pair, target: Pair, chooser: Pair, cfg: Config,
+           family: Family) -> tuple[Pair, torch.Tensor]:
+    """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; the actions are those of the mixture."""
+    arm = rows["arm"][:, cfg.burn_in].long()
+    best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.to(q[0])[arm].unsqueeze(1)
+    losses, wrong = [], []
+    for values, aim, reward in zip(q, target, (rows["reward"], ngu.intrinsic(rows)), strict=True):
+        with torch.no_grad():
+            y = ngu.targets_of(rows | {"reward": reward}, aim, best, cfg, gamma)
+        q_t = r2d2.taken(rows, values, cfg)
+        losses.append(r2d2.error_of(q_t, y, cfg))
+        wrong.append((y - q_t.detach()).abs())
+    return (losses[0], losses[1]), wrong[0] + family.beta.to(q[0])[arm].unsqueeze(1) * wrong[1]
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The Agent57 agent for an environment."""
+    window, family = cfg.window, Family(cfg)
+    if cfg.memory == "none":
+        cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})
+
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        rows, trained = batch.rows, r2d2.trained_of(batch.rows, cfg)
+        q = window_values(net, batch, cfg, spec.actions)
+        with torch.no_grad():
+            aims = window_values(target, batch, cfg, spec.actions)
+        chooser = (q[0].detach(), q[1].detach()) if cfg.double else aims
+        (outer, inner), td_abs = errors(rows, q, aims, chooser, cfg, family)
+        extra, figures, buffers = ngu.taught(net.get_submodule("curiosity"), batch, cfg, rng)
+        figures |= {"train/q_mean": masked_mean(r2d2.taken(rows, q[0].detach(), cfg), trained),
+                    "train/td_abs": masked_mean(td_abs, trained), "train/bonus": rows["bonus"].mean()}
+        per_item = ((outer + inner) * trained).sum(1) / cfg.unroll
+        return Loss(per_item, mixed_priority(td_abs, trained, cfg.eta), extra, figures, buffers)
+
+    def priority(rows: Tensors) -> torch.Tensor:
+        q = rows["q_e"][:, cfg.burn_in:], rows["q_i"][:, cfg.burn_in:]
+        return mixed_priority(errors(rows, q, q, q, cfg, family)[1], r2d2.trained_of(rows, cfg), cfg.eta)
+
+    hint = ((spec.actions,), "float32")
+    states = r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {}
+    return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.actions),
+                 loss=loss, window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
+                 hints={"q_e": hint, "q_i": hint}, priority=priority, recall=recall_of(cfg), arms=cfg.arms,
+                 states=states | {own: states[name] for name, own in SECOND.items() if name in states})
