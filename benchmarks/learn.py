@@ -59,7 +59,6 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "hidden cartpole, dqn": ("cartpole", 450, ["env.id=toy/HiddenCartPole-v0"]),
     "deep sea 20": ("deep-sea", 0.9, []),
     "deep sea 20, dqn": ("vector", 0.9, ["env.id=toy/DeepSea-v0", "env.kwargs={size: 20, mapping_seed: 1}"]),
-    "deep sea 20, agent57": ("deep-sea", 0.9, ["agent.algo=agent57", "explore.kind=bandit"]),
     "cartpole processes": ("cartpole", 475, PROCESSES),
     "catch processes": ("catch", 0.95, PROCESSES),
 } | {f"chain {name_of(row)} {place}": ("toy/Chain-v0", 1, [*COMMON, *overrides_of(row), *where])
