@@ -86,6 +86,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "t-maze, dqn": ("vector", 0.95, ["env.id=toy/TMaze-v0", "total_steps=60000"]),
     "hidden cartpole": ("hidden-cartpole", 450, []),
     "hidden cartpole, dqn": ("cartpole", 450, ["env.id=toy/HiddenCartPole-v0"]),
+    "deep sea 20": ("deep-sea", 0.9, []),
+    "deep sea 20, dqn": ("vector", 0.9, ["env.id=toy/DeepSea-v0", "env.kwargs={size: 20, mapping_seed: 1}"]),
     "cartpole processes": ("cartpole", 475, PROCESSES),
     "catch processes": ("catch", 0.95, PROCESSES),
     "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),

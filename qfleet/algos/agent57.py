@@ -141,6 +141,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        batch = ngu.as_learnt(batch, cfg, rng)
         rows, trained = batch.rows, r2d2.trained_of(batch.rows, cfg)
         q = window_values(net, batch, cfg, spec.actions)
         with torch.no_grad():

@@ -10,6 +10,7 @@ neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ class Curious(Section):
     memory: Literal["lstm", "none"] = Field("lstm", description="an LSTM, trained on sequences, or single transitions")
     arms: PositiveCount = Field(32, description="policies of the family, from exploiting to exploring")
     beta: NonNegative = Field(0.3, description="weight of the intrinsic reward for the last arm")
+    share_arms: bool = Field(False, description="every arm learns from what all did: an item's arm is drawn anew")
     targets: Literal["retrace", "n_step"] = Field("retrace", description="how returns are estimated off policy")
     trace: Fraction = Field(0.95, description="λ of Retrace: how far corrections reach")
     embedding: PositiveCount = Field(32, description="numbers of an embedding of the episodic memory")
@@ -214,6 +216,15 @@ def window_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torc
     return q.view(*rows["last"].shape, -1)
 
 
+def as_learnt(batch: Sample, cfg: Any, rng: torch.Generator) -> Sample:
+    """The batch under the arms that learn from it: those that played, or any, which is off policy as all of it is."""
+    if not cfg.share_arms:
+        return batch
+    arm = batch.rows["arm"]
+    drawn = torch.randint(cfg.arms, (len(arm), 1), generator=rng, device=arm.device, dtype=arm.dtype)
+    return replace(batch, rows=batch.rows | {"arm": drawn.expand_as(arm)})
+
+
 def intrinsic(rows: Tensors) -> torch.Tensor:
     """What leaving each row brought [B, T]: the bonus of the row after it; of the last row it is not known."""
     return F.pad(rows["bonus"][:, 1:], (0, 1))
@@ -267,6 +278,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         return targets_of(rows | {"reward": mixed}, q_BTA, best_BT, cfg, gamma.to(q_BTA)[arm].unsqueeze(1))
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        batch = as_learnt(batch, cfg, rng)
         trained = r2d2.trained_of(batch.rows, cfg)
         q_BTA = window_values(net.get_submodule("q"), batch, cfg, spec.actions)
         q_t = r2d2.taken(batch.rows, q_BTA, cfg)

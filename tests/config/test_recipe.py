@@ -219,7 +219,7 @@ def test_names_that_mean_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     told = lines("carpole")[0]
-    assert "'carpole' is no recipe, YAML file or environment id" in told and "did you mean cartpole or " in told
+    assert "'carpole' is no recipe, YAML file or environment id; did you mean cartpole or hidden-cartpole? " in told
     assert lines("none.yaml") == ["none.yaml: there is no such file"]
     assert lines("folder.yaml", file=tmp_path / "x.yaml") == ["folder.yaml: there is no such file"]
     assert "'folder' is a directory; name a recipe" in lines("folder")[0]

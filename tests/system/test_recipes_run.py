@@ -26,7 +26,7 @@ def small(name):
     words = ["total_steps=300", "replay.min_steps=128", "replay.capacity=4000", "replay.samples_per_insert=2",
              "replay.chunk_steps=8", "eval.episodes=1", "env.max_episode_steps=40", "run.threads=1", "run.name=x"]
     if getattr(resolve(name, [f"env.id={GENERAL[name]}"] if name in GENERAL else []).config.agent, "unroll", None):
-        words += SHORT[:1] if name == "deep-sea" else SHORT
+        words += ["env.lanes=8", "learner.batch_size=16"] if name == "deep-sea" else SHORT
     if name in GENERAL:
         words.append(f"env.id={GENERAL[name]}")
     words += SHORTER.get(name, [])
