@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -232,18 +232,21 @@ class Clerk:
             self.stage.write(segments)
         except OSError as error:
             log.warning("this cell's part of a checkpoint could not be written (%s)", error)
-        self.link.metrics.part(save, pack_state(_part(snapshot, self.index)), [segment.name for segment in segments])
+        buffers = dict(self.inline.cell.learner.flat.net.named_buffers())
+        self.link.metrics.part(save, pack_state(_part(snapshot, self.index, buffers)),
+                               [segment.name for segment in segments])
         while self.link.save == save and not self.stop.gone:
             since = time.monotonic()
             time.sleep(10 * PAUSE_S)
             self.link.metrics.count("server/hold_ms", round(1000 * (time.monotonic() - since)))
 
 
-def _part(snapshot: Snapshot, index: int) -> dict[str, Any]:
-    """What this cell remembers for itself; the first one's target network stands for all."""
+def _part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> dict[str, Any]:
+    """What this cell remembers for itself; the first one's target network and running figures stand for all."""
     learner = snapshot.state["learner"]
-    return {name: snapshot.state[name] for name in OWN} | {
-        "learner": {"rng": learner["rng"], **({"target": learner["target"]} if index == 0 else {})}}
+    common = {"target": learner["target"], "buffers": {name: learner["net"][name] for name in buffers}}
+    return {name: snapshot.state[name] for name in OWN} | {"learner": {"rng": learner["rng"]} | (
+        {} if index else common)}
 
 
 def run_bundle(contact: Contact) -> int:
@@ -333,7 +336,8 @@ def _meet(config: RunConfig, inline: Inline, member: Member, private: Path, stop
 
     for shelf in shelves:
         shelf.wait = wait
-    rule = ViaServer(f"{member.link.name}, life {member.incarnation}", shelves, config.server, inline.cell.meter)
+    rule = ViaServer(f"{member.link.name}, life {member.incarnation}", shelves, config.server, inline.cell.meter,
+                     first=member.index == 0)
     learner.meet(rule)
     learner.advance = rule.advance
     learner.target.follow(learner.flat)

@@ -116,6 +116,8 @@ class Bureau:
             shown = [call()[1] for call in calls]
             learner.updates = max(learner.updates, min(each.version for each in shown if each is not None))
             self._adopt([each.weights for each in shown if each is not None])
+            for each in shown:
+                learner.flat.assign({} if each is None else each.buffers)
             learner.publish()
         return False
 
@@ -125,7 +127,8 @@ class Bureau:
         base = self.fleet.snapshot()
         given = [self.parts.get(index, (ABSENT, [])) for index in range(self.cells)]
         first, *others = [state for state, _ in given]
-        learner = base.state["learner"] | first.get("learner", {})
+        known = first.get("learner", {})
+        learner = base.state["learner"] | {name: known[name] for name in ("rng", "target") if name in known}
         state = base.state | first | {"learner": learner, "steps": base.progress.steps, "server": self.extra}
         segments = [Stage(self.folder, index).segment(name) for index, (_, names) in enumerate(given)
                     for name in names]
@@ -146,7 +149,8 @@ class Bureau:
         """Give every shard its slice; each begins a new life with it."""
         learner = self.cell.learner
         assert isinstance(learner.gradients, Solo)
-        whole = {"weights": learner.flat.master, **learner.gradients.state_dict(), **self.extra}
+        whole = {"weights": learner.flat.master, **learner.gradients.state_dict(), **self.extra,
+                 "buffers": {name: value.clone() for name, value in learner.flat.net.named_buffers()}}
         for shelf, state in zip(self.shelves, cut(whole, learner.updates, len(self.shelves)), strict=True):
             shelf.load(state)
 
@@ -171,6 +175,9 @@ class Bureau:
         learner.gradients.load_state_dict(whole)
         learner.updates = max(learner.updates, min(state["version"] for state in states))
         self._adopt([state["weights"] for state in states])
+        learner.flat.assign(whole["buffers"])
+        if 0 in self.parts:
+            learner.flat.assign(self.parts[0][0].get("learner", {}).get("buffers", {}))
         self.extra = {name: whole[name] for name in EXTRA if name in whole}
         self._held = self._ending
         if not self._ending:
@@ -225,7 +232,7 @@ class Bureau:
 def _own(part: Mapping[str, Any]) -> dict[str, Any]:
     """A part as its cell gave it, without what lies beside it in the first one's."""
     kept = {name: part[name] for name in OWN if name in part}
-    learner = {name: part["learner"][name] for name in ("rng", "target") if name in part.get("learner", {})}
+    learner = {name: part["learner"][name] for name in ("rng", "target", "buffers") if name in part.get("learner", {})}
     return kept | ({"learner": learner} if learner else {})
 
 

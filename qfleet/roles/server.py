@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -52,7 +52,8 @@ class ServerConfig(Config):
 @dataclass(frozen=True)
 class Push:
     """A slice of a gradient. `norm` is that of the whole, for clipping; `sequence` tells a repetition from the next;
-    `epoch` and `version` are those of the weights that it was derived at."""
+    `epoch` and `version` are those of the weights that it was derived at. `buffers` are running figures of the network
+    that no gradient moves: one worker gives them to one shard, for those who show the weights to others."""
 
     worker: str
     sequence: int
@@ -60,6 +61,7 @@ class Push:
     version: int
     norm: float
     gradient: torch.Tensor
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Shown:
     epoch: str
     version: int
     weights: torch.Tensor
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 Met = tuple[Answer | None, Shown | None]
@@ -105,6 +108,7 @@ class Shard:
         self.version = 0
         self.staleness: Counter[int] = Counter()  # of all pushes, dropped ones included: age -> how many
         self.stale = self.refused = 0
+        self.buffers: Mapping[str, torch.Tensor] = {}
         self._square = torch.zeros_like(self.weights) if cfg.compensation == "adaptive" else None
         self._shown = self._show()
         self._pulled: dict[str, Shown] = {}
@@ -143,12 +147,13 @@ class Shard:
             else:
                 self.optimizer.step(self._compensated(push), push.norm)
                 self.version += 1
+                self.buffers = push.buffers or self.buffers
                 answer = Answer("applied", self.version, age)
             self._answers[push.worker] = (push.sequence, answer)
             return answer
 
     def _show(self) -> Shown:
-        return Shown(self.epoch, self.version, self.weights.clone())
+        return Shown(self.epoch, self.version, self.weights.clone(), self.buffers)
 
     def _wrong(self, push: Push) -> str | None:
         if push.gradient.shape != self.weights.shape:
@@ -176,6 +181,7 @@ class Shard:
             square = {} if self._square is None else {"compensation": self._square.clone()}
             return {"weights": self.weights.clone(), **self.optimizer.state_dict(), **square, "version": self.version,
                     "staleness": dict(self.staleness), "stale": self.stale, "refused": self.refused,
+                    "buffers": dict(self.buffers),
                     "sequences": {worker: sequence for worker, (sequence, _) in self._answers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,7 +189,7 @@ class Shard:
             self.weights.copy_(state["weights"])
             self.optimizer.load_state_dict(state)
             self.version, self.stale, self.refused = state["version"], state["stale"], state["refused"]
-            self.staleness = Counter(state["staleness"])
+            self.staleness, self.buffers = Counter(state["staleness"]), dict(state["buffers"])
             if self._square is not None and "compensation" in state:
                 self._square = state["compensation"].clone()
             self._answers = {worker: (sequence, Answer("repeated", self.version, 0))
@@ -197,8 +203,8 @@ VECTORS = ("weights", "mean", "square", "compensation")
 
 
 def cut(whole: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
-    """The state of a whole vector as states of `shards` shards of it. What was counted stays with the first."""
-    counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0}
+    """The state of a whole vector as states of `shards` shards of it. What is not divided stays with the first."""
+    counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0, "buffers": {}}
     vectors = [name for name in VECTORS if name in whole]
     return [{name: whole[name][piece].clone() for name in vectors}
             | {"steps": whole["steps"].clone(), "version": version, "sequences": {}}
@@ -212,6 +218,7 @@ def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     staleness = sum((Counter(state["staleness"]) for state in states), Counter[int]())
     return {name: torch.cat([state[name] for state in states]) for name in vectors} | {
         "steps": max(state["steps"] for state in states), "staleness": dict(staleness),
+        "buffers": states[0]["buffers"],
         "stale": sum(state["stale"] for state in states), "refused": sum(state["refused"] for state in states)}
 
 

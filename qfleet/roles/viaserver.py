@@ -19,11 +19,13 @@ from qfleet.types import Metrics
 class ViaServer:
     """Implements `Gradients`. Alone at its server, and pulling after every push, it is `Solo`, bit by bit.
 
-    `updates` counts what all learners together have applied, as far as is known here.
+    `updates` counts what all learners together have applied, as far as is known here. The learner that is `first`
+    gives its network's running figures to the first shard, which has them for whoever begins or evaluates.
     """
 
-    def __init__(self, worker: str, shelves: Sequence[Shelf], cfg: ServerConfig, metrics: Metrics) -> None:
-        self.worker, self.shelves, self.cfg, self.metrics = worker, shelves, cfg, metrics
+    def __init__(self, worker: str, shelves: Sequence[Shelf], cfg: ServerConfig, metrics: Metrics,
+                 first: bool = True) -> None:
+        self.worker, self.shelves, self.cfg, self.metrics, self.first = worker, shelves, cfg, metrics, first
         self._sequence = self._since_push = self._since_pull = 0
         self._bytes = self._made = 0
         self._spent = 0.0
@@ -94,6 +96,8 @@ class ViaServer:
                 ages.append(answer.staleness)
             if shown is not None:
                 self._take(index, shown)
+                if gradient is None:
+                    self.flat.assign(shown.buffers)
         if ages:
             self.metrics.write({"server/staleness": sum(ages) / len(ages)})
         self.flat.sync()
@@ -104,8 +108,9 @@ class ViaServer:
         wire = gradient.bfloat16() if self.cfg.compress == "bf16" else gradient
         self._bytes += wire.nbytes
         wire = wire.cpu()
-        return [Push(self.worker, self._sequence, epoch, version, norm, wire[piece])
-                for piece, (epoch, version) in zip(self.cuts, self._held, strict=True)]
+        buffers = {name: value.cpu().clone() for name, value in self.flat.net.named_buffers()} if self.first else {}
+        return [Push(self.worker, self._sequence, epoch, version, norm, wire[piece], {} if index else buffers)
+                for index, (piece, (epoch, version)) in enumerate(zip(self.cuts, self._held, strict=True))]
 
     def _again(self, index: int, met: Met) -> Met:
         """A shard that was restored since took nothing: its weights are pulled, wanted or not."""

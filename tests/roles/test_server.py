@@ -203,6 +203,31 @@ def test_states_are_joined_and_cut_for_another_number_of_shards(shards, compensa
     assert torch.equal(again.master, flat.master) and other.updates == 7
 
 
+def test_running_figures_go_to_the_first_shard_for_those_who_begin_or_look():
+    def made():
+        net = copy.deepcopy(NET)
+        net.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        return Flat(net)
+
+    flat, cfg = made(), ServerConfig(shards=2)
+    shelves = shards_of(flat.master, OptimizerConfig(), cfg)
+    rules = []
+    for index, each in enumerate((flat, made())):
+        rules.append(ViaServer(str(index), shelves, cfg, ListMetrics(), first=index == 0))
+        rules[index].attach(each)
+    first, second = rules
+    flat.assign({"count": torch.tensor(7)})
+    first.apply(gradient(flat, 0))
+    second.apply(gradient(second.flat, 1))
+    assert shelves[0].pull("x").buffers["count"] == 7 and not shelves[1].pull("x").buffers
+    assert second.flat.net.count == 0, "whoever learns has its own"
+    again = cut(joined([shelf.state_dict() for shelf in shelves]), 2, 3)
+    assert again[0]["buffers"]["count"] == 7 and not again[1]["buffers"]
+    late = made()
+    ViaServer("late", shelves, cfg, ListMetrics(), first=False).attach(late)
+    assert late.net.count == 7 and late.net.count.dtype == torch.int64
+
+
 @pytest.mark.parametrize("cfg", [{}, {"compress": "bf16"}, {"push_period_updates": 2, "pull_period_updates": 4}])
 def test_volume_is_as_the_formula_says(cfg):
     flat, _, rule = served(3, **cfg)

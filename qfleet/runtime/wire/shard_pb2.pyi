@@ -27,7 +27,7 @@ REPEATED: Verdict
 ANEW: Verdict
 
 class MeetRequest(_message.Message):
-    __slots__ = ("protocol", "worker", "sequence", "epoch", "version", "norm", "numbers", "gradient", "pull")
+    __slots__ = ("protocol", "worker", "sequence", "epoch", "version", "norm", "numbers", "gradient", "pull", "buffers")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class MeetRequest(_message.Message):
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker: str
     sequence: int
@@ -46,21 +47,24 @@ class MeetRequest(_message.Message):
     numbers: Numbers
     gradient: bytes
     pull: bool
-    def __init__(self, protocol: _Optional[int] = ..., worker: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., version: _Optional[int] = ..., norm: _Optional[float] = ..., numbers: _Optional[_Union[Numbers, str]] = ..., gradient: _Optional[bytes] = ..., pull: bool = ...) -> None: ...
+    buffers: bytes
+    def __init__(self, protocol: _Optional[int] = ..., worker: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., version: _Optional[int] = ..., norm: _Optional[float] = ..., numbers: _Optional[_Union[Numbers, str]] = ..., gradient: _Optional[bytes] = ..., pull: bool = ..., buffers: _Optional[bytes] = ...) -> None: ...
 
 class MeetReply(_message.Message):
-    __slots__ = ("verdict", "version", "staleness", "epoch", "weights")
+    __slots__ = ("verdict", "version", "staleness", "epoch", "weights", "buffers")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     version: int
     staleness: int
     epoch: str
     weights: bytes
-    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., epoch: _Optional[str] = ..., weights: _Optional[bytes] = ...) -> None: ...
+    buffers: bytes
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., epoch: _Optional[str] = ..., weights: _Optional[bytes] = ..., buffers: _Optional[bytes] = ...) -> None: ...
 
 class LookRequest(_message.Message):
     __slots__ = ()
@@ -104,7 +108,7 @@ class LoadReply(_message.Message):
     def __init__(self, epoch: _Optional[str] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("version", "tensors", "staleness", "stale", "refused", "sequences")
+    __slots__ = ("version", "tensors", "staleness", "stale", "refused", "sequences", "buffers")
     class StalenessEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,10 +129,12 @@ class State(_message.Message):
     STALE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     tensors: bytes
     staleness: _containers.ScalarMap[int, int]
     stale: int
     refused: int
     sequences: _containers.ScalarMap[str, int]
-    def __init__(self, version: _Optional[int] = ..., tensors: _Optional[bytes] = ..., staleness: _Optional[_Mapping[int, int]] = ..., stale: _Optional[int] = ..., refused: _Optional[int] = ..., sequences: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    buffers: bytes
+    def __init__(self, version: _Optional[int] = ..., tensors: _Optional[bytes] = ..., staleness: _Optional[_Mapping[int, int]] = ..., stale: _Optional[int] = ..., refused: _Optional[int] = ..., sequences: _Optional[_Mapping[str, int]] = ..., buffers: _Optional[bytes] = ...) -> None: ...

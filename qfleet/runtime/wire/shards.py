@@ -67,7 +67,16 @@ def to_tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
 def pack_shard(state: Mapping[str, Any]) -> State:
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return State(version=state["version"], tensors=pack_weights(tensors), staleness=state["staleness"],
-                 stale=state["stale"], refused=state["refused"], sequences=state["sequences"])
+                 stale=state["stale"], refused=state["refused"], sequences=state["sequences"],
+                 buffers=_packed(state["buffers"]))
+
+
+def _packed(buffers: Mapping[str, torch.Tensor]) -> bytes:
+    return pack_weights(buffers) if buffers else b""
+
+
+def _unpacked(data: bytes) -> dict[str, torch.Tensor]:
+    return unpack_weights(data) if data else {}
 
 
 def unpack_shard(message: State) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def unpack_shard(message: State) -> dict[str, Any]:
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} of a shard: not finite")
     return {**tensors, "version": message.version, "staleness": dict(message.staleness), "stale": message.stale,
-            "refused": message.refused, "sequences": dict(message.sequences)}
+            "refused": message.refused, "sequences": dict(message.sequences), "buffers": _unpacked(message.buffers)}
 
 
 class ShardService:
@@ -135,7 +144,7 @@ class ShardService:
                     raise ValueError(f"numbers of kind {request.numbers} are not known")
                 gradient = to_tensor(request.gradient, dtype)
                 answer = shard.push(Push(request.worker, request.sequence, request.epoch, request.version,
-                                         request.norm, gradient))
+                                         request.norm, gradient, _unpacked(request.buffers)))
             except ValueError as error:
                 whose = "" if isinstance(error, Refused) else f"a gradient of {request.worker}: "
                 raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{whose}{error}") from None
@@ -145,6 +154,7 @@ class ShardService:
         if request.pull:
             shown = shard.pull(request.worker)
             reply.version, reply.epoch, reply.weights = shown.version, shown.epoch, to_bytes(shown.weights)
+            reply.buffers = b"" if request.sequence else _packed(shown.buffers)
         return reply.SerializeToString()
 
     def look(self, request: LookRequest) -> bytes:
@@ -195,13 +205,14 @@ class RemoteShard:
             half = push.gradient.dtype == torch.bfloat16
             request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
             request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
-            request.gradient = to_bytes(push.gradient)
+            request.gradient, request.buffers = to_bytes(push.gradient), _packed(push.buffers)
         finish = self._call("Meet", request.SerializeToString())
 
         def met() -> Met:
             reply = MeetReply.FromString(finish())
             answer = None if push is None else Answer(WORDS[reply.verdict], reply.version, reply.staleness)
-            shown = Shown(reply.epoch, reply.version, to_tensor(reply.weights, torch.float32)) if pull else None
+            shown = Shown(reply.epoch, reply.version, to_tensor(reply.weights, torch.float32),
+                          _unpacked(reply.buffers)) if pull else None
             if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
                 raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
             return answer, shown

@@ -75,6 +75,18 @@ def test_numbers_arrive_as_they_are(tmp_path, compensation, dtype):
         far.close()
 
 
+def test_running_figures_travel_with_a_gradient_and_come_back_without_one(tmp_path):
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict())
+        _, shown = shelf.meet("w", None, True)()
+        assert shown.buffers == {}
+        push = push_of(shown)
+        push = Push(push.worker, 1, push.epoch, push.version, push.norm, push.gradient, {"count": torch.tensor(3)})
+        assert shelf.meet("w", push, True)()[1].buffers == {}
+        assert shelf.meet("w", None, True)()[1].buffers == {"count": torch.tensor(3)} == shelf.copy()["buffers"]
+
+
 def test_nothing_is_answered_before_there_are_weights_and_what_was_given_is_kept(tmp_path):
     with Host(tmp_path) as host:
         waiting = host.shelf(patience_s=0.0)
