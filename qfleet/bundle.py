@@ -204,8 +204,9 @@ class Clerk:
     def talk(self) -> None:
         cell, outbox = self.inline.cell, self.link.metrics
         now = self._spoke_at = time.monotonic()
-        if now - self._gauged_at >= GAUGES_S and cell.stop.reason is None:
-            self._gauged_at = now
+        over = cell.stop.reason is not None
+        if self._gauged_at < math.inf and (over or now - self._gauged_at >= GAUGES_S):
+            self._gauged_at = math.inf if over else now  # once more at the end, and then never again
             for gauge in cell.gauges:
                 cell.meter.write(gauge())
         handed = cell.meter.hand_over()
