@@ -201,12 +201,12 @@ class Clerk:
     def _hear(self) -> None:
         self.inline.cell.replay.elsewhere = self._base + self.link.elsewhere
 
-    def talk(self) -> None:
+    def talk(self, gauge: bool = False) -> None:
+        """Tell what is new; how things stand only now and then, unless `gauge` asks for it."""
         cell, outbox = self.inline.cell, self.link.metrics
         now = self._spoke_at = time.monotonic()
-        over = cell.stop.reason is not None
-        if self._gauged_at < math.inf and (over or now - self._gauged_at >= GAUGES_S):
-            self._gauged_at = math.inf if over else now  # once more at the end, and then never again
+        if gauge or (cell.stop.reason is None and now - self._gauged_at >= GAUGES_S):
+            self._gauged_at = now
             for gauge in cell.gauges:
                 cell.meter.write(gauge())
         handed = cell.meter.hand_over()
@@ -222,8 +222,8 @@ class Clerk:
             outbox.tick(steps)
 
     def _give(self, save: int) -> None:
-        """Our part of a checkpoint; then wait until everybody has given theirs."""
-        self.talk()
+        """Our part of a checkpoint; then wait until everybody has given theirs. It may be the last that is heard."""
+        self.talk(gauge=True)
         snapshot = self.inline.snapshot()
         segments = [Segment(part_name(self.index, segment.name), segment.blocks) for segment in snapshot.segments]
         before, names = self._written
@@ -286,7 +286,7 @@ def run_bundle(contact: Contact) -> int:
 def _work(inline: Inline, clerk: Clerk, stop: Ordered) -> None:
     try:
         inline.run()
-        clerk.talk()
+        clerk.talk(gauge=True)
         while not stop.gone:  # the others are still at it, or the registrar has to save
             clerk.step()
             time.sleep(PAUSE_S)

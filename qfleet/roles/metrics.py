@@ -112,8 +112,11 @@ class Meter:
             sink.write(record)
 
     def finish(self) -> None:
-        """The last record, unless nothing has happened since the one before; everything is on the disk afterwards."""
-        if self._state() != self._told:
+        """The last record, unless nothing has happened since the one before; everything is on the disk afterwards.
+
+        A meter without sinks keeps what came in last: somebody will ask it to `hand_over`.
+        """
+        if self.sinks and self._state() != self._told:
             self.emit()
         self.flush()
 
