@@ -41,6 +41,8 @@ FAMILY = ["agent.hidden=[256,256]", "agent.n_step=3"]
 """What the cartpole recipe says of its agent, for members of another kind: a change of kind begins anew."""
 NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
 C51 = ["agent.algo=c51", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
+WIDE = ["agent.kappa=20"]
+"""Returns of CartPole reach 100, not 10: beyond κ an error's size no longer counts, only its sign."""
 PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
 
 TORSOS = {"mlp": 8, "small": 8, "impala": 8, "efficient": 25, "nature": 36}
@@ -74,8 +76,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole noisy": ("cartpole", 475, NOISY),
     "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
     "cartpole c51": ("cartpole", 475, C51),
-    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=10"]),
-    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY, "agent.policy_samples=8"]),
+    "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=10", *WIDE]),
+    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY, "agent.policy_samples=8", *WIDE]),
     "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
