@@ -21,7 +21,7 @@ import torch
 
 from qfleet import recipe
 from qfleet.assemble import cast_of, make_env, plan_of
-from qfleet.bureau import OWN, shard_socket, shelves_of
+from qfleet.bureau import shard_socket, shelves_of
 from qfleet.cellhost import Orders
 from qfleet.members import Contact, Member, beating
 from qfleet.roles.checkpointer import Snapshot
@@ -36,7 +36,7 @@ from qfleet.runs.parts import Stage, pack_state
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.plan import Plan, Stop
-from qfleet.runtime.rank import part_name, take_part
+from qfleet.runtime.rank import OWN, part_name, take_part
 from qfleet.runtime.signals import heeded
 from qfleet.runtime.supervise import VAIN
 from qfleet.runtime.tether import Tether

@@ -25,7 +25,7 @@ from qfleet.roles.server import cut, joined
 from qfleet.runs.parts import Stage, unpack_state
 from qfleet.runtime.fleet import Fleet, await_evaluation
 from qfleet.runtime.plan import drive
-from qfleet.runtime.rank import parts_of, sort_out, steps_of
+from qfleet.runtime.rank import OWN, parts_of, sort_out, steps_of
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.fleet_pb2 import Part
 from qfleet.runtime.wire.registry import CELL
@@ -234,7 +234,3 @@ def _own(part: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: part[name] for name in OWN if name in part}
     learner = {name: part["learner"][name] for name in ("rng", "target", "buffers") if name in part.get("learner", {})}
     return kept | ({"learner": learner} if learner else {})
-
-
-OWN = ("actors", "replay", "clock", "torch_rng", "begin")
-"""What a cell remembers for itself, beside its learner's randomness and target."""

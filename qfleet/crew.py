@@ -37,7 +37,7 @@ from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.orphans import when_orphaned
 from qfleet.runtime.plan import Plan
-from qfleet.runtime.rank import Council, Rank, part_name
+from qfleet.runtime.rank import OWN, Council, Rank, part_name
 from qfleet.runtime.ranks import Crew, Place, crew
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure
@@ -47,9 +47,6 @@ from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, Segment, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
-
-OWN = ("actors", "replay", "clock", "torch_rng", "begin")
-"""What a rank remembers for itself; all the rest is the same everywhere, or the first one's business."""
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:

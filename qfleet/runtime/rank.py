@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 PULSE_S = 1.0
 """So often do ranks hear of each other while one of them is at something long."""
 
+OWN = ("actors", "replay", "clock", "torch_rng", "begin")
+"""What a rank, or a cell of a parameter server, remembers for itself, beside its learner's randomness; all the rest is
+the same everywhere, or the first one's business."""
+
 REASONS = ("", "total_steps", "total_updates", "stop_at", "preempted", "interrupted")
 AT_IT, DONE, FAILED = 0.0, 1.0, 2.0
 

@@ -76,3 +76,12 @@ def test_killed_told_to_end_and_dealt_anew_it_is_saved_gone_and_goes_on(tmp_path
     assert (last.exit_code, last.reason) == (0, "total_steps") and last.updates > result["updates"]
     assert last.episodes > result["episodes"] and "ranks" not in newest(again.run).state()
     assert_goes_forward(again.run)
+
+
+def test_without_restarts_the_registrars_death_is_the_runs_end_and_it_can_go_on(tmp_path):
+    with FleetRun("train", "cartpole", *ENDLESS, cwd=tmp_path) as squad:
+        squad.until(lambda: squad.checkpoints, 120)
+        squad.kill("cell")  # as the process is called that keeps the books
+        code, _ = squad.ended(120)
+        squad.assert_gone(30)
+    assert code == 1 and "qfleet resume" in squad.complaints and newest(squad.run).manifest.updates > 0
