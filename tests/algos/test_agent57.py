@@ -22,6 +22,7 @@ def config(**changes):
     return Config(**(SMALL | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [{"memory": "lstm"}, {"memory": "none"}, {"memory": "lstm", "targets": "n_step"}])
 def test_actor_and_learner_agree_on_priorities(kind):
     agent, policy, replay = played("toy/HiddenCartPole-v0", lambda spec: build(config(double=False, **kind), spec),

@@ -66,6 +66,7 @@ def test_wonder_equals_a_naive_walk_through_lists():
     assert float(bonus.max()) > 0 and float(memory["distance.count"]) == len(distance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("env_id", ["toy/TMaze-v0", "toy/Catch-v0"])
 def test_the_learner_sees_what_the_actor_saw(env_id, kind):
@@ -91,6 +92,7 @@ def stored_q(agent, spec):
     return dataclasses.replace(agent, columns={**agent.columns, "seen": ((spec.actions,), "float32")}, act=act)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_actor_and_learner_agree_on_priorities(kind):
     agent, policy, replay = played("toy/HiddenCartPole-v0", lambda spec: build(config(double=False, **kind), spec),

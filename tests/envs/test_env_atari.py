@@ -82,6 +82,7 @@ def test_stack_is_zero_before_the_first_frame_and_newest_last():
     assert len(begun) and all(not outs[t].obs["obs"][0, :3].any() for t in begun)
 
 
+@pytest.mark.slow
 def test_breakout_lives_and_games():
     cfg = {"id": "BreakoutNoFrameskip-v4"}
     _, classic = roll(make(EnvConfig(**cfg), 1), 400, [7])
@@ -107,6 +108,7 @@ def test_scores_are_unclipped():
     assert (column(outs, "reward") == score).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", ["ALE/Breakout-v5", "PongNoFrameskip-v4"])
 def test_seeds_fix_everything_and_differ_by_lane(id):
     env = make(EnvConfig(id=id), 2)
@@ -146,6 +148,7 @@ def test_reset_in_the_middle_of_a_step_starts_anew():
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", [
     {"id": "BreakoutNoFrameskip-v4"}, {"id": "ALE/Breakout-v5"}, {"id": "ALE/Seaquest-v5", "max_episode_steps": 30},
     {"id": "QbertNoFrameskip-v4", "colour": "rgb", "frame_size": 50, "stack": 2, "frame_skip": 3},

@@ -47,6 +47,7 @@ def train(captured, switches, precision=torch.float32):
 SWITCHES = list(itertools.product([False, True], [False, True], ["huber", "mse"], [False, True]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double,dueling,loss,rescale", SWITCHES)
 def test_captured_equals_eager_to_the_bit(double, dueling, loss, rescale):
     switches = {"double": double, "dueling": dueling, "loss": loss, "rescale": rescale}
@@ -145,6 +146,7 @@ def test_what_cannot_be_repeated_runs_as_it_is_and_says_so(nature, caplog):
     assert captured._play is captured.eager
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [c51, qr, iqn])
 def test_what_draws_from_the_given_generator_is_recorded_with_it(algo, caplog):
     """Recorded and plain updates take the same numbers from the generator, in the same order."""

@@ -15,6 +15,8 @@ from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.rank import Rank, part_name, sort_out
 
+pytestmark = pytest.mark.slow
+
 
 class Crews:
     """Builds ranks one after the other, for torch's seed is shared by threads, and runs them side by side."""

@@ -14,6 +14,8 @@ from qfleet.runs.checkpoint import Checkpoints, Meta
 from qfleet.runs.parts import Stage, pack_state, unpack_state
 from qfleet.runtime.rank import Rank, sort_out
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = [*TINY, "gradients=allreduce", "total_steps=4000", "checkpoint.period_steps=1000", "replay.capacity=60000"]
 
 

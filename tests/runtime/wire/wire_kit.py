@@ -70,7 +70,7 @@ class Cell:
                 self.duplicates += 1
         return count
 
-    def drain_until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def drain_until(self, done: Callable[[], bool], timeout_s: float = 60.0) -> None:
         def turn() -> bool:
             self.drain()
             return done()
@@ -102,7 +102,7 @@ def link(address: Address, name: str = "local/0", role: str = "actor", token: st
         made.close()
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
