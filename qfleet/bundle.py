@@ -201,11 +201,11 @@ class Clerk:
     def _hear(self) -> None:
         self.inline.cell.replay.elsewhere = self._base + self.link.elsewhere
 
-    def talk(self, gauge: bool = False) -> None:
-        """Tell what is new; how things stand only now and then, unless `gauge` asks for it."""
+    def talk(self, stand: bool = False) -> None:
+        """Tell what is new; how things stand only now and then, unless `stand` asks for it."""
         cell, outbox = self.inline.cell, self.link.metrics
         now = self._spoke_at = time.monotonic()
-        if gauge or (cell.stop.reason is None and now - self._gauged_at >= GAUGES_S):
+        if stand or (cell.stop.reason is None and now - self._gauged_at >= GAUGES_S):
             self._gauged_at = now
             for gauge in cell.gauges:
                 cell.meter.write(gauge())
@@ -223,7 +223,7 @@ class Clerk:
 
     def _give(self, save: int) -> None:
         """Our part of a checkpoint; then wait until everybody has given theirs. It may be the last that is heard."""
-        self.talk(gauge=True)
+        self.talk(stand=True)
         snapshot = self.inline.snapshot()
         segments = [Segment(part_name(self.index, segment.name), segment.blocks) for segment in snapshot.segments]
         before, names = self._written
@@ -286,7 +286,7 @@ def run_bundle(contact: Contact) -> int:
 def _work(inline: Inline, clerk: Clerk, stop: Ordered) -> None:
     try:
         inline.run()
-        clerk.talk(gauge=True)
+        clerk.talk(stand=True)
         while not stop.gone:  # the others are still at it, or the registrar has to save
             clerk.step()
             time.sleep(PAUSE_S)

@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from qfleet.assemble import acting_precision, layout_of, make_agent, make_env, make_explorer, make_judge
 from qfleet.config import parse_mapping, validate
+from qfleet.explore import Chooser
 from qfleet.films import Films
 from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.evaluator import Evaluator, Score
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.runs.find import refuse_imports
+from qfleet.runs.parts import pack_state, unpack_state
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.plan import Worker, drive, rest
 from qfleet.runtime.signals import heeded
@@ -39,6 +42,7 @@ from qfleet.types import EnvSpec, UserError
 log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
+DIARY_S = 1.0
 BUILDING_S = 120.0
 """How long the environment and the network of a member may take to be built."""
 
@@ -132,6 +136,15 @@ class Member:
             self.link.close()
             raise
 
+    def recall(self, load: Callable[[Any], None]) -> None:
+        """What our predecessor has learnt, if there was one; it may have had other lanes, or another kind of arms."""
+        if not self.link.welcome.memory:
+            return
+        try:
+            load(unpack_state(self.link.welcome.memory))
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("what this place had learnt before cannot be used here (%s): it begins anew", error)
+
     def policy(self, purpose: str, *index: int) -> Policy:
         agent = make_agent(self.config, self.spec)
         return Policy(agent, seed_for(self.config.seed, purpose, *index), torch.device("cpu"),
@@ -186,10 +199,31 @@ def run_actor(contact: Contact) -> int:
         policy = member.policy("actor", member.index, member.incarnation)
         layout = layout_of(config, env.spec)
         recorder = Recorder(policy.agent, layout, env.lanes, link.replay(layout, env.lanes), config.replay.alpha > 0)
-        actor = Actor(policy, env, make_explorer(config, member.index), link.metrics, link.weights, recorder)
+        explorer = make_explorer(config, member.index)
+        actor = Actor(policy, env, explorer, link.metrics, link.weights, recorder)
+        workers: list[Worker] = [actor]
+        if isinstance(explorer, Chooser):
+            member.recall(explorer.load_state_dict)
+            workers.append(Diary(link, explorer))
         link.start()
         actor.begin(lane_seeds(config.seed, env.lanes, "member", member.index, member.incarnation))
-        return member.play(actor)
+        return member.play(*workers)
+
+
+class Diary:
+    """Has the fleet keep what an actor's explorer has learnt, now and then: whoever takes its place goes on with it."""
+
+    def __init__(self, link: Link, explorer: Chooser) -> None:
+        self.link, self.explorer = link, explorer
+        self._written_at, self._written = time.monotonic(), b""
+
+    def step(self) -> bool:
+        if time.monotonic() - self._written_at >= DIARY_S:
+            self._written_at = time.monotonic()
+            if (state := pack_state(self.explorer.state_dict())) != self._written:
+                self._written = state
+                self.link.metrics.remember(state)
+        return False
 
 
 def run_evaluator(contact: Contact, videos: Path | None = None) -> int:
@@ -202,11 +236,15 @@ def run_evaluator(contact: Contact, videos: Path | None = None) -> int:
         if films is not None:  # before the score is told: it may be the last, and then nobody waits for a film
             films.take(evaluator.policy, evaluator.count - 1, link.progress().steps, member.over)
         link.judge(score, weights)
+        if evaluator.bandit is not None:
+            link.metrics.remember(pack_state(evaluator.bandit.state_dict()))
 
     with member.polite(), closing(make_judge(config)) as env:
         member.require(env.spec)
         evaluator = Evaluator(member.policy("evaluator"), env, link.weights, config.eval, config.seed, link.progress,
                               judged, member.over)
+        if evaluator.bandit is not None:
+            member.recall(evaluator.bandit.load_state_dict)
         link.start()
         evaluator.resume()
         evaluator.owed = member.incarnation > 1  # whatever our predecessor was at

@@ -87,6 +87,8 @@ class Intake:
             meter.add(tag, total, count)
         for tag, by in delivery.counters.items():
             meter.count(tag, by)
+        if delivery.memory:
+            self.registry.remember(index, delivery.memory)
         if delivery.part is not None:
             self.on_part(index, delivery.part)
         for score, weights in delivery.judgements:

@@ -1,9 +1,11 @@
 """Agents that remember, as whole runs: in one process and in several, and where an agent without memory fails."""
 
 import pytest
+from fleet_runs import FleetRun
 from real_runs import newest, train
 
 from qfleet import api
+from qfleet.runs.parts import unpack_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -57,3 +59,23 @@ CURIOUS = ["toy/Chain-v0", "agent.memory=none", "agent.arms=3", "agent.embedding
 def test_curious_agents_learn_the_chain_from_random_behaviour(algo, kind, where):
     result = train(*CURIOUS, f"agent.algo={algo}", f"explore.kind={kind}", *where)
     assert result.best == 1
+
+
+def test_a_killed_actor_goes_on_with_what_its_bandit_has_learnt(tmp_path):
+    def histories(fleet):
+        memories = newest(fleet.run).state()["registry"]["memories"] if fleet.checkpoints else {}
+        states = {index: unpack_state(bytes(memory)) for index, memory in memories.items()}
+        return {index: state.get("bandit", state)["history"] for index, state in states.items()}
+
+    words = [*CURIOUS, "agent.algo=agent57", "explore.kind=bandit", "explore.window=100000", "placement=processes",
+             "actors=1", "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=300",
+             "checkpoint.keep=999", "run.tensorboard=false", "run.threads=1", "run.name=x", "device=cpu"]
+    with FleetRun("train", *words, cwd=tmp_path) as fleet:
+        before = fleet.until(lambda: (found := histories(fleet)) and len(found.get("0", ())) > 5 and found)
+        pid = fleet.kill("local/0")
+        fleet.until(lambda: (now := fleet.member("local/0")) and now.pid != pid)
+        since = fleet.checkpoints[-1]
+        after = fleet.until(lambda: fleet.checkpoints[-1] > since and (found := histories(fleet))
+                            and len(found["0"]) > len(before["0"]) and "-1" in found and found)
+    assert after["0"][:len(before["0"])] == before["0"], "what was told before the death is known after it"
+    assert len(after["-1"]) >= 4, "the evaluator has its own"

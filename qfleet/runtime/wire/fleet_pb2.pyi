@@ -40,7 +40,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere")
+    __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere", "memory")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Welcome(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     index: int
     incarnation: int
     epoch: str
@@ -63,10 +64,11 @@ class Welcome(_message.Message):
     version: int
     max_message_bytes: int
     elsewhere: int
-    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., elsewhere: _Optional[int] = ...) -> None: ...
+    memory: bytes
+    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., elsewhere: _Optional[int] = ..., memory: _Optional[bytes] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving", "part")
+    __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving", "part", "memory")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,7 @@ class ExchangeRequest(_message.Message):
     JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     index: int
     incarnation: int
@@ -95,7 +98,8 @@ class ExchangeRequest(_message.Message):
     judgements: _containers.RepeatedCompositeFieldContainer[Judgement]
     leaving: bool
     part: Part
-    def __init__(self, epoch: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., judgements: _Optional[_Iterable[_Union[Judgement, _Mapping]]] = ..., leaving: bool = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+    memory: bytes
+    def __init__(self, epoch: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., judgements: _Optional[_Iterable[_Union[Judgement, _Mapping]]] = ..., leaving: bool = ..., part: _Optional[_Union[Part, _Mapping]] = ..., memory: _Optional[bytes] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("save", "state", "segments")

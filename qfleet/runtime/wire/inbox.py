@@ -18,6 +18,7 @@ from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Parcel, Pa
 from qfleet.runtime.wire.tensors import unpack_weights
 
 MOST_STEPS = 1 << 31
+MOST_MEMORY_BYTES = 1 << 20
 _TAG = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
 
 
@@ -86,6 +87,7 @@ class Delivery:
     counters: dict[str, int]
     judgements: list[tuple[Score, dict[str, torch.Tensor]]]
     part: Part | None
+    memory: bytes
 
 
 def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
@@ -111,7 +113,8 @@ def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
         figures={figure.tag: (figure.sum, figure.count) for figure in message.figures},
         counters={counter.tag: counter.by for counter in message.counters},
         judgements=[_judgement(judgement) for judgement in message.judgements],
-        part=_part(message.part) if message.HasField("part") else None)
+        part=_part(message.part) if message.HasField("part") else None,
+        memory=_memory(message.memory))
 
 
 def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
@@ -128,6 +131,13 @@ def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
         raise ValueError(f"{len(parcel.priority)} bytes of priorities for {layout.starts} window starts")
     # Not checked for being finite: the replay clamps and counts whatever is not a priority.
     return packed, np.frombuffer(parcel.priority, "<f4").astype(np.float32)
+
+
+def _memory(memory: bytes) -> bytes:
+    """It is read by nobody but whoever has that place next."""
+    if len(memory) > MOST_MEMORY_BYTES:
+        raise ValueError(f"{len(memory)} bytes to be remembered, above {MOST_MEMORY_BYTES}")
+    return memory
 
 
 def _part(part: Part) -> Part:

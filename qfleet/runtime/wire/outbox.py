@@ -122,6 +122,12 @@ class Outbox:
             self._message.part.CopyFrom(Part(save=save, state=state, segments=segments))
             self._touched()
 
+    def remember(self, state: bytes) -> None:
+        """What this process has to be told if it is started again; it belongs to all that was told before."""
+        with self.changed:
+            self._message.memory = state
+            self._touched()
+
     def add(self, tag: str, total: float, count: int) -> None:
         """`count` measurements at once."""
         with self.changed:

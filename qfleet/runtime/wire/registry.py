@@ -3,6 +3,7 @@
     session      drawn by every process that connects; the same session is the same life, whatever happens to the line
     index        the place in the fleet: which arm it explores with; a restarted process keeps that of its name
     incarnation  how many lives an index has had; only the newest may speak
+    memory       what an index has learnt for itself, such as a bandit; its next life is told
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 ACTOR, CELL = "actor", "cell"
 REMEMBERED = 64
@@ -61,6 +64,7 @@ class Registry:
         self._newest: dict[int, Life] = {}
         self._members: dict[int, Member] = {}
         self._stored: dict[str, int] = {}
+        self._memories: dict[int, bytes] = {}
 
     def hello(self, name: str, role: str, host: str, pid: int, session: str) -> tuple[int, int]:
         """A place in the fleet: (index, incarnation). The same life keeps both, a new one of that name the index."""
@@ -108,10 +112,21 @@ class Registry:
             self._stored[life.session] = sequence
             return True
 
+    def remember(self, index: int, memory: bytes) -> None:
+        """What the next life of this place is to know. For the main thread."""
+        with self._lock:
+            self._memories[index] = memory
+
+    def memory(self, index: int) -> bytes:
+        with self._lock:
+            return self._memories.get(index, b"")
+
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
             return {"lives": [[life.name, life.index, life.incarnation, life.session] for life in self._lives.values()],
-                    "stored": dict(self._stored)}
+                    "stored": dict(self._stored),
+                    "memories": {str(index): np.frombuffer(memory, np.uint8).copy()
+                                 for index, memory in self._memories.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Names keep their places and sessions their counts; who is alive is seen when they say hello."""
@@ -121,6 +136,7 @@ class Registry:
             self._lives = {(life.index, life.incarnation): life for life in lives}
             self._newest = {life.index: life for life in sorted(lives, key=lambda life: life.incarnation)}
             self._stored = {str(session): int(sequence) for session, sequence in state["stored"].items()}
+            self._memories = {int(index): bytes(memory) for index, memory in state.get("memories", {}).items()}
             self._members = {}
 
     def _place(self, name: str, role: str) -> int:

@@ -79,7 +79,7 @@ class Answers:
             index=index, incarnation=incarnation, epoch=desk.epoch, config_yaml=desk.config_yaml,
             spec_json=desk.spec_json, actors=desk.actors, steps=facts.steps, updates=facts.updates,
             version=desk.bundle.version, max_message_bytes=self.max_message_bytes,
-            elsewhere=facts.elsewhere(index)).SerializeToString()
+            elsewhere=facts.elsewhere(index), memory=self.registry.memory(index)).SerializeToString()
 
     def exchange(self, request: ExchangeRequest) -> bytes:
         if request.epoch != self.desk.epoch:

@@ -12,6 +12,7 @@ from wire_kit import LAYOUT, some_chunk, weights
 
 from qfleet.replay.codec import Codec, Packed
 from qfleet.roles.evaluator import Score
+from qfleet.runs import tree
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest
 from qfleet.runtime.wire.inbox import Inbox, unpack
 from qfleet.runtime.wire.outbox import Outbox
@@ -103,6 +104,18 @@ def test_the_state_survives_json():
     assert greet(again, "far/0", "c") == (2, 2)
 
 
+def test_what_a_place_has_learnt_is_told_to_its_next_life_and_kept_in_checkpoints():
+    book, other = registry(), registry()
+    place, _ = greet(book, "local/1", "first")
+    assert book.memory(place) == b""
+    book.remember(place, b"old")
+    book.remember(place, b"new")
+    other.load_state_dict(tree.unpack(*tree.pack(book.state_dict())))
+    assert other.memory(place) == b"new" and other.memory(0) == b""
+    other.load_state_dict({"lives": [], "stored": {}})  # as former versions saved it
+    assert other.memory(place) == b""
+
+
 def test_a_thousand_lives_leave_a_short_list():
     book = registry()
     for life in range(1000):
@@ -153,9 +166,10 @@ def test_everything_arrives_as_it_was_said():
         outbox.count("fault/env_rebuilds", 2)
         outbox.spend("wire/wait_ms", 0.0017)
         outbox.judge(Score([1.0, 2.0], [3, 4], 9), weights(9))
+        outbox.remember(b"known")
 
     delivery = unpack(sealed(fill), LAYOUT)
-    assert delivery.steps == 7 and delivery.episodes == [(3, -2.5, 11)]
+    assert delivery.steps == 7 and delivery.memory == b"known" and delivery.episodes == [(3, -2.5, 11)]
     assert delivery.figures == {"actor/policy_lag": (6.0, 2)}
     assert delivery.counters == {"fault/env_rebuilds": 2, "wire/wait_ms": 1}
     for seed, (chunk, found) in enumerate(delivery.parcels, 1):
@@ -194,6 +208,7 @@ def spoil(name, value):
     (lambda box: box.episode(0, np.nan, 3), "return nan"),
     (lambda box: box.count("a\nb"), "not a tag"),
     (lambda box: box.write({"": 1.0}), "not a tag"),
+    (lambda box: box.remember(bytes(1 << 21)), "to be remembered"),
     (lambda box: box.tick(1 << 40), "steps in one message"),
     (lambda box: box.judge(Score([], [], 1), weights(1)), "0 returns"),
     (lambda box: box.judge(Score([1.0], [1, 2], 1), weights(1)), "2 lengths"),
