@@ -192,6 +192,26 @@ def test_stale_keys_are_ignored():
         replay.update(old, np.ones(3))
 
 
+def test_after_many_rounds_a_priority_still_belongs_to_the_item_that_it_was_given_to():
+    """In a ring that has gone round, and with chunks that come in between sampling and updating."""
+    layout, twin, chunker, replay = filled(alpha=1.0, capacity=100, steps=400)
+
+    def level():
+        first, last = (replay.state_dict()[name] * layout.starts for name in ("first", "next"))
+        replay.update(np.arange(first, last), np.full(last - first, 1e-3))
+
+    for _ in range(20):
+        level()
+        before = replay.sample(256)
+        play(twin, chunker, replay, 7)
+        replay.update(before.keys, np.ones(256))
+        level()
+        chosen = int(before.keys.argmax())  # the newest of them, which is still there
+        replay.update(before.keys[[chosen]], np.array([1e6]))
+        assert set(replay.sample(64).rows["row"][:, 0].tolist()) == {int(before.rows["row"][chosen, 0])}
+        replay.check_valid()
+
+
 def test_capacity_evicts_the_oldest():
     layout, _, _, replay = filled(alpha=0.0, capacity=105, steps=300)
     state = replay.state_dict()
