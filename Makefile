@@ -23,7 +23,7 @@ train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
 test: $(READY)  ## all checks and all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=40
 
 check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/ruff check .
