@@ -1,8 +1,10 @@
-"""How curiosity explores DeepSea: where it went, how far each arm dives, and the intrinsic reward along episodes.
+"""How curiosity explores DeepSea: where it went, which arms it followed and how far each dives, and the intrinsic
+reward along episodes.
 
     python benchmarks/curiosity_plots.py [--steps 120000] [--out docs/assets/deep_sea.png] [key=value ...]
 
-Trains the recipe `deep-sea` in one process and looks over the actor's shoulder at every step.
+Trains the recipe `deep-sea` in one process and looks over the actor's shoulder at every step. With agent.algo=agent57
+and explore.kind=bandit it shows where the bandit moves when there is something to exploit.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.
 
 
 def draw(watcher: Watcher, maps: list[tuple[int, np.ndarray]], arms: int, out: Path) -> None:
-    figure, axes = plt.subplots(1, 5, figsize=(17, 3.4), constrained_layout=True)
+    figure, axes = plt.subplots(1, 6, figsize=(20, 3.4), constrained_layout=True)
     for axis, (step, visits) in zip(axes, maps, strict=False):
         axis.imshow(np.log10(np.where(visits > 0, visits, np.nan)), cmap="viridis", vmin=0, vmax=4)
         axis.set_title(f"visits (log10) by step {step:,}\n{int((visits > 0).sum())} cells", fontsize=9)
@@ -86,8 +88,17 @@ def draw(watcher: Watcher, maps: list[tuple[int, np.ndarray]], arms: int, out: P
         axes[4].plot([bonus for _, bonus in watcher.shown[first]], label=first)
     axes[4].set_title("intrinsic reward along an episode", fontsize=9)
     axes[4].legend(fontsize=6)
+    shares = shares_of(dives, edges, arms)
+    axes[5].stackplot(edges[1:], shares.T, colors=[plt.cm.plasma(arm / arms) for arm in range(arms)])
+    axes[5].set_title("share of episodes by arm, arm 0 at the bottom", fontsize=9)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
+
+
+def shares_of(dives: np.ndarray, edges: np.ndarray, arms: int) -> np.ndarray:
+    """Which part of the episodes between two edges followed each arm [edges - 1, arms]."""
+    found = np.stack([np.histogram(dives[dives[:, 1] == arm, 0], edges)[0] for arm in range(arms)], axis=1)
+    return found / np.maximum(found.sum(1, keepdims=True), 1)
 
 
 def main() -> None:
@@ -99,6 +110,11 @@ def main() -> None:
     watcher, maps, arms = play(args.steps, args.overrides)
     draw(watcher, maps, arms, args.out)
     far = [step for step, _, column in watcher.dives if column == len(watcher.visits) - 1]
+    dives, size = np.array(watcher.dives), len(watcher.visits)
+    for name, part in (("first", dives[:len(dives) // 5]), ("last", dives[-len(dives) // 5:])):
+        counts = np.bincount(part[:, 1], minlength=arms) / len(part)
+        print(f"the {name} fifth of the episodes: share of each arm {np.round(counts, 2).tolist()}, "
+              f"treasure in {np.mean(part[:, 2] == size - 1):.0%}")
     print(f"the far right corner was first reached at step {far[0]:,}" if far else "the corner was never reached",
           f"and {len(far)} times in all; {int((watcher.visits > 0).sum())} cells were seen")
 
