@@ -58,7 +58,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Box:
-    """Continuous actions of any shape. An agent's are within ±1; the environment's lie between `low` and `high`, flat."""
+    """Continuous actions. An agent's are within ±1; the environment's lie between `low` and `high` (flat)."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]

@@ -92,25 +92,23 @@ def agent_of(cfg: Control, spec: EnvSpec, kind: Kind) -> Agent:
         return control.build(lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden,
                              box.size, kind.outputs, cfg.norm, 1 + cfg.twin, normalised)
 
-    def follow(target: control.PolicyAndCritics, obs: Tensors, rng: torch.Generator) -> torch.Tensor:
-        """The law [B, Z] of the target policy's action: of two critics, that with the lower mean."""
-        seen = target.view(obs)
-        action = target.policy(seen)
-        if cfg.smoothing:
-            noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
-            action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
-        laws = [critic.law(critic.features(seen), action) for critic in critics_of(target)]
-        if len(laws) == 1:
-            return laws[0]
-        one, other = laws
-        return torch.where((kind.mean(one) <= kind.mean(other))[:, None], one, other)
+    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
+        online = cast(control.PolicyAndCritics, net)
+        action, noise = shaken(online.policy(online.view(obs)), memory["noise"], arm, rng)
+        return Decision(action.view(-1, *box.shape), {"noise": noise})
 
+    return Agent(network=network, act=act, loss=loss_of(cfg, kind), window=Window(future=cfg.n_step),
+                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)})
+
+
+def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
+    """The critics' errors, item by item, and the policy's loss beside them."""
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         online = cast(control.PolicyAndCritics, net)
         rows, obs = batch.rows, batch.obs(0)
         step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
         with torch.no_grad():
-            law = follow(cast(control.PolicyAndCritics, target), batch.obs(step.row[:, 0]), rng)
+            law = followed(cfg, kind, cast(control.PolicyAndCritics, target), batch.obs(step.row[:, 0]), rng)
             goal = kind.target(step.ret[:, 0], step.discount[:, 0], law)
         seen, action = online.view(obs), rows["action"][:, 0].flatten(1)
         critics = critics_of(online)
@@ -124,20 +122,30 @@ def agent_of(cfg: Control, spec: EnvSpec, kind: Kind) -> Agent:
                    "train/policy_loss": policy_loss.detach()}
         return Loss(per_item, priority, policy_loss, metrics, online.seen(obs))
 
-    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
-        online = cast(control.PolicyAndCritics, net)
-        action, noise = shaken(online.policy(online.view(obs)), memory["noise"], arm, rng)
-        return Decision(action.view(-1, *box.shape), {"noise": noise})
+    return loss
 
-    return Agent(network=network, act=act, loss=loss, window=Window(future=cfg.n_step), recall=recall_of(box),
-                 rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)})
+
+def followed(cfg: Control, kind: Kind, target: control.PolicyAndCritics, obs: Tensors,
+             rng: torch.Generator) -> torch.Tensor:
+    """The law [B, Z] of the target policy's action: of two critics, that with the lower mean."""
+    seen = target.view(obs)
+    action = target.policy(seen)
+    if cfg.smoothing:
+        noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
+        action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
+    laws = [critic.law(critic.features(seen), action) for critic in critics_of(target)]
+    if len(laws) == 1:
+        return laws[0]
+    one, other = laws
+    return torch.where((kind.mean(one) <= kind.mean(other))[:, None], one, other)
 
 
 def critics_of(net: control.PolicyAndCritics) -> list[control.Critic]:
     return [cast(control.Critic, critic) for critic in net.critics]
 
 
-def shaken(action: torch.Tensor, noise: torch.Tensor, arm: Arm, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def shaken(action: torch.Tensor, noise: torch.Tensor, arm: Arm,
+           rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """The action to take [N, A], within ±1, and the noise in it, of which the next step keeps a part.
 
     With probability ε it is any action; without noise and ε nothing is drawn.

@@ -180,8 +180,7 @@ def _scaled(space: spaces.Box) -> Actions:
 
     def decode(action: np.ndarray) -> np.ndarray:
         # Clipped once more after rounding to the space's own numbers: a bound is not to be missed by a hair.
-        scaled: np.ndarray = np.clip((middle + half * action).astype(space.dtype), space.low, space.high)
-        return scaled
+        return np.asarray(np.clip((middle + half * action).astype(space.dtype), space.low, space.high))
 
     return Actions(0, decode, Box(space.shape, tuple(low.ravel().tolist()), tuple(high.ravel().tolist())))
 

@@ -188,7 +188,7 @@ def test_running_figures_of_observations_become_what_was_seen():
 
 @torch.no_grad()
 def play(made, arm, steps, rng=None, over=None):
-    """Actions [steps, lanes, A] of a network whose own are 0, in one episode unless some lanes' are `over` each time."""
+    """Actions [steps, lanes, A] of a network whose own are 0; episodes of `over` lanes have one step."""
     net, lanes = made.network(), len(arm.epsilon)
     for parameter in net.policy.parameters():
         parameter.zero_()

@@ -1,4 +1,4 @@
-"""Parts of a network with rates of their own: as two optimizers would move them, and the same wherever they are moved."""
+"""Parts of a network with rates of their own: as two optimizers would move them, the same wherever they are moved."""
 
 import pytest
 import torch
