@@ -28,8 +28,8 @@ CURIOUS = [*MEMORY, "agent.algo=agent57", "agent.arms=4", "agent.n_step=2", "age
            "agent.curious_hidden=[8]", "agent.episodic_capacity=64", "explore.kind=bandit", "explore.arms=4"]
 
 DDPG = ["pendulum", "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2", "agent.normalise=true",
-        "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100", "eval.period_steps=700",
-        "env.max_episode_steps=50"]
+        "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100", "learner.capture=false",
+        "eval.period_steps=700", "env.max_episode_steps=50"]
 D4PG = ["pendulum-d4pg", "explore.warmup_steps=100", "learner.capture=false", "eval.period_steps=700",
         "env.max_episode_steps=50"]
 
