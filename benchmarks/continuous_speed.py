@@ -2,11 +2,11 @@
 
     python benchmarks/continuous_speed.py [--rounds 3] [--steps 6000] [--out benchmarks/results/continuous_speed.json]
 
-Equal work: 2 × 256 networks, batch 256, an update after every step, Adam, no evaluation, no checkpoint; one environment,
-as SB3 has it, and ours with 8 lanes as well. SB3's TD3 leaves the policy's loss out of every second update, ours computes
-it and lets the policy rest.
-The contenders alternate, each round in a fresh process with one torch thread; steps/s after warm-up, by wall clock and by
-CPU time. Needs `pip install stable-baselines3` and the extra mujoco.
+Equal work: 2 × 256 networks, batch 256, an update after every step, Adam, no evaluation, no checkpoint; one
+environment, as SB3 has it, and ours with 8 lanes as well. SB3's TD3 leaves the policy's loss out of every second
+update, ours computes it and lets the policy rest.
+The contenders alternate, each round in a fresh process with one torch thread; steps/s after warm-up, by wall clock and
+by CPU time. Needs `pip install stable-baselines3` and the extra mujoco.
 """
 
 from __future__ import annotations
