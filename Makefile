@@ -14,7 +14,7 @@ help:  ## what can be made
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[atari,video,plot,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,video,plot,dev]'
 	touch $@
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
@@ -42,6 +42,7 @@ bench: $(READY)  ## speed and memory against peers, on a quiet machine; results 
 	$(BIN)/python benchmarks/cartpole_speed.py --out benchmarks/results/cartpole_speed.json
 	$(BIN)/python benchmarks/atari_speed.py --out benchmarks/results/atari_speed.json
 	$(BIN)/python benchmarks/acting_speed.py --out benchmarks/results/acting_speed.json
+	$(BIN)/python benchmarks/continuous_speed.py --out benchmarks/results/continuous_speed.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py

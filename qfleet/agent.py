@@ -22,14 +22,20 @@ class Arm:
     """What exploration varies per lane: [N] tensors, and whether networks that have noise of their own use it.
 
     `index` says which of an agent's policies to follow, where it has a family of them; None = the one to win with.
+    `sigma` is the size of the noise that is added to continuous actions, None = none; from step to step the part
+    1 − `theta` of it is kept, so that 1 is white noise.
     """
 
     epsilon: torch.Tensor
     noise: bool = True
     index: torch.Tensor | None = None
+    sigma: torch.Tensor | None = None
+    theta: float = 1.0
 
     def to(self, device: torch.device) -> Arm:
-        return Arm(self.epsilon.to(device), self.noise, None if self.index is None else self.index.to(device))
+        index = None if self.index is None else self.index.to(device)
+        sigma = None if self.sigma is None else self.sigma.to(device)
+        return Arm(self.epsilon.to(device), self.noise, index, sigma, self.theta)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,14 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """How a part of a network moves: by `factor` times the learning rate, and in every `period`-th update only."""
+
+    factor: float
+    period: int = 1
+
+
+@dataclass(frozen=True)
 class Agent:
     """`network()` builds the module that is trained; `act` and `loss` are pure in it.
 
@@ -77,6 +91,7 @@ class Agent:
     An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
     at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
     judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
+    `rates` are those of parameters whose names begin so, where they are not to move like all others.
     """
 
     network: Callable[[], nn.Module]
@@ -90,6 +105,7 @@ class Agent:
     states: Columns = field(default_factory=dict)
     marks: tuple[int, ...] = (0,)
     arms: int = 1
+    rates: Mapping[str, Rate] = field(default_factory=dict)
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

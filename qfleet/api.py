@@ -184,7 +184,8 @@ class TrainedAgent:
         lanes = len(next(iter(leaves.values())))
         if self.policy.memory is not None:
             self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
-        numbers = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon), noise=False))[0].tolist()
+        chosen = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon), noise=False))[0]
+        numbers = chosen.tolist() if self.spec.box is None else list(chosen)
         actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
         return actions[0] if single else np.asarray(actions)
 
@@ -193,7 +194,8 @@ class TrainedAgent:
         """The environment's own words; built when first needed, since it takes an environment to tell them."""
         found = envs.interpreter(self.config.env)
         if found is not None:
-            session.require_same(self.checkpoint, EnvSpec(self.spec.id, found.eyes.leaves, found.actions.n))
+            session.require_same(self.checkpoint, EnvSpec(self.spec.id, found.eyes.leaves, found.actions.n,
+                                                          box=found.actions.box))
         return found
 
     def _leaves(self, obs: Any) -> tuple[Obs, bool]:

@@ -34,6 +34,14 @@ def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_
 
 
 def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
+    algo, continuous = config.agent.algo, getattr(config.agent, "continuous", False)
+    if spec.box is not None and not continuous:
+        raise UserError(f"{spec.id} has {spec.choice}, and agent.algo={algo} chooses among numbered ones: use "
+                        f"agent.algo=ddpg or d4pg with explore.kind=gaussian, or train the id itself: "
+                        f"`qfleet train {spec.id}`")
+    if spec.box is None and continuous:
+        raise UserError(f"{spec.id} has {spec.choice}, and agent.algo={algo} is for continuous ones (Box): use "
+                        f"agent.algo=dqn with explore.kind=linear, or train the id itself: `qfleet train {spec.id}`")
     agent: Agent = plugin_module("qfleet.algos", config.agent.algo).build(config.agent, spec)
     return agent
 
@@ -142,7 +150,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
     leaves = ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
                        for name, leaf in spec.observation.items())
     return [
-        ("environment", f"{spec.id}, {_lanes(config)}, {spec.actions} actions, observes {leaves}"),
+        ("environment", f"{spec.id}, {_lanes(config)}, {spec.choice}, observes {leaves}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"

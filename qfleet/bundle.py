@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from qfleet import recipe
-from qfleet.assemble import cast_of, make_env, plan_of
+from qfleet.assemble import cast_of, make_agent, make_env, plan_of
 from qfleet.bureau import shard_socket, shelves_of
 from qfleet.cellhost import Orders
 from qfleet.members import Contact, Member, beating
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
+from qfleet.roles.optimizer import Part, parts_of, slices, within
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import seed_for
 from qfleet.roles.server import Shard
@@ -48,7 +49,7 @@ from qfleet.runtime.wire.shard_pb2 import State
 from qfleet.runtime.wire.shards import ShardService, pack_shard, unpack_shard
 from qfleet.session import EXIT_CODES, memory_advised
 from qfleet.settings import RunConfig
-from qfleet.types import Segment, VectorEnv
+from qfleet.types import EnvSpec, Segment, VectorEnv
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,11 @@ def run_shard(private: Path, index: int) -> int:
     tether, config = Tether.from_env(), _config_of(private)
     torch.set_num_threads(1)
     copy, optimizer, server = private / f"shard-{index}.state", config.learner, config.server
+    parts = _parts_of(config, EnvSpec.from_json(Orders.read(private).spec), index)
     writing = threading.Lock()
 
     def build(state: Mapping[str, Any]) -> Shard:
-        shard = Shard(f"shard {index}", state["weights"], optimizer, server)
+        shard = Shard(f"shard {index}", state["weights"], optimizer, server, parts)
         shard.load_state_dict(state)
         return shard
 
@@ -97,6 +99,16 @@ def run_shard(private: Path, index: int) -> int:
             time.sleep(0.02)
         service.close()
     return 0 if service.leaving else EXIT_CODES["preempted"]
+
+
+def _parts_of(config: RunConfig, spec: EnvSpec, index: int) -> tuple[Part, ...]:
+    """Which numbers of a shard's slice move at rates of their own, as the agent says."""
+    agent = make_agent(config, spec)
+    if not agent.rates:
+        return ()
+    net = agent.network()
+    size = sum(parameter.numel() for parameter in net.parameters())
+    return within(parts_of(net, agent.rates), slices(size, config.server.shards)[index])
 
 
 class Copier:

@@ -160,7 +160,8 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
             return name
     if spec is None:
         return None
-    return "pixels" if any(leaf.kind == "image" for leaf in spec.observation.values()) else "vector"
+    seen = "pixels" if any(leaf.kind == "image" for leaf in spec.observation.values()) else "vector"
+    return seen if spec.box is None else {"vector": "control", "pixels": "control-pixels"}[seen]
 
 
 def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:

@@ -124,6 +124,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
         found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
     found += _two_explorations(cfg)
+    found += _noise_on_numbers(cfg)
     if cfg.placement != "inline":
         found += cfg.fleet.problems()
         if cfg.gradients != "solo":
@@ -165,6 +166,14 @@ def _two_explorations(cfg: RunConfig) -> list[str]:
         return [f"agent.noisy_epsilon=true has no effect: explore.kind={cfg.explore.kind} takes no random actions; "
                 "leave it out"]
     return []
+
+
+def _noise_on_numbers(cfg: RunConfig) -> list[str]:
+    """What is added to continuous actions is lost on an agent whose actions are numbered."""
+    if getattr(cfg.agent, "continuous", False) or cfg.explore.kind not in ("gaussian", "ou"):
+        return []
+    return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and those of agent.algo="
+            f"{cfg.agent.algo} are numbered: set explore.kind=linear, or agent.algo=ddpg"]
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:

@@ -57,30 +57,62 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class Box:
+    """Continuous actions. An agent's are within ±1; the environment's lie between `low` and `high` (flat)."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.low)
+
+
+@dataclass(frozen=True)
 class EnvSpec:
-    """What an agent must know of its environment. Equal specs mean interchangeable environments."""
+    """What an agent must know of its environment. Equal specs mean interchangeable environments.
+
+    Actions are the numbers 0 ... `actions` − 1; or, if `box` is given, arrays of its shape, and `actions` is 0.
+    """
 
     id: str
     observation: Mapping[str, Leaf]
     actions: int
     frames_per_step: int = 1
+    box: Box | None = None
 
     @property
     def stack(self) -> int:
         """The deepest frame stack among the leaves."""
         return max(leaf.stack for leaf in self.observation.values())
 
+    @property
+    def action(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of one action."""
+        return ((), "int32") if self.box is None else (self.box.shape, "float32")
+
+    @property
+    def choice(self) -> str:
+        """What there is to choose from, in words."""
+        if self.box is None:
+            return f"{self.actions} actions"
+        low, high = min(self.box.low), max(self.box.high)
+        return f"actions of {'×'.join(map(str, self.box.shape)) or 'one'} numbers within {low:g} to {high:g}"
+
     def to_json(self) -> dict[str, Any]:
         leaves = {name: vars(leaf) | {"shape": list(leaf.shape), "sizes": list(leaf.sizes)}
                   for name, leaf in self.observation.items()}
+        box = {} if self.box is None else {"box": {name: list(value) for name, value in vars(self.box).items()}}
         return {"id": self.id, "observation": leaves, "actions": self.actions,
-                "frames_per_step": self.frames_per_step}
+                "frames_per_step": self.frames_per_step, **box}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> EnvSpec:
         leaves = {name: Leaf(**{**leaf, "shape": tuple(leaf["shape"]), "sizes": tuple(leaf["sizes"])})
                   for name, leaf in data["observation"].items()}
-        return EnvSpec(data["id"], leaves, data["actions"], data["frames_per_step"])
+        box = Box(**{name: tuple(value) for name, value in data["box"].items()}) if "box" in data else None
+        return EnvSpec(data["id"], leaves, data["actions"], data["frames_per_step"], box)
 
 
 @dataclass(frozen=True)

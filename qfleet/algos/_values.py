@@ -225,7 +225,7 @@ def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
                  priority=priority)
 
 
-def require_effect(cfg: Values, spec: EnvSpec) -> None:
+def require_effect(cfg: Any, spec: EnvSpec) -> None:
     """Refuse options of the network that this environment's observations give nothing to do."""
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     if not images and cfg.torso not in ("auto", "mlp"):

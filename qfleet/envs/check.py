@@ -113,7 +113,8 @@ def _lanes(cfg: EnvConfig) -> list[Finding]:
     env = make(cfg, 1)
     try:
         findings = [Finding("info", _describe(name, leaf)) for name, leaf in env.spec.observation.items()]
-        findings.append(Finding("info", f"the agent chooses among {env.spec.actions} actions"))
+        findings.append(Finding("info", f"the agent chooses among {env.spec.choice}" if env.spec.box is None
+                                else f"the agent gives {env.spec.choice}"))
         start = time.perf_counter()
         first = _roll(env, STEPS)
         findings.append(Finding("info", f"{STEPS / (time.perf_counter() - start):.0f} steps/s in one lane"))
@@ -136,7 +137,8 @@ def _roll(env: VectorEnv, steps: int) -> Trace:
     rng = np.random.default_rng(SEED)
     trace: Trace = [(env.reset([SEED]), 0.0, 1.0, False)]
     for _ in range(steps):
-        env.send(rng.integers(env.spec.actions, size=1))
+        env.send(rng.integers(env.spec.actions, size=1) if env.spec.box is None
+                 else rng.uniform(-1, 1, (1, *env.spec.box.shape)).astype(np.float32))
         out = env.recv()
         trace.append((out.obs, float(out.score[0]), float(out.discount[0]), bool(out.last[0])))
     return trace

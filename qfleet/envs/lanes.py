@@ -91,8 +91,8 @@ class GymLanes:
         env = self._lanes[0].env
         self._eyes = Eyes(env.observation_space, view)
         self._actions = read_actions(env.action_space, cfg.max_action_combinations)
-        self.spec = EnvSpec(cfg.id, self._eyes.leaves, self._actions.n, rules.frames_per_step)
-        self._sent: list[int] | None = None
+        self.spec = EnvSpec(cfg.id, self._eyes.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
+        self._sent: list[Any] | None = None
         self._watch_steps = BOUNDS_WATCH_STEPS
         if rules.limit is None:
             _warn_endless(cfg.id)
@@ -110,13 +110,12 @@ class GymLanes:
     def send(self, actions: np.ndarray) -> None:
         if self._sent is not None:
             raise RuntimeError("send() was called twice without recv()")
-        sent = actions.tolist()
-        if len(sent) != self.lanes:
-            raise ValueError(f"{self.spec.id} has {self.lanes} lanes, not {len(sent)}")
-        for action in sent:
-            if not 0 <= action < self._actions.n:
-                raise ValueError(f"{self.spec.id} has actions 0..{self._actions.n - 1}, not {action}")
-        self._sent = sent
+        if len(actions) != self.lanes:
+            raise ValueError(f"{self.spec.id} has {self.lanes} lanes, not {len(actions)}")
+        try:
+            self._sent = self._actions.checked(actions)
+        except ValueError as error:
+            raise ValueError(f"{self.spec.id} has {error}") from None
 
     def recv(self) -> Outcome:
         if self._sent is None:
@@ -155,7 +154,7 @@ class GymLanes:
             with contextlib.suppress(Exception):
                 lane.env.close()
 
-    def _step(self, i: int, action: int, row: Row) -> None:
+    def _step(self, i: int, action: Any, row: Row) -> None:
         """One step of one lane, written into the row; a failure begins another episode there."""
         lane, rules = self._lanes[i], self._rules
         answer: Any = UNANSWERED

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from qfleet.types import Leaf, Obs, UserError
+from qfleet.types import Box, Leaf, Obs, UserError
 
 ROOT = "obs"
 SUPPORTED_OBS = "Box (vectors and images), Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
-SUPPORTED_ACTIONS = "Discrete, and MultiDiscrete up to env.max_action_combinations"
+SUPPORTED_ACTIONS = "Discrete, MultiDiscrete up to env.max_action_combinations, and Box of floats with bounds"
 
 
 class Misfit(Exception):
@@ -133,14 +133,29 @@ class Stack:
 
 @dataclass(frozen=True)
 class Actions:
-    """The numbers 0..n-1 and what each means to the environment."""
+    """The numbers 0..n-1, or with a `box` arrays within ±1, and what each means to the environment."""
 
     n: int
-    decode: Callable[[int], Any]
+    decode: Callable[[Any], Any]
+    box: Box | None = None
+
+    def checked(self, actions: np.ndarray) -> list[Any]:
+        """One action per lane, to be decoded; ValueError if one of them does not exist."""
+        if self.box is not None:
+            if actions.shape[1:] != self.box.shape or not (np.abs(actions) <= 1).all():
+                raise ValueError(f"actions of shape {self.box.shape} within ±1, not {actions}")
+            return list(actions)
+        sent: list[Any] = actions.tolist()
+        for action in sent:
+            if not 0 <= action < self.n:
+                raise ValueError(f"actions 0..{self.n - 1}, not {action}")
+        return sent
 
 
 def read_actions(space: spaces.Space[Any], limit: int) -> Actions:
-    """Flat action numbers for a space; the last entry of a MultiDiscrete runs fastest."""
+    """Flat action numbers for a space; the last entry of a MultiDiscrete runs fastest. A Box is scaled from ±1."""
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return _scaled(space)
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return Actions(int(space.n), start.__add__)
@@ -154,6 +169,20 @@ def read_actions(space: spaces.Space[Any], limit: int) -> Actions:
                  for choice in itertools.product(*(range(int(size)) for size in space.nvec.flat))]
         return Actions(n, lambda action: table[action].copy())
     raise UserError(f"the action space {space} is not supported by this agent; supported: {SUPPORTED_ACTIONS}")
+
+
+def _scaled(space: spaces.Box) -> Actions:
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise UserError(f"the action space {space} has no bounds, and actions are scaled to them: give it finite low "
+                        "and high, or a wrapper whose action_space has some (env.wrappers)")
+    half, middle = (high - low) / 2, (high + low) / 2
+
+    def decode(action: np.ndarray) -> np.ndarray:
+        # Clipped once more after rounding to the space's own numbers: a bound is not to be missed by a hair.
+        return np.asarray(np.clip((middle + half * action).astype(space.dtype), space.low, space.high))
+
+    return Actions(0, decode, Box(space.shape, tuple(low.ravel().tolist()), tuple(high.ravel().tolist())))
 
 
 class Interpreter:

@@ -6,6 +6,7 @@
     TMaze       walk to a junction, turn as the first observation said; best return 1, without memory 0.5 on average
     HiddenCartPole  CartPole without its velocities; best return 500
     Chain       walk to the right end; best return 1, the optimal values are `Chain.optimal_q`
+    LQR         calm a mass on a spring, continuous actions; the best return is `LQR.optimal_return`
     Faulty      fails on command; best return is the length of its episodes
 """
 
@@ -42,7 +43,7 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
 
 def register() -> None:
     """Give the toys their Gymnasium ids."""
-    for toy in (Catch, DeepSea, MemoryCue, TMaze, Chain):
+    for toy in (Catch, DeepSea, MemoryCue, TMaze, Chain, LQR):
         _register(toy, LONGEST_STEPS)
     _register(HiddenCartPole, 500)
     _register(Faulty, None)
@@ -241,6 +242,45 @@ class Chain(gymnasium.Env[np.ndarray, Any]):
 
     def _observe(self) -> np.ndarray:
         return np.eye(self.length, dtype=np.float32)[self.state]
+
+
+class LQR(gymnasium.Env[np.ndarray, Any]):
+    """A mass on a spring: x' = A x + B u at a cost of |x|² + R u² per step, for `length` steps.
+
+    Observes position and speed, float32 [2], which begin within ±1; u is a number within ±2. The best policy is linear,
+    u = −K x, as long as it keeps within the bounds, which it does here. Doing nothing costs five times as much.
+    """
+
+    A, B, R = np.array([[0.9, 0.4], [-0.4, 0.9]]), np.array([0.1, 0.4]), 0.3
+
+    def __init__(self, length: int = 20) -> None:
+        self.length = length
+        self.action_space = spaces.Box(-2, 2, (1,), np.float32)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.t, self.x = 0, self.np_random.uniform(-1, 1, 2)
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> Step:
+        u = float(action[0])
+        cost = float(self.x @ self.x + self.R * u * u)
+        self.x, self.t = self.A @ self.x + self.B * u, self.t + 1
+        return self._observe(), -cost, False, self.t == self.length, {}
+
+    @classmethod
+    def optimal_return(cls, x: np.ndarray, length: int) -> float:
+        """−x·P x, the best from x in `length` steps, P by Riccati's recursion backwards from the last."""
+        p = np.eye(2)
+        for _ in range(length - 1):
+            reach = p @ cls.B
+            gain = (reach @ cls.A) / (cls.R + cls.B @ reach)
+            p = np.eye(2) + cls.A.T @ p @ (cls.A - np.outer(cls.B, gain))
+        return -float(x @ p @ x)
+
+    def _observe(self) -> np.ndarray:
+        return self.x.astype(np.float32)
 
 
 class Faulty(gymnasium.Env[np.ndarray, Any]):

@@ -76,7 +76,7 @@ class Layout:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        fixed = (Column("action", (), "int32"), Column("reward", (), "float32"),
+        fixed = (Column("action", *self.spec.action), Column("reward", (), "float32"),
                  Column("discount", (), "float32"), Column("last", (), "bool"))
         leaves = tuple(Column(OBS + name, leaf.frame_shape, leaf.dtype, leaf.stack, leaf.kind == "image")
                        for name, leaf in self.spec.observation.items())

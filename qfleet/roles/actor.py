@@ -29,7 +29,7 @@ TIMED_STEPS = 32
 """Vector steps between two reports of where an actor's time goes."""
 
 Choice = tuple[np.ndarray, dict[str, np.ndarray]]
-"""Actions [N] and the extra columns that the agent remembers of them."""
+"""Actions [N, ...] and the extra columns that the agent remembers of them."""
 
 
 class Recorder:
@@ -63,7 +63,9 @@ class Recorder:
     def end(self, obs: Obs) -> None:
         """Make the observations the final rows of their episodes, and ship the unfinished chunks, too."""
         zeros = np.zeros(self.lanes, np.float32)
-        self.row(obs, (zeros.astype(np.int32), self._blank), zeros, zeros, np.ones(self.lanes, bool))
+        shape, dtype = self.layout.spec.action
+        nothing = np.zeros((self.lanes, *shape), dtype)
+        self.row(obs, (nothing, self._blank), zeros, zeros, np.ones(self.lanes, bool))
         self._pack(self.chunker.flush())
 
     def _pack(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
@@ -139,6 +141,8 @@ class Actor:
             self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
             if arm.index is not None:
                 self.metrics.write({"rollout/arm": float(arm.index.float().mean())})
+            if arm.sigma is not None:
+                self.metrics.write({"rollout/action_noise": float(arm.sigma.mean())})
         return True
 
     def land(self) -> None:

@@ -17,7 +17,7 @@ from qfleet.config import Config, Count, Positive, PositiveCount
 from qfleet.roles.early import Early
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Grads, norm_of
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices, within
 
 Table = list[list[float]]
 """What every rank said, rank by rank."""
@@ -85,7 +85,7 @@ class AllReduce:
         parts = self.peers.size if self.sharded else 1
         self.flat, self.cuts = flat, slices(len(flat.master), parts)
         self.mine = self.cuts[self.peers.rank if self.sharded else 0]
-        self.optimizer = Optimizer(self.cfg, flat.master[self.mine])
+        self.optimizer = Optimizer(self.cfg, flat.master[self.mine], within(flat.parts, self.mine))
         self._early = Early(flat, self.peers.add_up) if self.overlap else None
 
     def vote(self, peak: float | None) -> float | None:

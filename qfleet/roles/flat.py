@@ -8,10 +8,13 @@ stay what they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
+from qfleet.agent import Rate
+from qfleet.roles.optimizer import parts_of
 from qfleet.types import UserError
 
 
@@ -19,11 +22,12 @@ class Flat:
     """The parameters of `net`, re-seated as views of one vector; buffers (running statistics) stay as they are.
 
     Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`. `grad` is the
-    float32 gradient that was gathered last, `rooms` its views, one per parameter.
+    float32 gradient that was gathered last, `rooms` its views, one per parameter. `parts` move at rates of their own.
     """
 
-    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        self.net = net
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32,
+                 rates: Mapping[str, Rate] = MappingProxyType({})) -> None:
+        self.net, self.parts = net, parts_of(net, rates)
         self.parameters = list(net.parameters())
         if not self.parameters:
             raise UserError("the network has no parameters, so there is nothing to train: check agent.torso and "

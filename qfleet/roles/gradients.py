@@ -42,7 +42,7 @@ class Solo:
 
     def attach(self, flat: Flat) -> None:
         """The network's float32 vector is what the optimizer moves: one tensor, whatever the architecture."""
-        self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master)
+        self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.parts)
 
     def vote(self, peak: float | None) -> float | None:
         return None if peak is None else 1.0

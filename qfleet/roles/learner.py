@@ -71,7 +71,7 @@ class Learner:
         self.on_bad = on_bad
         dtype = PRECISIONS[cfg.precision]
         first = seed_for(seed, "network")
-        self.flat = Flat(seeded_network(agent, first).to(device), dtype)
+        self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.rates)
         self.target = Flat(seeded_network(agent, first).to(device).requires_grad_(False).eval(), dtype)
         if cfg.compile:
             self.flat.net.compile()

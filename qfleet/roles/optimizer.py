@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from torch import nn
 
+from qfleet.agent import Rate
 from qfleet.config import Config, NonNegative, Positive
 
 BETAS = (0.9, 0.999)
@@ -34,14 +37,43 @@ class OptimizerConfig(Config):
     clip_norm: NonNegative = Field(10.0, description="largest norm of the gradient, 0 = unlimited")
 
 
+@dataclass(frozen=True)
+class Part:
+    """Numbers of a vector, all of one layer or of several, that do not move like the others."""
+
+    where: slice
+    rate: Rate
+
+
+def parts_of(net: nn.Module, rates: Mapping[str, Rate]) -> tuple[Part, ...]:
+    """Where in the vector of a network's parameters those lie whose names begin as `rates` say."""
+    found, at = [], 0
+    for name, parameter in net.named_parameters():
+        found += [Part(slice(at, at + parameter.numel()), rate) for prefix, rate in rates.items()
+                  if name.startswith(prefix)]
+        at += parameter.numel()
+    return tuple(found)
+
+
+def within(parts: Sequence[Part], piece: slice) -> tuple[Part, ...]:
+    """What of these parts lies in a slice of the vector, counted from its beginning."""
+    found = [Part(slice(max(part.where.start, piece.start) - piece.start,
+                        min(part.where.stop, piece.stop) - piece.start), part.rate) for part in parts]
+    return tuple(part for part in found if part.where.start < part.where.stop)
+
+
 class Optimizer:
     """Moves `weights`, a vector, in place. Every rule works element by element, so that `slices` of one vector with an
-    optimizer each move as the whole would: bit by bit on one thread."""
+    optimizer each move as the whole would: bit by bit on one thread. `parts` of them have rates of their own."""
 
-    def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor) -> None:
-        self.cfg, self.weights = cfg, weights
+    def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor, parts: Sequence[Part] = ()) -> None:
+        self.cfg, self.weights, self.parts = cfg, weights, parts
         self.steps = torch.zeros((), device=weights.device)
         self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
+        if parts:
+            self._factor = torch.ones_like(weights)
+            for part in parts:
+                self._factor[part.where] = part.rate.factor
 
     @torch.no_grad()
     def step(self, gradient: torch.Tensor, norm: float) -> None:
@@ -49,26 +81,42 @@ class Optimizer:
         if 0 < self.cfg.clip_norm < norm:
             gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
         self.steps += 1
-        if self.cfg.optimizer == "adam":
-            self._adam(gradient)
-        else:
-            self._rmsprop(gradient)
+        if not self.parts:
+            self._move(self.weights, gradient)
+            return
+        # Moved as one and corrected afterwards: kernels that began at the border of a part would round otherwise where
+        # a slice of the vector has another part of it.
+        resting = [part.where for part in self.parts if part.rate.period > 1 and int(self.steps) % part.rate.period]
+        kept = [(moments, where, moments[where].clone()) for where in resting for moments in (self.mean, self.square)]
+        moved = torch.zeros_like(self.weights)
+        self._move(moved, gradient)
+        for moments, where, before in kept:
+            moments[where] = before
+        for where in resting:
+            moved[where] = 0
+        self.weights.addcmul_(moved, self._factor)
 
-    def _adam(self, gradient: torch.Tensor) -> None:
+    def _move(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
+        if self.cfg.optimizer == "adam":
+            self._adam(weights, gradient)
+        else:
+            self._rmsprop(weights, gradient)
+
+    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
         torch._fused_adam_(
-            [self.weights], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
+            [weights], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
             lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
             maximize=False, grad_scale=None, found_inf=None)
 
-    def _rmsprop(self, gradient: torch.Tensor) -> None:
+    def _rmsprop(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""
         self.square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
         self.mean.lerp_(gradient, 1 - RMS_DECAY)
         # The variance of a gradient that hardly changes is rounded below zero: clamped, or the root would be NaN.
         variance = self.square.addcmul(self.mean, self.mean, value=-1).clamp_(min=0)
         spread = variance.add_(self.cfg.optimizer_eps).sqrt_()
-        self.weights.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
+        weights.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps.clone(), "mean": self.mean.clone(), "square": self.square.clone()}

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.delay import compensate
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, Part, slices, within
 
 
 class ServerConfig(Config):
@@ -100,11 +100,12 @@ class Shelf(Protocol):
 class Shard:
     """Holds a slice of the weights. Calls may come from any thread; each takes effect as a whole, once."""
 
-    def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig) -> None:
+    def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig,
+                 parts: Sequence[Part] = ()) -> None:
         self.name, self.cfg = name, cfg
         self.epoch = secrets.token_hex(8)
         self.weights = weights.detach().clone()
-        self.optimizer = Optimizer(optimizer, self.weights)
+        self.optimizer = Optimizer(optimizer, self.weights, parts)
         self.version = 0
         self.staleness: Counter[int] = Counter()  # of all pushes, dropped ones included: age -> how many
         self.stale = self.refused = 0
@@ -222,7 +223,8 @@ def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "stale": sum(state["stale"] for state in states), "refused": sum(state["refused"] for state in states)}
 
 
-def shards_of(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig) -> list[Shard]:
+def shards_of(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig,
+              parts: Sequence[Part] = ()) -> list[Shard]:
     """A vector, dealt out to the servers."""
-    cuts = slices(len(master), cfg.shards)
-    return [Shard(f"shard {index}", master[piece], optimizer, cfg) for index, piece in enumerate(cuts)]
+    return [Shard(f"shard {index}", master[piece], optimizer, cfg, within(parts, piece))
+            for index, piece in enumerate(slices(len(master), cfg.shards))]

@@ -15,9 +15,10 @@ from qfleet.config import flatten, parse_mapping, plugin_names, to_yaml, validat
 from qfleet.recipe import RESUMABLE, resolve
 from qfleet.runtime import isolate
 from qfleet.settings import RunConfig
-from qfleet.types import EnvFault, EnvSpec, Leaf, UserError
+from qfleet.types import Box, EnvFault, EnvSpec, Leaf, UserError
 
-GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5"}
+GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "control": "Pendulum-v1",
+           "control-pixels": "x:Y"}
 DOCS = Path(recipe.__file__).parents[1] / "docs" / "configuration.md"
 
 
@@ -171,6 +172,9 @@ def test_the_recipe_that_observations_suggest() -> None:
     image = Leaf((3, 8, 8), "uint8", "image")
     vector = Leaf((4,), "float32", "vector")
     assert recipe.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector, "b": image}, 2)) == "pixels"
+    box = Box((1,), (0.0,), (1.0,))
+    assert recipe.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector}, 0, box=box)) == "control"
+    assert recipe.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector, "b": image}, 0, box=box)) == "control-pixels"
     assert recipe.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector}, 2)) == "vector"
 
 

@@ -20,6 +20,13 @@ def test_a_sound_environment():
         assert words in info
 
 
+def test_a_sound_environment_with_continuous_actions():
+    assert not texts("error", id="Pendulum-v1") and not texts("warning", id="Pendulum-v1")
+    info = texts("info", id="Pendulum-v1")
+    for words in ("actions of 1 numbers within -2 to 2", "rewards -1"):
+        assert words in info
+
+
 def test_images_and_categories_are_described():
     assert "image uint8 (3, 84, 84), 3 frames" in texts("info", id="toy/Catch-v0", kwargs={"pixels": True}, stack=3)
     assert "32 categories" in texts("info", id="Blackjack-v1")
@@ -32,7 +39,7 @@ def test_atari_tells_its_protocol():
 
 
 @pytest.mark.parametrize("cfg, words", [
-    ({"id": "Nothing-v0"}, "no environment"), ({"id": "Pendulum-v1"}, "supported: Discrete"),
+    ({"id": "Nothing-v0"}, "no environment"), ({"id": f"{__name__}:Free", "kwargs": {"rule": "none"}}, "has no bounds"),
     ({"id": "toy/Faulty-v0", "kwargs": {"nan_at": 5}}, "NaN"),
     ({"id": "toy/Faulty-v0", "kwargs": {"shape_at": 5}}, "(5,)"),
     ({"id": "toy/Faulty-v0", "kwargs": {"raise_at": 0}}, "told to fail"),
@@ -88,3 +95,9 @@ def test_broken_rules_are_named(rule, level, words):
 def test_what_is_wrong_is_said_once(rule):
     found = texts("error", id=f"{__name__}:Odd", kwargs={"rule": rule}, max_episode_steps=50)
     assert len(found.splitlines()) == 1 and "old Gym" in found
+
+
+class Free(Odd):
+    """Takes any push, however hard."""
+
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)

@@ -1,14 +1,16 @@
 """Finding environments by id, module:Id and module:callable, and saying what is wrong when that fails."""
 
+import json
 import sys
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from qfleet.envs import EnvConfig, make
 from qfleet.envs.gym import source
-from qfleet.types import EnvFault, UserError
+from qfleet.types import Box, EnvFault, EnvSpec, UserError
 
 MODULE = '''
 import gymnasium, numpy as np
@@ -156,9 +158,30 @@ def test_mistakes_in_the_users_module(module, tmp_path):
         make(EnvConfig(id="needy:Env"), 1)
 
 
-def test_continuous_actions_are_refused_for_now():
-    with pytest.raises(UserError, match=r"Box\(-2.0, 2.0.*supported: Discrete"):
-        make(EnvConfig(id="Pendulum-v1"), 1)
+def test_continuous_actions_are_scaled_to_the_bounds():
+    env = make(EnvConfig(id=f"{__name__}:Echo"), 2)
+    assert env.spec.box == Box((2,), (-2.0, 0.0), (4.0, 1.0)) and env.spec.actions == 0
+    assert EnvSpec.from_json(json.loads(json.dumps(env.spec.to_json()))) == env.spec
+    env.reset([1, 2])
+    env.send(np.array([[-1, -1], [0.5, 1]], np.float32))
+    assert env.recv().obs["obs"].tolist() == [[-2, 0], [2.5, 1]]
+    for wrong in ([[0, 1.1], [0, 0]], [[0, np.nan], [0, 0]], [[0], [0]]):
+        with pytest.raises(ValueError, match=r"actions of shape \(2,\) within ±1"):
+            env.send(np.array(wrong, np.float32))
+
+
+class Echo(gymnasium.Env):
+    """Shows the action it was given."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+    action_space = spaces.Box(np.array([-2, 0], np.float32), np.array([4, 1], np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert action.dtype == np.float32 and self.action_space.contains(action)
+        return action, 0.0, False, False, {}
 
 
 def test_cartpole_equals_gymnasium_itself():

@@ -174,7 +174,26 @@ def test_multi_discrete_actions_are_flattened_to_every_combination():
         read_actions(space, 5)
 
 
-@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Tuple((spaces.Discrete(2),)), spaces.MultiBinary(2)])
+@pytest.mark.parametrize(("shape", "dtype"), [((), np.float32), ((3,), np.float64), ((2, 2), np.float32)])
+def test_a_box_is_scaled_from_plus_minus_one(shape, dtype):
+    space = spaces.Box(-0.1, 0.7, shape, dtype)
+    actions = read_actions(space, 100)
+    assert actions.box.shape == shape and actions.box.size == max(1, int(np.prod(shape))) and actions.n == 0
+    for unit, expected in ((-1, -0.1), (0, 0.3), (1, 0.7)):
+        decoded = actions.decode(np.full(shape, unit, np.float32))
+        assert space.contains(decoded), "in the space's own numbers, bounds included"
+        np.testing.assert_allclose(decoded, np.full(shape, expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("high", [np.inf, np.array([1, np.inf], np.float32)])
+def test_a_box_without_bounds_is_refused(high):
+    space = spaces.Box(np.full(2, -1, np.float32), np.broadcast_to(np.float32(high), 2).astype(np.float32))
+    with pytest.raises(UserError, match=r"has no bounds.*env\.wrappers"):
+        read_actions(space, 100)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,), np.int32), spaces.Tuple((spaces.Discrete(2),)),
+                                   spaces.MultiBinary(2)])
 def test_other_actions_are_refused(space):
     with pytest.raises(UserError, match="supported: Discrete"):
         read_actions(space, 100)

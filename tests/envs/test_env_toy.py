@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.toy import Catch, Chain, DeepSea, Faulty, HiddenCartPole, MemoryCue, TMaze
+from qfleet.envs.toy import LQR, Catch, Chain, DeepSea, Faulty, HiddenCartPole, MemoryCue, TMaze
 
 
 def play(env, policy, seed):
@@ -124,8 +124,25 @@ def test_faulty_is_sane_until_told_otherwise():
         Faulty(crash_at=3)
 
 
+def test_the_best_return_of_lqr_is_that_of_the_best_linear_policy():
+    """Against a search: no gain does better, and the best one does as well."""
+    def returns(gain, length=20):
+        env, total = LQR(length), 0.0
+        env.reset(seed=3)
+        start, over = env.x, False
+        while not over:
+            _, reward, terminated, over, _ = env.step(np.clip(-env.x @ gain, -2, 2)[None])
+            total += reward
+            assert not terminated
+        return total / LQR.optimal_return(start, length)
+
+    ratios = [returns(np.array([a, b])) for a in np.linspace(-0.5, 1, 16) for b in np.linspace(0.5, 2, 16)]
+    assert 1 <= min(ratios) < 1.001 and returns(np.zeros(2)) > 2
+    assert LQR.optimal_return(np.array([1.0, 0]), 1) == -1
+
+
 @pytest.mark.parametrize("id", ["toy/Catch-v0", "toy/DeepSea-v0", "toy/MemoryCue-v0", "toy/Chain-v0", "toy/Faulty-v0",
-                                "toy/TMaze-v0", "toy/HiddenCartPole-v0"])
+                                "toy/TMaze-v0", "toy/HiddenCartPole-v0", "toy/LQR-v0"])
 def test_every_toy_is_made_by_id_and_is_deterministic(id):
     traces = []
     for _ in range(2):
@@ -133,7 +150,7 @@ def test_every_toy_is_made_by_id_and_is_deterministic(id):
         rng = np.random.default_rng(0)
         trace = [env.reset([1, 2, 3])["obs"]]
         for _ in range(60):
-            env.send(rng.integers(env.spec.actions, size=3))
+            env.send(rng.integers(env.spec.actions, size=3) if env.spec.box is None else rng.uniform(-1, 1, (3, 1)))
             trace.append(env.recv().obs["obs"])
         traces.append(np.stack(trace))
     assert np.array_equal(*traces)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qfleet.explore import constant, ladder, linear
+from qfleet.explore import constant, gaussian, ladder, linear, ou
 
 
 def test_linear_falls_and_stays():
@@ -37,3 +37,18 @@ def test_one_lane_has_the_first_rung():
 
 def test_constant():
     assert constant.build(constant.Config(epsilon=0.25), 2, 0, 2).arms(7).epsilon.tolist() == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(("module", "theta"), [(gaussian, 1.0), (ou, 0.15)])
+def test_noise_has_a_size_for_every_lane_of_the_run(module, theta):
+    cfg = module.Config(sigma=0.1, sigma_last=0.4, warmup_steps=100)
+    whole = module.build(cfg, 4, 0, 4).arms(100)
+    assert whole.sigma.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4]) and whole.theta == theta
+    parts = [module.build(cfg, 2, first, 4).arms(100).sigma for first in (0, 2)]
+    assert torch.equal(torch.cat(parts), whole.sigma)
+    assert module.build(module.Config(sigma=0.3), 2, 0, 2).arms(0).sigma.tolist() == pytest.approx([0.3] * 2)
+
+
+def test_warm_up_is_random_and_what_follows_is_not():
+    explorer = gaussian.build(gaussian.Config(warmup_steps=100), 2, 0, 2)
+    assert explorer.arms(99).epsilon.tolist() == [1, 1] and explorer.arms(100).epsilon.tolist() == [0, 0]

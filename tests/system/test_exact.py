@@ -27,6 +27,12 @@ MEMORY = ["hidden-cartpole", "agent.units=8", "agent.features=[8]", "agent.burn_
 CURIOUS = [*MEMORY, "agent.algo=agent57", "agent.arms=4", "agent.n_step=2", "agent.embedding=4",
            "agent.curious_hidden=[8]", "agent.episodic_capacity=64", "explore.kind=bandit", "explore.arms=4"]
 
+DDPG = ["pendulum", "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2", "agent.normalise=true",
+        "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100", "learner.capture=false",
+        "eval.period_steps=700", "env.max_episode_steps=50"]
+D4PG = ["pendulum-d4pg", "explore.warmup_steps=100", "learner.capture=false", "eval.period_steps=700",
+        "env.max_episode_steps=50"]
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
@@ -46,7 +52,8 @@ def test_two_runs_with_one_seed_have_identical_weights(tmp_path, recipe):
 
 @pytest.mark.parametrize("recipe,period,total", [
     (CARTPOLE, 400, 2000), (RAINBOW, 400, 1200), (IQN, 400, 1200), (ATARI, 400, 1200), (MEMORY, 400, 1200),
-    (CURIOUS, 400, 1200)], ids=["cartpole", "rainbow", "iqn", "atari", "memory", "curious"])
+    (CURIOUS, 400, 1200), (DDPG, 400, 1200), (D4PG, 400, 1200)],
+    ids=["cartpole", "rainbow", "iqn", "atari", "memory", "curious", "ddpg", "d4pg"])
 def test_killed_and_resumed_equals_never_interrupted(tmp_path, recipe, period, total):
     exact = [*recipe, "run.exact_resume=true", f"checkpoint.period_steps={period}", f"total_steps={total}",
              "checkpoint.keep=9"]

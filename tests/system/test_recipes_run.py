@@ -8,12 +8,14 @@ from qfleet.recipe import recipe_for, recipe_names, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
-GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5"}
+GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5", "control": "Pendulum-v1",
+           "control-pixels": "test_control:Painter"}
 """Recipes without an environment of their own, and one for each."""
 
 SHORTER = {"btr": ["env.lanes=4", "env.frame_size=42", "learner.batch_size=8", "agent.torso_width=1",
                    "replay.samples_per_insert=0.5"],
-           "data-efficient-rainbow": ["replay.chunk_steps=32"]}
+           "data-efficient-rainbow": ["replay.chunk_steps=32"],
+           "control-pixels": ["env.stack=1", "learner.batch_size=8"]}
 """What needs more to be short."""
 
 SHORT = ["replay.samples_per_insert=1", "agent.burn_in=4", "agent.unroll=8", "agent.stride=8", "agent.n_step=2",
@@ -25,7 +27,10 @@ def small(name):
     """Overrides that shorten a recipe and leave what it is."""
     words = ["total_steps=300", "replay.min_steps=128", "replay.capacity=4000", "replay.samples_per_insert=2",
              "replay.chunk_steps=8", "eval.episodes=1", "env.max_episode_steps=40", "run.threads=1", "run.name=x"]
-    if getattr(resolve(name, [f"env.id={GENERAL[name]}"] if name in GENERAL else []).config.agent, "unroll", None):
+    agent = resolve(name, [f"env.id={GENERAL[name]}"] if name in GENERAL else []).config.agent
+    if getattr(agent, "continuous", False):
+        words += ["learner.batch_size=32", "learner.capture=false"]
+    if getattr(agent, "unroll", None):
         words += ["env.lanes=8", "learner.batch_size=16"] if name == "deep-sea" else SHORT
     if name in GENERAL:
         words.append(f"env.id={GENERAL[name]}")

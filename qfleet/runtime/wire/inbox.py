@@ -122,9 +122,7 @@ def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
     for name, values in packed.dense.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ValueError(f"column {name} of a chunk is not finite")
-    action = packed.dense["action"]
-    if (action < 0).any() or (action >= layout.spec.actions).any():
-        raise ValueError(f"actions {action.min()} to {action.max()} of a chunk, where {layout.spec.actions} exist")
+    _require_actions(packed, layout)
     if not parcel.priority:
         return packed, None
     if len(parcel.priority) != 4 * layout.starts:
@@ -138,6 +136,15 @@ def _memory(memory: bytes) -> bytes:
     if len(memory) > MOST_MEMORY_BYTES:
         raise ValueError(f"{len(memory)} bytes to be remembered, above {MOST_MEMORY_BYTES}")
     return memory
+
+
+def _require_actions(packed: Packed, layout: Layout) -> None:
+    action = packed.dense.get("action")  # a box of many numbers lies compressed, as observations do
+    if action is None or not action.size:
+        return
+    low, high = (0, layout.spec.actions - 1) if layout.spec.box is None else (-1, 1)
+    if (action < low).any() or (action > high).any():
+        raise ValueError(f"actions {action.min()} to {action.max()} of a chunk, where {low} to {high} exist")
 
 
 def _part(part: Part) -> Part:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_kit import LAYOUT, some_chunk, weights
+from wire_kit import LAYOUT, SPEC, some_chunk, weights
 
+from qfleet.replay.chunker import Chunker
 from qfleet.replay.codec import Codec, Packed
+from qfleet.replay.layout import Layout
 from qfleet.roles.evaluator import Score
 from qfleet.runs import tree
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest
 from qfleet.runtime.wire.inbox import Inbox, unpack
 from qfleet.runtime.wire.outbox import Outbox
 from qfleet.runtime.wire.registry import REMEMBERED, Registry
-from qfleet.types import Chunk
+from qfleet.types import Box, Chunk, Window
 
 
 def registry(actors=2, live_s=30.0):
@@ -202,7 +205,7 @@ def spoil(name, value):
     (lambda box: box.parcel(packed(some_chunk())[:-1], b""), "checksum"),
     (lambda box: box.parcel(packed(spoil("reward", np.nan)), b""), "reward .* not finite"),
     (lambda box: box.parcel(packed(spoil("obs.vector", np.inf)), b""), "obs.vector .* not finite"),
-    (lambda box: box.parcel(packed(spoil("action", 4)), b""), "where 4 exist"),
+    (lambda box: box.parcel(packed(spoil("action", 4)), b""), "where 0 to 3 exist"),
     (lambda box: box.parcel(packed(spoil("action", -1)), b""), "actions -1"),
     (lambda box: box.parcel(packed(some_chunk()), b"123"), "3 bytes of priorities"),
     (lambda box: box.episode(0, np.nan, 3), "return nan"),
@@ -217,6 +220,25 @@ def spoil(name, value):
 def test_what_is_unsound_raises_value_error(fill, words):
     with pytest.raises(ValueError, match=words):
         unpack(sealed(fill), LAYOUT)
+
+
+@pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, where -1 to 1 exist"),
+                                              (np.nan, "column action of a chunk is not finite"), (1.0, None)])
+def test_continuous_actions_are_within_one(value, words):
+    layout = Layout(replace(SPEC, actions=0, box=Box((2,), (-1.0, -1.0), (3.0, 1.0))), Window(), 4)
+    chunker, chunks = Chunker(layout, 1), []
+    obs = {"vector": np.zeros((1, 3), "f4"), "wide": np.zeros((1, 80), "f4")}
+    zero = np.zeros(1, "f4")
+    while not chunks:
+        chunks = chunker.append(obs, np.array([[0.5, value]], "f4"), zero, zero, np.zeros(1, bool))
+    data = Codec(layout).pack(chunks[0][1]).to_bytes()
+    message = sealed(lambda box: box.parcel(data, b""))
+    if words is None:
+        (found, _), = unpack(message, layout).parcels
+        assert found.dense["action"][0].tolist() == [0.5, 1.0]
+    else:
+        with pytest.raises(ValueError, match=words):
+            unpack(message, layout)
 
 
 def test_weights_that_are_none_raise_value_error():

@@ -1,0 +1,186 @@
+"""What agents for continuous actions share: a deterministic policy that climbs its critic, and TD3's three fixes.
+
+A paper says how its critic represents the return of an action (`Kind`): a number, or a law. All else is common to them:
+
+    n_step        n rewards are summed before the bootstrap                              (Barth-Maron et al. 2018)
+    twin          two critics; the target is that of the lower one                       (Fujimoto et al. 2018)
+    smoothing     noise on the target policy's action, clipped                           (Fujimoto et al. 2018)
+    policy_delay  updates of the critics for one of the policy                           (Fujimoto et al. 2018)
+    normalise     observations less their running mean, over their running deviation
+
+The policy's loss is −Q(s, μ(s)), and nothing of it moves the critic. Actions are within ±1; environments scale them.
+Shapes: B items, N lanes, A numbers of an action, Z numbers of a law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Rate, Recall, Tensors
+from qfleet.algos._values import require_effect
+from qfleet.config import Config as Section
+from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount
+from qfleet.maths.returns import n_step
+from qfleet.nets import control
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.norms import Norm
+from qfleet.nets.torsos import Torso
+from qfleet.types import Box, EnvSpec, Leaf, Sample, UserError, Window
+
+
+class Control(Section):
+    """The switches of every agent for continuous actions."""
+
+    continuous: ClassVar[bool] = True
+
+    algo: str = Field(description="the algorithm")
+    gamma: Fraction = Field(0.99, description="discount per step")
+    n_step: PositiveCount = Field(1, description="rewards summed before the bootstrap, steps")
+    policy_rate: Positive = Field(0.1, description="learning rate of the policy, as a factor of learner.learning_rate")
+    policy_delay: PositiveCount = Field(1, description="updates of the critics for one of the policy")
+    twin: bool = Field(False, description="two critics; what follows is worth what the lower one says")
+    smoothing: NonNegative = Field(0.0, description="size of the noise on the target policy's actions, 0 = none")
+    smoothing_clip: Positive = Field(0.5, description="largest such noise")
+    normalise: bool = Field(False, description="vectors of observations less their running mean, over their deviation")
+    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
+    torso_width: PositiveCount = Field(1, description="factor of all channels of torso=impala")
+    torso_pool: Count = Field(0, description="side that torso=impala pools its features to, 0 = no pooling")
+    spectral_norm: bool = Field(False, description="residual convolutions of torso=impala with spectral norm 1")
+    hidden: tuple[PositiveCount, ...] = Field((256, 256), description="widths of the dense layers of every network")
+    norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
+
+    def inactive(self) -> dict[str, str]:
+        idle = {} if self.smoothing else {"smoothing_clip": "without agent.smoothing"}
+        if self.torso != "impala":
+            idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
+        return idle
+
+    @property
+    def torso_options(self) -> dict[str, Any]:
+        if self.torso != "impala":
+            return {}
+        return {"width": self.torso_width, "spectral": self.spectral_norm, "pool": self.torso_pool}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a paper represents returns: as laws of `outputs` numbers, whose means [B] are `mean(law)`.
+
+    `target(ret, discount, law)` is what to learn from a law of what follows; `compare(law, target)` gives the loss and
+    the priority, [B] each.
+    """
+
+    outputs: int
+    mean: Callable[[torch.Tensor], torch.Tensor]
+    target: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    compare: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def agent_of(cfg: Control, spec: EnvSpec, kind: Kind) -> Agent:
+    """The agent whose critic represents returns in the way of `kind`, under the switches of `cfg`."""
+    box = box_of(spec)
+    require_effect(cfg, spec)
+    normalised = _normalised(cfg, spec)
+
+    def network() -> nn.Module:
+        return control.build(lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden,
+                             box.size, kind.outputs, cfg.norm, 1 + cfg.twin, normalised)
+
+    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
+        online = cast(control.PolicyAndCritics, net)
+        action, noise = shaken(online.policy(online.view(obs)), memory["noise"], arm, rng)
+        return Decision(action.view(-1, *box.shape), {"noise": noise})
+
+    return Agent(network=network, act=act, loss=loss_of(cfg, kind), window=Window(future=cfg.n_step),
+                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)})
+
+
+def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
+    """The critics' errors, item by item, and the policy's loss beside them."""
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        online = cast(control.PolicyAndCritics, net)
+        rows, obs = batch.rows, batch.obs(0)
+        step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
+        with torch.no_grad():
+            law = followed(cfg, kind, cast(control.PolicyAndCritics, target), batch.obs(step.row[:, 0]), rng)
+            goal = kind.target(step.ret[:, 0], step.discount[:, 0], law)
+        seen, action = online.view(obs), rows["action"][:, 0].flatten(1)
+        critics = critics_of(online)
+        features = [critic.features(seen) for critic in critics]
+        laws = [critic.law(each, action) for critic, each in zip(critics, features, strict=True)]
+        found = [kind.compare(each, goal) for each in laws]
+        per_item = torch.stack([error for error, _ in found]).sum(0)
+        priority = torch.stack([urgency for _, urgency in found]).mean(0)
+        policy_loss = -kind.mean(critics[0].opinion(features[0], online.policy(seen))).mean()
+        metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority,
+                   "train/policy_loss": policy_loss.detach()}
+        return Loss(per_item, priority, policy_loss, metrics, online.seen(obs))
+
+    return loss
+
+
+def followed(cfg: Control, kind: Kind, target: control.PolicyAndCritics, obs: Tensors,
+             rng: torch.Generator) -> torch.Tensor:
+    """The law [B, Z] of the target policy's action: of two critics, that with the lower mean."""
+    seen = target.view(obs)
+    action = target.policy(seen)
+    if cfg.smoothing:
+        noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
+        action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
+    laws = [critic.law(critic.features(seen), action) for critic in critics_of(target)]
+    if len(laws) == 1:
+        return laws[0]
+    one, other = laws
+    return torch.where((kind.mean(one) <= kind.mean(other))[:, None], one, other)
+
+
+def critics_of(net: control.PolicyAndCritics) -> list[control.Critic]:
+    return [cast(control.Critic, critic) for critic in net.critics]
+
+
+def shaken(action: torch.Tensor, noise: torch.Tensor, arm: Arm,
+           rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """The action to take [N, A], within ±1, and the noise in it, of which the next step keeps a part.
+
+    With probability ε it is any action; without noise and ε nothing is drawn.
+    """
+    if arm.sigma is not None:
+        fresh = torch.randn(action.shape, generator=rng, device=action.device)
+        noise = (1 - arm.theta) * noise + arm.sigma[:, None] * fresh
+        action = (action + noise).clamp(-1, 1)
+    if bool(arm.epsilon.any()):
+        chance = torch.rand(len(action), generator=rng, device=action.device)
+        random = 2 * torch.rand(action.shape, generator=rng, device=action.device) - 1
+        action = torch.where((chance < arm.epsilon)[:, None], random, action)
+    return action, noise
+
+
+def recall_of(box: Box) -> Recall:
+    """All that is remembered is the noise, which begins at 0 with every episode."""
+    def begin(lanes: int, device: torch.device) -> Tensors:
+        return {"noise": torch.zeros(lanes, box.size, device=device)}
+
+    def forget(memory: Memory, over: torch.Tensor) -> Memory:
+        return {"noise": memory["noise"] * ~over[:, None]}
+
+    return Recall(begin, lambda memory, reward: memory, forget)
+
+
+def box_of(spec: EnvSpec) -> Box:
+    if spec.box is None or not spec.box.size:
+        raise UserError(f"{spec.id} has {spec.choice}, and this agent is for continuous ones (Box): use agent.algo=dqn")
+    return spec.box
+
+
+def _normalised(cfg: Control, spec: EnvSpec) -> dict[str, Leaf]:
+    """The leaves whose running figures are kept."""
+    vectors = {name: leaf for name, leaf in spec.observation.items() if leaf.kind == "vector"}
+    if cfg.normalise and not vectors:
+        raise UserError(f"agent.normalise=true is for vectors, and {spec.id} shows none: leave it out")
+    return vectors if cfg.normalise else {}

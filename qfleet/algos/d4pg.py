@@ -1,0 +1,55 @@
+"""D4PG (Barth-Maron et al. 2018): DDPG whose critic tells the law of the return, by n steps, from prioritised replay.
+
+The critic is C51's, for one action: probabilities of fixed atoms, the target projected onto them. K actors are a matter
+of `env.lanes` and `actors`, priorities of `replay.alpha`; all else is in `_control`.
+Shapes: B items, Z atoms.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from qfleet.agent import Agent
+from qfleet.algos._control import Control, Kind, agent_of
+from qfleet.config import PositiveCount, Real, Whole
+from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
+from qfleet.types import EnvSpec
+
+
+class Config(Control):
+    """The agent section of a run that trains D4PG."""
+
+    algo: Literal["d4pg"] = Field("d4pg", description="the algorithm")
+    n_step: PositiveCount = Field(5, description="rewards summed before the bootstrap, steps")
+    atoms: Annotated[Whole, Field(ge=2)] = Field(51, description="atoms of the support")
+    v_min: Real = Field(-150.0, description="least return that can be told")
+    v_max: Real = Field(150.0, description="largest return that can be told")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Config:
+        if self.v_min >= self.v_max:
+            raise ValueError(f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}: raise v_max")
+        return self
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The D4PG agent for an environment."""
+    def support(like: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms, device=like.device)
+
+    def mean(logits: torch.Tensor) -> torch.Tensor:
+        return (logits.softmax(1) * support(logits)).sum(1)
+
+    def target(ret: torch.Tensor, discount: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        z = support(logits)
+        return categorical_projection(ret[:, None] + discount[:, None] * z, logits.softmax(1), z)
+
+    def compare(logits: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross-entropy to the projected target, and as priority the divergence KL(m ‖ p)."""
+        per_item = cross_entropy(logits, m)
+        return per_item, (per_item.detach() - entropy(m)).clamp(min=0)
+
+    return agent_of(cfg, spec, Kind(outputs=cfg.atoms, mean=mean, target=target, compare=compare))

@@ -1,0 +1,40 @@
+"""DDPG (Lillicrap et al. 2016): Q-learning for continuous actions. What is best to do is learnt, too, by a policy.
+
+y = r + γ Q⁻(s', μ⁻(s')), and the policy μ climbs Q(s, μ(s)). With `twin`, `smoothing` and `policy_delay` this is TD3
+(Fujimoto et al. 2018). All but the representation of returns is in `_control`.
+Shapes: B items.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.agent import Agent
+from qfleet.algos._control import Control, Kind, agent_of
+from qfleet.maths.bellman import squared
+from qfleet.types import EnvSpec
+
+
+class Config(Control):
+    """The agent section of a run that trains DDPG."""
+
+    algo: Literal["ddpg"] = Field("ddpg", description="the algorithm")
+
+
+def build(cfg: Config, spec: EnvSpec) -> Agent:
+    """The DDPG agent for an environment."""
+    def mean(law: torch.Tensor) -> torch.Tensor:
+        return law.squeeze(1)
+
+    def target(ret: torch.Tensor, discount: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
+        return ret + discount * mean(law)
+
+    def compare(law: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(y − Q(s, a))², and as priority |y − Q(s, a)|."""
+        q = mean(law)
+        return squared(q, y), (y - q.detach()).abs()
+
+    return agent_of(cfg, spec, Kind(outputs=1, mean=mean, target=target, compare=compare))

@@ -1,0 +1,42 @@
+"""Normal noise on continuous actions, drawn anew at every step (Fujimoto et al. 2018), of a size for each lane."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.agent import Arm
+from qfleet.config import Config as Section
+from qfleet.config import Count, NonNegative
+
+
+class Config(Section):
+    kind: Literal["gaussian"] = Field("gaussian", description="the kind of exploration")
+    sigma: NonNegative = Field(0.1, description="size of the noise in the first lane, of actions within ±1")
+    sigma_last: NonNegative | None = Field(
+        None, description="size of the noise in the last lane, those between in equal steps; none = as in the first")
+    warmup_steps: Count = Field(0, description="steps of the run with random actions before those of the policy")
+
+
+class Shaken:
+    """σ [N] of the lanes; ε is 1 during warm-up and 0 after it."""
+
+    def __init__(self, sigma: torch.Tensor, theta: float, warmup_steps: int) -> None:
+        self.warmup_steps = warmup_steps
+        random, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
+        self._random, self._chosen = (Arm(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero))
+
+    def arms(self, steps: int) -> Arm:
+        return self._random if steps < self.warmup_steps else self._chosen
+
+
+def rungs(first: float, last: float | None, lanes: int, begin: int, total: int) -> torch.Tensor:
+    """σ [N] of lanes `begin` and on, among `total` of the run, in equal steps from the first to the last."""
+    rung = torch.arange(begin, begin + lanes) % total / max(1, total - 1)
+    return first + ((first if last is None else last) - first) * rung
+
+
+def build(cfg: Config, lanes: int, first: int, total: int) -> Shaken:
+    return Shaken(rungs(cfg.sigma, cfg.sigma_last, lanes, first, total), 1.0, cfg.warmup_steps)

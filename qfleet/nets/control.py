@@ -1,0 +1,81 @@
+"""Networks of continuous control: a policy, and critics of what it does. Shapes: B items, A numbers of an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from qfleet.nets.curiosity import Normaliser
+from qfleet.nets.encoder import Encoder
+from qfleet.nets.heads import Head
+from qfleet.nets.norms import Norm
+from qfleet.types import Leaf
+
+SMALL = 3e-3
+"""Weights of the policy's last layer begin within ±this (Lillicrap et al. 2016): with larger ones some actions begin at
+their bounds, where tanh has no slope to leave by."""
+
+
+class Policy(nn.Module):
+    """{leaf: [B, ...]} -> actions [B, A] within ±1."""
+
+    def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int, norm: Norm) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, Head(encoder.features, hidden, (actions,), norm)
+        for parameter in self.head.q.parameters():
+            nn.init.uniform_(parameter, -SMALL, SMALL)
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(self.head(self.encoder(obs, self.head.dtype)))
+
+
+class Critic(nn.Module):
+    """What an action is worth: `law(features, action)` [B, Z], Z = 1 for a plain value."""
+
+    def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int, outputs: int, norm: Norm) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, Head(encoder.features + actions, hidden, (outputs,), norm)
+
+    def features(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = self.encoder(obs, self.head.dtype)
+        return found
+
+    def law(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(torch.cat([features, action.to(features.dtype)], 1))
+        return found
+
+    def opinion(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """The same, as a policy may see it: no gradient of it reaches this critic, or what it made of observations."""
+        seen = features.detach()
+        fixed = {name: parameter.detach() for name, parameter in self.head.named_parameters()}
+        found: torch.Tensor = functional_call(self.head, fixed, (torch.cat([seen, action.to(seen.dtype)], 1),))
+        return found
+
+
+class PolicyAndCritics(nn.Module):
+    """All that a continuous agent learns, with running figures of observations if these are `normalised`."""
+
+    def __init__(self, policy: Policy, critics: Sequence[Critic], normalised: Mapping[str, Leaf]) -> None:
+        super().__init__()
+        self.policy, self.critics = policy, nn.ModuleList(critics)
+        self.normaliser = Normaliser(normalised) if normalised else None
+
+    def view(self, obs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Observations as policy and critics see them."""
+        return obs if self.normaliser is None else self.normaliser(obs)
+
+    def seen(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Buffers by name, as they are after these observations."""
+        if self.normaliser is None:
+            return {}
+        return {f"normaliser.{name}": value for name, value in self.normaliser.seen(obs).items()}
+
+
+def build(encoder: Callable[[], Encoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm, critics: int,
+          normalised: Mapping[str, Leaf]) -> PolicyAndCritics:
+    """The whole of it; every part looks at observations by an encoder of its own."""
+    return PolicyAndCritics(Policy(encoder(), hidden, actions, norm),
+                            [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)], normalised)

@@ -1,0 +1,260 @@
+"""DDPG, D4PG and TD3's fixes: what is learnt against naive loops, what no gradient may reach, how noise is made."""
+
+import typing
+
+import pytest
+import torch
+from control_kit import ALGOS, PICTURES, SPEC, TD3, agent, batch_of, config, twins
+
+from qfleet.agent import Arm
+from qfleet.nets.torsos import Torso
+from qfleet.recipe import resolve
+from qfleet.roles.derive import Captured, Eager
+from qfleet.roles.flat import Flat
+from qfleet.roles.gradients import Solo
+from qfleet.roles.optimizer import OptimizerConfig
+from qfleet.types import EnvSpec, UserError
+
+
+def grads_of(total, net, prefix):
+    named = {name: p for name, p in net.named_parameters() if name.startswith(prefix)}
+    return dict(zip(named, torch.autograd.grad(total, list(named.values()), allow_unused=True, retain_graph=True),
+                    strict=True))
+
+
+@pytest.mark.parametrize("spec", [SPEC, PICTURES], ids=["vector", "pixels"])
+@pytest.mark.parametrize("switches", [{}, TD3], ids=["plain", "td3"])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_policy_loss_leaves_the_critics_gradients_untouched(algo, switches, spec):
+    made = agent(algo, spec, **switches)
+    net, target = twins(made)
+    loss = made.loss(net, target, batch_of(2, 8, spec=spec), torch.Generator())
+    assert all(grad is None for grad in grads_of(loss.extra, net, "critics.").values())
+    assert all(grad is not None and grad.any() for grad in grads_of(loss.extra, net, "policy.").values())
+    assert all(grad is None for grad in grads_of(loss.per_item.sum(), net, "policy.").values())
+    together = grads_of(loss.per_item.mean() + loss.extra, net, "critics.")
+    alone = grads_of(loss.per_item.mean(), net, "critics.")
+    assert all(torch.equal(together[name], alone[name]) for name in alone)
+
+
+def test_the_policy_climbs_its_critic():
+    """The deterministic policy gradient of Silver et al. 2014: ∇θ μ · ∇a Q, item by item."""
+    made = agent("ddpg")
+    net, target = twins(made)
+    batch = batch_of(2)
+    found = grads_of(made.loss(net, target, batch, torch.Generator()).extra, net, "policy.")
+    obs = batch.obs(0)
+    action = net.policy(obs).detach().requires_grad_()
+    q = net.critics[0].law(net.critics[0].features(obs), action).sum()
+    slope, = torch.autograd.grad(q, action)
+    mu = net.policy(obs)
+    expected = torch.autograd.grad(-(mu * slope).sum(1).mean(), list(net.policy.parameters()))
+    for one, other in zip(found.values(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+@torch.no_grad()
+def test_ddpg_by_a_naive_loop(twin, n):
+    made = agent("ddpg", twin=twin, n_step=n, gamma=0.9)
+    net, target = twins(made)
+    batch = batch_of(n + 1)
+    loss = made.loss(net, target, batch, torch.Generator())
+    rows = batch.rows
+    for i in range(len(batch.keys)):
+        ret, scale, t = 0.0, 1.0, 0
+        while t < n and not rows["last"][i, t]:
+            ret += scale * float(rows["reward"][i, t])
+            scale *= 0.9 * float(rows["discount"][i, t])
+            t += 1
+        there = {"obs": rows["obs.obs"][i:i + 1, t]}
+        values = [float(c.law(c.features(there), target.policy(there))) for c in target.critics]
+        y = ret + scale * min(values)
+        here = {"obs": rows["obs.obs"][i:i + 1, 0]}
+        q = [float(c.law(c.features(here), rows["action"][i:i + 1, 0].flatten(1))) for c in net.critics]
+        assert float(loss.per_item[i]) == pytest.approx(sum((y - each) ** 2 for each in q), rel=1e-4, abs=1e-5)
+        assert float(loss.priority[i]) == pytest.approx(sum(abs(y - each) for each in q) / len(q), rel=1e-3, abs=1e-5)
+
+
+def test_of_two_laws_the_one_with_the_lower_mean_is_learnt_from():
+    made = agent("d4pg", twin=True, gamma=1.0)
+    net, target = twins(made)
+    batch = batch_of(2, 6)
+    batch.rows["reward"].zero_()
+    batch.rows["discount"].fill_(1)
+    batch.rows["last"].fill_(False)
+    with torch.no_grad():  # both critics are certain: one of −1, the other of 2
+        for critic, atom in zip(target.critics, (2, 5), strict=True):
+            critic.head.q.weight.zero_()
+            critic.head.q.bias.copy_(30.0 * torch.nn.functional.one_hot(torch.tensor(atom), 7))
+    support = torch.linspace(-3, 4, 7)
+    loss = made.loss(net, target, batch, torch.Generator())
+    obs, action = batch.obs(0), batch.rows["action"][:, 0].flatten(1)
+    expected = sum(-c.law(c.features(obs), action).log_softmax(1)[:, 2] for c in net.critics)
+    assert float(support[2]) < 0
+    torch.testing.assert_close(loss.per_item, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_smoothing_is_clipped_and_keeps_within_bounds():
+    made = agent("ddpg", smoothing=50.0, smoothing_clip=0.25)
+    net, target = twins(made)
+    asked = []
+    critic = target.critics[0]
+    law = critic.law
+    critic.law = lambda features, action: asked.append(action) or law(features, action)
+    batch = batch_of(2, 64)
+    made.loss(net, target, batch, torch.Generator().manual_seed(0))
+    obs = batch.obs(1 - batch.rows["last"][:, 0].long())
+    off = asked[0] - target.policy(obs)
+    assert off.abs().max() <= 0.2501 and (off.abs() > 0.24).float().mean() > 0.9 and asked[0].abs().max() <= 1
+
+
+NUMBERS = {"gamma": 0.5, "n_step": 2, "policy_rate": 0.5, "policy_delay": 3, "smoothing": 0.5, "smoothing_clip": 0.01,
+           "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "atoms": 9, "v_min": -7.0, "v_max": 9.0}
+CONTEXT = {"smoothing_clip": {"smoothing": 0.5}, "torso_width": {"torso": "impala"}, "torso_pool": {"torso": "impala"},
+           "spectral_norm": {"torso": "impala"}}
+"""Where an option is idle by itself."""
+
+
+def changes(algo):
+    for name, field in ALGOS[algo].Config.model_fields.items():
+        default = getattr(config(algo), name)
+        if name == "algo" or (algo != "ddpg" and name in ALGOS["ddpg"].Config.model_fields):
+            continue  # what both have is written once
+        if field.annotation is bool:
+            yield name, not default
+        elif typing.get_origin(field.annotation) is typing.Literal:
+            yield from ((name, value) for value in typing.get_args(field.annotation) if value != default)
+        elif name == "torso":
+            yield from ((name, value) for value in typing.get_args(Torso)[1].names() if value not in ("auto", "nature"))
+        else:
+            yield name, NUMBERS[name]
+
+
+def weights_after(algo, spec, updates=2, captured=False, **switches):
+    """The weights, laid flat, after some updates."""
+    cfg = config(algo, **switches)
+    made = ALGOS[algo].build(cfg, spec)
+    torch.manual_seed(3)
+    flat, target = Flat(made.network(), rates=made.rates), Flat(made.network().requires_grad_(False))
+    eager = Eager(made, flat.net, target.net, torch.Generator().manual_seed(0))
+    derive = Captured(eager) if captured else eager
+    solo = Solo(OptimizerConfig(learning_rate=1e-2))
+    solo.attach(flat)
+    for seed in range(updates):
+        found = derive(batch_of(cfg.n_step + 1, 8, seed, spec))
+        solo.apply(found.grads)
+        flat.assign(found.buffers)
+        target.follow(flat, 0.1)
+    assert not captured or derive._play is not eager, "it was captured"
+    return flat.master
+
+
+@pytest.mark.parametrize(("algo", "name", "value"), [(a, n, v) for a in ALGOS for n, v in changes(a)])
+def test_every_option_changes_the_update_or_is_refused(algo, name, value):
+    pictures = name in ("torso", "torso_width", "torso_pool", "spectral_norm") or value == "group"
+    spec, context = PICTURES if pictures else SPEC, CONTEXT.get(name, {})
+    assert not context or name in config(algo).inactive(), "without its context it must be refused"
+    assert name not in config(algo, **context).inactive()
+    before = weights_after(algo, spec, **context)
+    after = weights_after(algo, spec, **context, **{name: value})
+    assert before.shape != after.shape or not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("switches", [{}, TD3, {"normalise": True, "n_step": 2}], ids=["plain", "td3", "normalised"])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_captured_equals_eager_to_the_bit(algo, switches):
+    one, other = (weights_after(algo, SPEC, 5, captured, **switches) for captured in (False, True))
+    assert torch.equal(one, other)
+
+
+def test_running_figures_of_observations_become_what_was_seen():
+    made = agent("ddpg", normalise=True)
+    net, target = twins(made)
+    flat = Flat(net)
+    seen = []
+    for seed in range(4):
+        batch = batch_of(2, 32, seed)
+        batch.rows["obs.obs"].mul_(3).add_(7)
+        seen.append(batch.obs(0)["obs"])
+        flat.assign(made.loss(net, target, batch, torch.Generator()).buffers)
+    everything = torch.cat(seen)
+    torch.testing.assert_close(net.normaliser.mean_0, everything.mean(0))
+    torch.testing.assert_close(net.normaliser.var_0, everything.var(0, unbiased=False))
+    view = net.view({"obs": everything})["obs"]
+    assert view.mean(0).abs().max() < 1e-3 and view.std() == pytest.approx(1, abs=0.05)
+
+
+@torch.no_grad()
+def play(made, arm, steps, rng=None, over=None):
+    """Actions [steps, lanes, A] of a network whose own are 0; episodes of `over` lanes have one step."""
+    net, lanes = made.network(), len(arm.epsilon)
+    for parameter in net.policy.parameters():
+        parameter.zero_()
+    rng = rng or torch.Generator().manual_seed(0)
+    memory, found = made.recall.begin(lanes, torch.device("cpu")), []
+    for _ in range(steps):
+        decision = made.act(net, {"obs": torch.zeros(lanes, 3)}, memory, arm, rng)
+        assert decision.action.shape == (lanes, 2, 1) and decision.action.abs().max() <= 1
+        found.append(decision.action.flatten(1))
+        memory = decision.memory if over is None else made.recall.forget(decision.memory, over)
+    return torch.stack(found)
+
+
+def test_noise_has_the_size_of_its_lane_and_no_mean():
+    sigma = torch.tensor([0.0, 0.05, 0.1, 0.2])
+    seen = play(agent("ddpg"), Arm(torch.zeros(2000), sigma=sigma.repeat(500)), 5).unflatten(1, (500, 4))
+    torch.testing.assert_close(seen.std((0, 1, 3)), sigma, rtol=0.05, atol=1e-6)
+    assert seen.mean((0, 1, 3)).abs().max() < 0.02
+    assert abs((seen[1:, :, 3] * seen[:-1, :, 3]).mean() / 0.04) < 0.1, "white"
+
+
+def test_the_ou_process_remembers_and_begins_anew_with_every_episode():
+    theta, arm = 0.15, Arm(torch.zeros(1000), sigma=torch.full((1000,), 0.05), theta=0.15)
+    over = torch.arange(1000) < 500
+    seen = play(agent("ddpg"), arm, 40, over=over)
+    size = 0.05 / (1 - (1 - theta) ** 2) ** 0.5
+    late = seen[30:, 500:]
+    assert float(late.std()) == pytest.approx(size, rel=0.1)
+    assert float((late[1:] * late[:-1]).mean() / late.var()) == pytest.approx(1 - theta, abs=0.05)
+    assert float(seen[:, :500].std()) == pytest.approx(0.05, rel=0.05)
+
+
+def test_epsilon_is_the_chance_of_any_action():
+    seen = play(agent("ddpg"), Arm(torch.tensor([0.0, 0.5, 1.0, 1.0]).repeat(300)), 5).unflatten(1, (300, 4))
+    half = (seen[:, :, 1] == 0).all(2).float().mean()
+    assert not seen[:, :, 0].any() and float(half) == pytest.approx(0.5, abs=0.06)
+    assert float(seen[:, :, 2:].std()) == pytest.approx(3 ** -0.5, rel=0.05) and seen.min() < -0.98
+
+
+def test_greedy_play_draws_nothing():
+    rng = torch.Generator().manual_seed(5)
+    before = rng.get_state()
+    play(agent("d4pg"), Arm(torch.zeros(4), noise=False), 3, rng=rng)
+    assert torch.equal(rng.get_state(), before)
+
+
+def test_a_fresh_policy_is_far_from_its_bounds():
+    net = agent("ddpg", hidden=(256, 256)).network()
+    assert net.policy({"obs": 10 * torch.randn(100, 3)}).abs().max() < 0.5
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (["agent.smoothing_clip=0.1"], "agent.smoothing_clip: has no effect without agent.smoothing"),
+    (["agent.torso_width=2"], "agent.torso_width: has no effect unless agent.torso=impala"),
+    (["agent.algo=d4pg", "agent.v_min=10", "agent.v_max=1"], "agent.v_min=10 is not below agent.v_max=1"),
+    (["agent.algo=dqn"], "explore.kind=gaussian adds noise to continuous actions"),
+    (["agent.algo=c51", "explore.kind=ou"], "explore.kind=ou adds noise to continuous actions")])
+def test_what_would_be_ignored_is_refused(words, why):
+    with pytest.raises(UserError) as error:
+        resolve("pendulum", words)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(("spec", "switches", "why"), [
+    (SPEC, {"torso": "impala"}, "is for images"), (PICTURES, {"normalise": True}, "is for vectors"),
+    (EnvSpec("toy", SPEC.observation, 4), {}, "4 actions, and this agent is for continuous ones")])
+def test_agents_refuse_what_they_cannot_use(spec, switches, why):
+    with pytest.raises(UserError, match=why):
+        agent("ddpg", spec, **switches)
