@@ -2,15 +2,26 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from qfleet.cli import main
 
+PREEMPTED = 75
+
 
 def leave(code: int) -> NoReturn:
-    """End this process. A rank of a torchrun job ends at once: what it had to do is done and written, and native
-    threads may abort an interpreter that is torn down under them, which torchrun takes for the death of a rank."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    """End this process. A rank ends at once: what it had to do is done and written, and native threads may abort an
+    interpreter that is torn down under them, which torchrun and srun take for the death of a rank.
+
+    torchrun starts anew whoever does not end with 0. Where QFLEET_STOPPED names a file, a rank that was told to stop
+    says so there instead.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"):
+        word = os.environ.get("QFLEET_STOPPED")
+        if word and code == PREEMPTED:
+            Path(word).touch()
+            code = 0
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
