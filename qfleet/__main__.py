@@ -10,15 +10,13 @@ from qfleet.cli import main
 PREEMPTED = 75
 
 
-def leave(code: int) -> NoReturn:
+def leave(code: int, word: str | None = None) -> NoReturn:
     """End this process. A rank ends at once: what it had to do is done and written, and native threads may abort an
     interpreter that is torn down under them, which torchrun and srun take for the death of a rank.
 
-    torchrun starts anew whoever does not end with 0. Where QFLEET_STOPPED names a file, a rank that was told to stop
-    says so there instead.
+    torchrun starts anew whoever does not end with 0: a rank that was told to stop says so in the file `word` instead.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"):
-        word = os.environ.get("QFLEET_STOPPED")
         if word and code == PREEMPTED:
             Path(word).touch()
             code = 0
@@ -29,4 +27,5 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    stopped = os.environ.pop("QFLEET_STOPPED", None)  # it is a word of this process, not of its children
+    leave(main(), stopped)

@@ -149,13 +149,17 @@ class Slurm:
         """As Slurm does when the time of a job is nearly up."""
         self.ask("scancel", "--signal=USR1", "--batch", number)
 
-    def lives_again(self, number: str, about: Path) -> None:
-        """Wait until a job was requeued, and do not wait the two minutes that Slurm then does for the node to settle."""
+    def requeued(self, number: str, about: Path) -> None:
+        """Wait until a job was requeued and its first life is over."""
         self.until(lambda: (job := self.job(number)).get("Restarts") == "1" and job["JobState"] == "PENDING",
                    about=about)
         self.until(lambda: not self.everybody(number) and not self._stepds(number)
                    and not (self.folder / "spool" / f"job{int(number):05d}").exists(), about=about)
-        self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
+
+    def lives_again(self, number: str, about: Path) -> None:
+        """Do not wait the two minutes that Slurm does after requeuing."""
+        # In the very second in which it ended, slurmd would take its new life for the old one, and refuse it.
+        self.ask("scontrol", "update", f"JobId={number}", "StartTime=now+3")
         self.until(lambda: self.job(number)["JobState"] != "PENDING", about=about)
 
     def everybody(self, number: str | None = None) -> list[int]:

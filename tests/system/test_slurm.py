@@ -11,6 +11,7 @@ from real_runs import ENVIRONMENT, TINY, command, newest, records
 from slurm_kit import Slurm, needs_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ENDLESS = ["total_steps=10000000"]
 SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400"]
 
 
@@ -37,21 +38,30 @@ def attempts(run):
     return json.loads((run / "run.json").read_text())["attempts"]
 
 
+def end_soon(run, steps=300):
+    """A run that was endless is to end in its next life."""
+    text, now = (run / "config.yaml").read_text(), newest(run).manifest.step
+    assert "\ntotal_steps: 10000000\n" in text
+    (run / "config.yaml").write_text(text.replace("total_steps: 10000000", f"total_steps: {now + steps}"))
+    return now
+
+
 def saved(run):
     return list(run.glob("checkpoints/step-*"))
 
 
 @needs_slurm
 def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=1000", "--name",
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=500", "--name",
                                     "solved", "--prefix", "group", "--time", "60", "-p", "main")
     out = folder / "out.txt"
     assert run == tmp_path / "runs" / "group" / "solved"
     slurm.until(lambda: saved(run), about=out)
     slurm.warn(number)
-    slurm.lives_again(number, out)
+    slurm.requeued(number, out)
     step = newest(run).manifest.step
     assert step == records(run)[-1]["step"], "it saved when it was told to stop"
+    slurm.lives_again(number, out)
     slurm.ends(number, "COMPLETED", out)
     assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
     assert max(record.get("eval/mean_reward", 0) for record in records(run)) >= 475
@@ -61,7 +71,7 @@ def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
 
 @needs_slurm
 def test_head_and_joined_task_are_cancelled_and_leave_nothing(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=processes", "total_steps=10000000",
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=processes", *ENDLESS,
                                     "-n", "2", "-c", "2", "--name", "endless")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)  # the head plays nothing itself: somebody has joined
@@ -76,16 +86,17 @@ def test_head_and_joined_task_are_cancelled_and_leave_nothing(slurm, tmp_path):
 
 @needs_slurm
 def test_ranks_of_two_tasks_go_on_after_a_warning(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "gradients=allreduce", "total_steps=6000",
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "gradients=allreduce", *ENDLESS,
                                     "--ntasks-per-node", "2", "--name", "ranks")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)
     slurm.warn(number)
+    slurm.requeued(number, out)
+    step = end_soon(run)
     slurm.lives_again(number, out)
-    step = newest(run).manifest.step
     slurm.ends(number, "COMPLETED", out)
     assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
-    assert newest(run).manifest.step >= 6000 > step and len(newest(run).state()["ranks"]) == 1
+    assert newest(run).manifest.step >= step + 300 and len(newest(run).state()["ranks"]) == 1
     slurm.assert_gone(number, folder)
 
 
@@ -111,16 +122,18 @@ def test_without_slurm_the_same_tasks_live_twice_here(tmp_path):
     out, run = tmp_path / "said.txt", tmp_path / "runs" / "here"
     with out.open("wb") as said:
         shell = subprocess.Popen(command("submit", "slurm", "cartpole", *SMALL, "placement=processes", "-n", "2",
-                                         "total_steps=8000", "--name", "here", "--local"),
+                                         *ENDLESS, "--name", "here", "--local"),
                                  cwd=tmp_path, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True)
     try:
         until(lambda: saved(run), shell, out)
+        end_soon(run, 2000)
         shell.send_signal(signal.SIGUSR1)
         assert shell.wait(300) == 0, out.read_text()
     finally:
         shell.kill()
         shell.wait()
-    assert "life 2: resume" in out.read_text() and len(attempts(run)) == 2 and newest(run).manifest.step >= 8000
+    assert "life 2: resume" in out.read_text() and len(attempts(run)) == 2
+    assert newest(run).manifest.step >= 2000
     assert sorted(path.name for path in (tmp_path / "runs" / "slurm" / "here").iterdir()) == ["job.sh"]
     assert not list(Path("/tmp").glob(f"qf-{shell.pid}.*"))
 
