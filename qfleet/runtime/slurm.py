@@ -142,7 +142,7 @@ def hand_over(job: Job) -> str:
         raise UserError(f"sbatch did not answer for {ANSWER_S:.0f} s: `scontrol ping` says whether slurmctld lives"
                         ) from None
     if done.returncode:
-        why = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+        why = "; ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.strip().splitlines())
         raise UserError(f"sbatch refused the job: {why}; `sinfo` lists partitions and what their nodes have, --sbatch "
                         "OPTION adds what your cluster asks for, --sbatch=--account=NAME for instance")
     return done.stdout.strip().partition(";")[0]

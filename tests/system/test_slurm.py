@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -85,12 +86,12 @@ def test_head_and_joined_task_are_cancelled_and_leave_nothing(slurm, tmp_path):
 
 
 @needs_slurm
-def test_ranks_of_two_tasks_go_on_after_a_warning(slurm, tmp_path):
+def test_ranks_of_two_tasks_go_on_when_their_time_is_up(slurm, tmp_path):
     number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "gradients=allreduce", *ENDLESS,
                                     "--ntasks-per-node", "2", "--name", "ranks")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)
-    slurm.warn(number)
+    slurm.cut_short(number)
     slurm.requeued(number, out)
     step = end_soon(run)
     slurm.lives_again(number, out)
@@ -139,8 +140,6 @@ def test_without_slurm_the_same_tasks_live_twice_here(tmp_path):
 
 
 def until(ready, process, out, timeout=180):
-    import time
-
     deadline = time.monotonic() + timeout
     while not ready():
         assert process.poll() is None, out.read_text()
