@@ -151,7 +151,7 @@ class Slurm:
         self.ask("scancel", "--signal=USR1", "--batch", number)
 
     def cut_short(self, number: str) -> None:
-        """Give a job a time limit that is nearly reached, so that Slurm warns it when it looks next, in half a minute."""
+        """Give a job a time limit that is nearly reached, so that Slurm warns it when it looks next."""
         hours, minutes, seconds = map(int, self.job(number)["RunTime"].split(":"))
         limit = math.ceil((hours * 3600 + minutes * 60 + seconds + 90) / 60)
         self.ask("scontrol", "update", f"JobId={number}", f"TimeLimit={limit}")
