@@ -102,6 +102,13 @@ VERBS = (
          ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
          "The fleet is started by `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
          "prints this command. Actors may come and go at any time. Environments of your own must be importable here."),
+    Verb("submit", "hand a run to a cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
+         verbs.submit,
+         ("qfleet submit slurm cartpole --name first --time 01:00:00",
+          "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
+          "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
+         "Writes an sbatch script and submits it. When its time is nearly up the job saves, is requeued and goes on by "
+         "itself. A RUN is gone on with. " + OVERRIDES),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
     Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
     Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),

@@ -1,6 +1,7 @@
 """Runs whose learners are several and average their gradients: what each rank does, and who starts the ranks.
 
     torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; the first makes the run
+    srun ... qfleet train RECIPE gradients=allreduce              the same
     qfleet train RECIPE gradients=allreduce cells=N               we make the run and start torchrun, which starts them
 
 The first rank keeps directory, records and checkpoints; the others add their parts. All see the same folder.
@@ -56,8 +57,8 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         return head.start(config, sinks, provenance, Launch)
     size = place.size if place else 1
     if place and config.cells not in (1, size):
-        raise UserError(f"cells={config.cells}, but torchrun started {size} ranks: leave cells out, or call qfleet "
-                        "without torchrun, and it starts them itself")
+        raise UserError(f"cells={config.cells}, but {size} ranks were started: leave cells out, or call qfleet "
+                        "without torchrun or srun, and it starts them itself")
     with met(config, place) as peers, playing(config, size) as env:
         config = settle(config.model_copy(update={"cells": size}), env.spec)
         source = source_of_weights(config, env.spec)
@@ -196,10 +197,13 @@ def _made(config: RunConfig, peers: Crew, stack: ExitStack) -> RunDirectory:
 
 
 def _job() -> dict[str, str]:
-    """What tells this torchrun job from all others: the agent that started this process."""
+    """What tells this job from all others: the agent that started this process, or the step of Slurm's that it is."""
     if Place.here() is None:
         return {}
-    return {"torchrun": f"{os.uname().nodename}/{os.getppid()}/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"}
+    agent = f"{os.uname().nodename}/{os.getppid()}"
+    if "SLURM_STEP_ID" in os.environ:  # whose agents are several, and the first rank may be anybody's
+        agent = f"slurm/{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    return {"torchrun": f"{agent}/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"}
 
 
 def _earlier(config: RunConfig) -> RunDirectory | None:

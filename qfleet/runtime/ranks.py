@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ import torch.distributed as dist
 
 from qfleet.roles.allreduce import Peers, Table
 from qfleet.types import ProcessFault
+
+MEETING_PORT = 20_000
+"""Ranks that srun started meet at one of the ten thousand from here on, below those that systems hand out."""
 
 MESSAGE = 1 << 20
 """Numbers per message of a reduction: several are under way at once."""
@@ -32,16 +36,36 @@ class Place:
     local: int
     neighbours: int
     attempt: int = 0  # how often torchrun has started all ranks anew
+    meeting: str = "env://"  # where they meet, as torch.distributed takes it
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> Place | None:
-        """As torchrun says; None in a process that it did not start."""
+        """As torchrun says, or srun; None in a process that neither started as one of several."""
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
-            return None
+            return _in_step(environment)
         size = environment["WORLD_SIZE"]
         return Place(int(environment["RANK"]), int(size), int(environment.get("LOCAL_RANK", 0)),
                      int(environment.get("LOCAL_WORLD_SIZE", size)),
                      int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)))
+
+
+def _in_step(environment: Mapping[str, str]) -> Place | None:
+    """As srun says. A batch script has most of its variables, too, but is no step; a step of one task is no crew."""
+    job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
+    size = int(environment.get("SLURM_NTASKS", 1))
+    if not (job.isdecimal() and step.isdecimal() and "SLURM_PROCID" in environment) or size < 2:
+        return None
+    counts = re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # 4(x2),3
+    host = first_host(environment.get("SLURM_STEP_NODELIST", "localhost"))
+    port = MEETING_PORT + (int(job) * 10 + int(step) % 10) % 10_000  # all must know it without having met
+    return Place(int(environment["SLURM_PROCID"]), size, int(environment.get("SLURM_LOCALID", 0)),
+                 max(map(int, counts), default=size), int(environment.get("SLURM_RESTART_COUNT", 0)), f"tcp://{host}:{port}")
+
+
+def first_host(hosts: str) -> str:
+    """Of `gpu[07-12,15],cpu1`, as Slurm writes it, `gpu07`."""
+    first = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\]([^,\[]*))?", hosts)
+    return hosts if first is None else "".join(part or "" for part in first.groups())
 
 
 class Crew(Peers, Protocol):
@@ -153,7 +177,7 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
     try:
-        store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+        store, rank, size = next(dist.rendezvous(place.meeting, place.rank, place.size, timeout=timeout))
         # torchrun keeps one store for all attempts: whoever looks early would find the address of a rank that died.
         store = dist.PrefixStore(f"attempt{place.attempt}", store)
         dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", store=store, rank=rank, world_size=size,

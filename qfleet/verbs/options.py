@@ -176,6 +176,25 @@ def join(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
+def submit(parser: argparse.ArgumentParser) -> None:
+    one = at_least(1)
+    parser.add_argument("--nodes", "-N", type=one, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument("--ntasks", "-n", type=one, metavar="N", help="tasks on all of them (default: one on each)")
+    parser.add_argument("--ntasks-per-node", type=one, metavar="M", help="tasks on each")
+    parser.add_argument("--cpus-per-task", "-c", type=one, default=1, metavar="K", help="CPUs of a task (default: 1)")
+    parser.add_argument("--gpus-per-node", type=at_least(0), default=0, metavar="G", help="GPUs of a node (default: 0)")
+    parser.add_argument("--partition", "-p", metavar="P", help="where to queue (default: the cluster's)")
+    parser.add_argument("--time", "-t", metavar="T", help="time limit of one life, 04:00:00 for instance")
+    parser.add_argument("--name", metavar="RUN", help="name of run and job (run.name)")
+    parser.add_argument("--prefix", metavar="GROUP", help="a folder for runs that belong together, below run.root")
+    parser.add_argument("--sbatch", action="append", default=[], metavar="OPTION",
+                        help="a further option for sbatch, --sbatch=--account=NAME for instance; may be repeated")
+    parser.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
+    parser.add_argument("--local", action="store_true", help="run the same tasks on this machine, without Slurm")
+    trust(parser)
+    as_json(parser)
+
+
 def member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", default="")
     parser.add_argument("--videos", metavar="DIR", help="an evaluator's films go there")

@@ -31,17 +31,18 @@ def train(args: Namespace) -> int:
     """Train once, or once per seed; an interruption ends the series."""
     from qfleet import recipe
 
-    _hush_followers(args)
     source = args.words[0]
     args.overrides += fleet_overrides(args)
     plans = [recipe.resolve(source, args.overrides)]
+    again = _as_rank(args, plans[0].config.gradients)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [recipe.resolve(source, [*args.overrides, *overrides]) for overrides in more]
     if args.dry_run:
         return _dry_run(args, plans)
     _require_finish(args)
-    _require_free_names([plan.config for plan in plans])
+    if not again:
+        _require_free_names([plan.config for plan in plans])
     documents: list[dict[str, Any]] = []
     worst = 0
     for number, plan in enumerate(plans, start=1):
@@ -65,11 +66,11 @@ def resume(args: Namespace) -> int:
     from qfleet.runs.progress import ProgressView
     from qfleet.runs.tally import Goal
 
-    _hush_followers(args)
-    _require_finish(args)
     args.overrides += fleet_overrides(args)
     run = RunDirectory.open(args.words[0], args.root)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
+    _as_rank(args, goal.get("gradients"))
+    _require_finish(args)
     view = ProgressView(Goal.of(goal), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
@@ -79,11 +80,15 @@ def resume(args: Namespace) -> int:
     return result.exit_code
 
 
-def _hush_followers(args: Namespace) -> None:
-    """Under torchrun the first rank speaks for all."""
-    if "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0":
+def _as_rank(args: Namespace, gradients: str | None) -> bool:
+    """Under torchrun or srun the first rank speaks for all. Whether all were started anew: then the run exists."""
+    from qfleet.runtime.ranks import Place
+
+    place = Place.here() if gradients == "allreduce" else None
+    if place is not None and place.rank:
         args.quiet, args.show, args.record = True, False, False
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return place is not None and place.attempt > 0
 
 
 def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:

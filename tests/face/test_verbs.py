@@ -170,6 +170,15 @@ def test_a_taken_name_is_found_before_the_first_training(tape, place, capsys):
     assert tape.calls == [] and "runs/x-s2 exists already: continue with `qfleet resume" in capsys.readouterr().err
 
 
+def test_ranks_that_torchrun_starts_anew_find_their_run(tape, place, monkeypatch):
+    (place / "runs" / "x").mkdir(parents=True)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "cartpole", "gradients=allreduce", "run.name=x"]) == 2, "somebody else's"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert main(["train", "cartpole", "gradients=allreduce", "run.name=x"]) == 0 and len(tape.calls) == 1
+
+
 def test_a_dry_run_trains_nothing_and_shows_config_and_plan(tape, place, capsys):
     assert main(["train", "cartpole", "--dry-run", "seed=9"]) == 0
     out = capsys.readouterr().out

@@ -105,7 +105,7 @@ def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
     run = tmp_path / "runs" / "crew"
     try:
         until(lambda: list(run.glob("checkpoints/step-*")), process)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGUSR1)
         assert process.wait(120) == 75
     finally:
         process.kill()

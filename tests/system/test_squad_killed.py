@@ -125,7 +125,7 @@ def test_a_killed_registrar_takes_all_back_to_the_checkpoint(squad):
 
 
 def test_in_the_end_all_that_is_left_is_a_run_that_can_go_on(squad):
-    squad.head.send_signal(signal.SIGTERM)
+    squad.head.send_signal(signal.SIGUSR1)
     code, result = squad.ended(120)
     squad.assert_gone()
     assert code == 75, squad.complaints

@@ -1,0 +1,156 @@
+# The life of a job, the same for all. Slurm runs this as the batch shell, on the first node; `srun` starts it once more
+# for each task, with the word "task". The run's directory and "$job" are on a file system that all nodes see.
+
+# Wait for a child to its end, whatever we are told meanwhile; its exit code.
+outlast() {
+    local code last
+    wait "$1"; code=$?
+    while kill -0 "$1" 2> /dev/null; do wait "$1"; code=$?; done
+    wait "$1" 2> /dev/null; last=$?
+    ((last == 127)) || code=$last  # 127: its end was heard of before
+    return "$code"
+}
+
+# ---- A task ----
+
+# The first task is the one that the batch shell tells to stop, and whose end is the end of all.
+lead() {
+    "$@" & local head=$! code
+    echo "$head" > "$job/pid"
+    [[ ! -e $job/told ]] || kill -USR1 "$head"
+    outlast "$head"; code=$?
+    rm -f "$job/pid"
+    [[ ! -e $job/stopped ]] || code=75
+    echo "$code" > "$job/exit"
+    ((SLURM_NTASKS == 1)) || scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
+    return "$code"
+}
+
+follow() { [[ $leaving ]] || { "$@" & outlast $!; }; }
+
+train_or_resume() {  # with further words
+    local words=("${resume[@]}")
+    [[ $mode == resume ]] || words=("${train[@]}")
+    "$turn" "${qfleet[@]}" "${words[@]}" "$@"
+}
+
+# All roles in one process, or in processes of this node.
+layout_node() { train_or_resume; }
+
+# Learner, replay and evaluator in the first task, actors in all others.
+layout_fleet() {
+    local others=$((SLURM_NTASKS - 1)) nth=$SLURM_PROCID
+    if ((nth == 0)); then
+        train_or_resume --listen "$listen:$port" --token-file "$job/token" --no-local-actors
+    else
+        follow "${qfleet[@]}" join "$host:$port" --token-file "$job/token" \
+            --actors $((actors * nth / others - actors * (nth - 1) / others)) "${join[@]}"
+    fi
+}
+
+# A torchrun on each node, and under it the ranks of that node. It would start anew whoever does not exit with 0:
+# ranks that were told to stop say so in a file.
+layout_ranks() {
+    local torchrun=("${qfleet[0]}" -m torch.distributed.run --nnodes "$nodes" --nproc-per-node "$per_node"
+        --max-restarts "$restarts" --monitor-interval 0.2 --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"
+        --rdzv-endpoint "$host:$port")
+    qfleet=("${torchrun[@]}" "${qfleet[@]:1}")
+    export QFLEET_STOPPED=$job/stopped
+    train_or_resume
+}
+
+# A Ray of this job alone: every port and folder is its own, and nobody without the token is let in.
+layout_ray() {
+    local ray=("${qfleet[0]}" -m ray.scripts.scripts) cluster code
+    local start=("${ray[@]}" start --block --temp-dir="$TMPDIR" --num-cpus=$((per_node * cpus)) --num-gpus="$gpus"
+        --node-manager-port=$((port + 1)) --object-manager-port=$((port + 2)) --metrics-export-port=$((port + 3))
+        --dashboard-agent-listen-port=$((port + 4)) --dashboard-agent-grpc-port=$((port + 5))
+        --runtime-env-agent-port=$((port + 6)) --disable-usage-stats)
+    export RAY_ADDRESS=$host:$port RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$job/token
+    if ((SLURM_PROCID > 0)); then
+        until [[ $leaving ]] || follow "${start[@]}" --address="$RAY_ADDRESS"; do sleep 2; done
+        return
+    fi
+    "${start[@]}" --head --node-ip-address="$host" --port="$port" --ray-client-server-port=$((port + 7)) \
+        --include-dashboard=false & cluster=$!
+    until "${ray[@]}" status --address="$RAY_ADDRESS" > /dev/null 2>&1; do
+        kill -0 "$cluster" 2> /dev/null || { echo "ray did not start" >&2; return 1; }
+        sleep 1
+    done
+    train_or_resume; code=$?
+    kill -TERM "$cluster"; outlast "$cluster"
+    return "$code"
+}
+
+task() {
+    leaving=
+    trap 'leaving=1' TERM  # a cancelled job: every process has been told, and whoever leads saves before it ends
+    trap : USR1 INT
+    local base=${TMPDIR:-/tmp}
+    ((${#base} <= 20)) || base=/tmp  # the name of a socket in there has at most 107 bytes
+    export TMPDIR=$base/qf-$SLURM_JOB_ID.$SLURM_PROCID
+    rm -rf "$TMPDIR"  # of an earlier life that was not given time to clean up
+    mkdir -m 700 "$TMPDIR" || exit 1
+    trap 'rm -rf "$TMPDIR"' EXIT
+    turn=follow
+    ((SLURM_PROCID > 0)) || turn=lead
+    "layout_$layout"
+    exit
+}
+
+# ---- The batch shell ----
+
+# Whom to tell: the first task's command, or one of torchrun's ranks on this node, which tells the others.
+heads() {
+    local pid
+    read -r pid < "$job/pid" || return
+    if [[ $layout != ranks ]] || ! grep -lsx "PPid:[[:space:]]*$pid" /proc/[0-9]*/status | cut -d / -f 3 | grep .; then
+        echo "$pid"
+    fi
+}
+
+# Slurm says, by USR1, that the time is nearly up.
+tell() {
+    local pids
+    told=1
+    echo "$(date +%T) the time is nearly up: saving"
+    touch "$job/told"
+    [[ ! -e $job/pid ]] || { mapfile -t pids < <(heads); kill -USR1 "${pids[@]}" 2> /dev/null; }
+}
+
+begin() {
+    rm -f "$job"/{pid,exit,told,stopped,token}
+    ((lives == 0)) || rm -f "$run/lock"  # Slurm has ended whoever wrote there, be it on another host
+    mode=resume
+    if ((${#train[@]})) && ! compgen -G "$run/checkpoints/step-*" > /dev/null; then
+        mode=train
+        ((lives == 0)) || [[ ! -e $run ]] || mv "$run" "$run.lost-$lives"  # it ended before its first checkpoint
+    fi
+    (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$job/token")
+    host=127.0.0.1 listen=127.0.0.1
+    ((nodes == 1)) || host=$(hostname) listen=0.0.0.0
+    port=$((20000 + SLURM_JOB_ID % 1000 * 10))  # ten for each job, below those that systems hand out
+    while (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do port=$((port + 10)); done
+    export mode host listen port
+    echo "$(date +%T) job $SLURM_JOB_ID, life $((lives + 1)): $mode $run"
+}
+
+batch() {
+    local code lives=${SLURM_RESTART_COUNT:-0}
+    told=
+    trap tell USR1
+    trap 'told=; ${cancelled:-:}' TERM INT  # it is not to come back
+    begin
+    srun --ntasks="$tasks" --ntasks-per-node="$tasks_per_node" --cpus-per-task="$task_cpus" --kill-on-bad-exit=0 \
+        bash "$job/job.sh" task &
+    outlast $!; code=$?
+    [[ ! -s $job/exit ]] || read -r code < "$job/exit"
+    rm -f "$job"/{pid,exit,told,stopped,token}
+    # Told to stop, whatever is not done (0) nor misused (2) goes on in another life.
+    if [[ $told ]] && ((code != 0 && code != 2)); then
+        scontrol requeue "$SLURM_JOB_ID" || echo "it cannot be requeued; go on with: qfleet submit slurm $run"
+    fi
+    exit "$code"
+}
+
+if [[ ${1-} == task ]]; then task; else batch; fi

@@ -1,0 +1,178 @@
+"""The verb that hands a run to a cluster: `submit slurm`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qfleet.verbs.telling import complain, outcome, say
+
+if TYPE_CHECKING:
+    from qfleet.runtime.slurm import Job, Layout, Size
+    from qfleet.settings import RunConfig
+
+
+def submit(args: Namespace) -> int:
+    """Write a batch script and give it to Slurm, or show it, or run it here."""
+    from qfleet.runtime import slurm
+    from qfleet.types import UserError
+
+    if args.words[0] != "slurm":
+        raise UserError(f"{args.words[0]!r} is no cluster that qfleet knows: write `qfleet submit slurm RECIPE ...`; "
+                        "for Kubernetes see docs/kubernetes.md")
+    job = job_of(args)
+    if args.dry_run:
+        say(slurm.script(job, args.local).rstrip())
+        return 0
+    new = not job.folder.exists()
+    slurm.write(job, args.local)
+    if args.local:
+        complain(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
+        slurm.run_here(job)
+    try:
+        number = slurm.hand_over(job)
+    except UserError:
+        if new:
+            shutil.rmtree(job.folder, ignore_errors=True)
+        raise
+    lines = [("job", number), ("output", str(job.output)), ("script", str(job.script)),
+             ("watch", f"qfleet top {job.run}"), ("cancel", f"scancel {number}")]
+    outcome(args, [*(f"{name:<10} {text}" for name, text in lines), str(job.run)],
+            {"job": number, "directory": str(job.run), "output": str(job.output), "script": str(job.script)})
+    return 0
+
+
+def job_of(args: Namespace) -> Job:
+    """The job that the words and options mean; UserError for what could only fail on the cluster."""
+    from qfleet import recipe
+    from qfleet.runs.directory import RunDirectory
+    from qfleet.runs.find import require_trusted
+    from qfleet.runtime.slurm import Job
+    from qfleet.types import UserError
+
+    source, run = args.words[1], _existing(args.words[1])
+    overrides = list(args.overrides)
+    if run is not None and not args.trust:
+        require_trusted(RunDirectory(run))
+    resolved = recipe.resolve(source if run is None else str(run / "config.yaml"), overrides)
+    size = _size(args, resolved.config)
+    layout = _layout(resolved.config, size.tasks)
+    if extra := _implied(layout, size, resolved.config, resolved.provenance):
+        overrides += extra
+        resolved = recipe.resolve(source if run is None else str(run / "config.yaml"), overrides)
+    config = resolved.config
+    _check(args, layout, size, config)
+    train: list[str] = []
+    if run is None:
+        root = Path(config.run.root).expanduser() / (args.prefix or "")
+        run = (root / _name(args, config)).absolute()
+        if run.exists():
+            raise UserError(f"{run} exists already: go on with it by `qfleet submit slurm {run}`, or choose another "
+                            "--name")
+        train = ["train", source, *overrides, f"run.root={json.dumps(str(run.parent))}",
+                 f"run.name={json.dumps(run.name)}"]
+        overrides = []
+    elif args.name or args.prefix:
+        raise UserError(f"{run} has a name already: leave --name and --prefix out")
+    # Another node may go on with it, where it is nobody's own: we have seen here whose it is.
+    return Job(layout, run, size, train, ["resume", str(run), "--trust", *overrides], [sys.executable, "-m", "qfleet"],
+               _joining(config, size), config.actors, config.allreduce.max_restarts, args.partition, args.time,
+               args.sbatch)
+
+
+def _existing(source: str) -> Path | None:
+    """The run that is meant, if it is one."""
+    path = Path(source).expanduser()
+    return path.absolute() if path.is_dir() and (path / "config.yaml").is_file() else None
+
+
+def _name(args: Namespace, config: RunConfig) -> str:
+    from qfleet.config import validate
+    from qfleet.runs.directory import RunSection, default_name
+
+    if args.name:
+        validate(RunSection, {"name": args.name}, "--name")
+    return str(args.name or config.run.name or default_name(config.env.id, config.agent.algo, config.seed))
+
+
+def _layout(config: RunConfig, tasks: int) -> Layout:
+    if config.gradients == "allreduce":
+        return "ranks"
+    if str(config.placement) == "ray":
+        return "ray"
+    return "fleet" if config.placement == "processes" and tasks > 1 else "node"
+
+
+def _size(args: Namespace, config: RunConfig) -> Size:
+    from qfleet.runtime.slurm import Size
+    from qfleet.types import UserError
+
+    nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
+    if per_node is None:
+        each = {"solo": 1, "allreduce": max(1, args.gpus_per_node), "server": config.cells}[config.gradients]
+        per_node = each if tasks is None else -(-tasks // nodes)
+    tasks = nodes * per_node if tasks is None else tasks
+    if not nodes <= tasks <= nodes * per_node:
+        raise UserError(f"--ntasks {tasks} do not fit --nodes {nodes} with --ntasks-per-node {per_node}: choose from "
+                        f"{nodes} to {nodes * per_node}, or leave --ntasks-per-node out")
+    return Size(nodes, tasks, per_node, args.cpus_per_task, args.gpus_per_node)
+
+
+def _implied(layout: Layout, size: Size, config: RunConfig, given: Mapping[str, str]) -> list[str]:
+    """What the size of a job says about the run where the config leaves it open."""
+    from qfleet.config import DEFAULT
+
+    if layout == "fleet" and given.get("actors", DEFAULT) == DEFAULT:
+        return [f"actors={(size.tasks - 1) * size.cpus}"]
+    if config.gradients == "server" and given.get("cells", DEFAULT) == DEFAULT:
+        return [f"cells={size.tasks}"]
+    return []
+
+
+def _check(args: Namespace, layout: Layout, size: Size, config: RunConfig) -> None:
+    from qfleet.types import UserError
+
+    tasks = size.tasks
+    found = []
+    if layout == "node" and config.gradients == "server":
+        if size.nodes > 1:
+            found.append(f"--nodes {size.nodes} with gradients=server: cells and shards of a parameter server share "
+                         "one host; use --nodes 1, or gradients=allreduce")
+        if tasks not in (1, config.cells):
+            found.append(f"--ntasks {tasks} with cells={config.cells}: a task is a cell; leave one of them out")
+    elif layout == "node" and tasks > 1:
+        found.append(f"--ntasks {tasks} with placement=inline: one process can be one task only; use --ntasks 1, or "
+                     "placement=processes, which gives the other tasks to actors, or gradients=allreduce")
+    if layout == "fleet" and config.actors < tasks - 1:
+        found.append(f"actors={config.actors} cannot be shared among {tasks - 1} tasks that join: raise actors or "
+                     "lower --ntasks")
+    if layout == "ranks" and tasks != size.nodes * size.per_node:
+        found.append(f"--ntasks {tasks} on --nodes {size.nodes}: every node runs as many ranks; choose a multiple")
+    if layout == "ranks" and config.cells not in (1, tasks):
+        found.append(f"cells={config.cells} with --ntasks {tasks}: a task is a rank; leave cells out")
+    if size.gpus and config.device == "cpu":
+        found.append(f"--gpus-per-node {size.gpus} with device=cpu: nobody would use them; leave one of them out")
+    asked = size.gpus or args.local or any("gpu" in option or "gres" in option for option in args.sbatch)
+    if config.device.startswith("cuda") and not asked:
+        found.append(f"device={config.device} without --gpus-per-node: Slurm would give the job no GPU; add "
+                     "--gpus-per-node 1")
+    if args.local and size.nodes > 1:
+        found.append(f"--local is one machine: use --nodes 1 instead of {size.nodes}")
+    if found:
+        raise UserError("\n".join(found))
+
+
+def _joining(config: RunConfig, size: Size) -> list[str]:
+    """Further words for `qfleet join`."""
+    from qfleet.runs.find import foreign_names
+
+    fleet = config.fleet
+    words = ["--tls-ca", str(Path(fleet.tls_cert).absolute())] if fleet.tls_cert else []
+    if not words and size.nodes > 1 and foreign_names(config.model_dump(mode="json")):
+        words = ["--trust"]  # the modules that it names are those of whoever submits the job
+    return words

@@ -1,0 +1,147 @@
+"""Runs under a real Slurm: solved, warned and requeued, cancelled; its tasks as a fleet, as ranks; and without it."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from fleet_runs import assert_goes_forward
+from real_runs import ENVIRONMENT, TINY, command, newest, records
+from slurm_kit import Slurm, needs_slurm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ENDLESS = ["total_steps=10000000"]
+SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400"]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    cluster = Slurm()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def submitted(slurm, cwd, *words):
+    """Number, run and folder of a job."""
+    done = subprocess.run(command("submit", "slurm", *words, "--json"), cwd=cwd, env=slurm.env, capture_output=True,
+                          text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    return told["job"], Path(told["directory"]), Path(told["script"]).parent
+
+
+def attempts(run):
+    return json.loads((run / "run.json").read_text())["attempts"]
+
+
+def end_soon(run, steps=300):
+    """A run that was endless is to end in its next life."""
+    text, now = (run / "config.yaml").read_text(), newest(run).manifest.step
+    assert "\ntotal_steps: 10000000\n" in text
+    (run / "config.yaml").write_text(text.replace("total_steps: 10000000", f"total_steps: {now + steps}"))
+    return now
+
+
+def saved(run):
+    return list(run.glob("checkpoints/step-*"))
+
+
+@needs_slurm
+def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=500", "--name",
+                                    "solved", "--prefix", "group", "--time", "60", "-p", "main")
+    out = folder / "out.txt"
+    assert run == tmp_path / "runs" / "group" / "solved"
+    slurm.until(lambda: saved(run), about=out)
+    slurm.warn(number)
+    slurm.requeued(number, out)
+    step = newest(run).manifest.step
+    assert step == records(run)[-1]["step"], "it saved when it was told to stop"
+    slurm.lives_again(number, out)
+    slurm.ends(number, "COMPLETED", out)
+    assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
+    assert max(record.get("eval/mean_reward", 0) for record in records(run)) >= 475
+    assert_goes_forward(run)
+    slurm.assert_gone(number, folder)
+
+
+@needs_slurm
+def test_head_and_joined_task_are_cancelled_and_leave_nothing(slurm, tmp_path):
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=processes", *ENDLESS,
+                                    "-n", "2", "-c", "2", "--name", "endless")
+    out = folder / "out.txt"
+    slurm.until(lambda: saved(run), about=out)  # the head plays nothing itself: somebody has joined
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    assert list(Path("/tmp").glob(f"qf-{number}.0/qfleet-*/fleet.sock")) and len(slurm.everybody(number)) > 4
+    slurm.ask("scancel", number)
+    job = slurm.ends(number, "CANCELLED", out)
+    assert job["Restarts"] == "0" and "requeue" not in out.read_text().casefold(), "what is cancelled stays so"
+    assert newest(run).manifest.step == records(run)[-1]["step"], "it was given the time to save"
+    slurm.assert_gone(number, folder)
+
+
+@needs_slurm
+def test_ranks_of_two_tasks_go_on_when_their_time_is_up(slurm, tmp_path):
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "gradients=allreduce", *ENDLESS,
+                                    "--ntasks-per-node", "2", "--name", "ranks")
+    out = folder / "out.txt"
+    slurm.until(lambda: saved(run), about=out)
+    slurm.cut_short(number)
+    slurm.requeued(number, out)
+    step = end_soon(run)
+    slurm.lives_again(number, out)
+    slurm.ends(number, "COMPLETED", out)
+    assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
+    assert newest(run).manifest.step >= step + 300 and len(newest(run).state()["ranks"]) == 1
+    slurm.assert_gone(number, folder)
+
+
+@needs_slurm
+def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path):
+    words = command("train", "cartpole", *SMALL, "gradients=allreduce", "total_steps=900", "run.name=plain")
+    done = subprocess.run(["srun", "--ntasks=2", *words], cwd=tmp_path, env=slurm.env, capture_output=True, text=True,
+                          timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "runs/plain" and done.stdout.count("all steps taken") == 1, "one speaks"
+    assert len(newest(tmp_path / "runs" / "plain").state()["ranks"]) == 1
+
+
+@needs_slurm
+def test_what_sbatch_refuses_is_told_and_leaves_nothing(slurm, tmp_path):
+    done = subprocess.run(command("submit", "slurm", "cartpole", "--name", "x", "-p", "nowhere"), cwd=tmp_path,
+                          env=slurm.env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 2 and "invalid partition" in done.stderr and "sinfo" in done.stderr, done.stderr
+    assert not (tmp_path / "runs" / "slurm" / "x").exists()
+
+
+def test_without_slurm_the_same_tasks_live_twice_here(tmp_path):
+    out, run = tmp_path / "said.txt", tmp_path / "runs" / "here"
+    with out.open("wb") as said:
+        shell = subprocess.Popen(command("submit", "slurm", "cartpole", *SMALL, "placement=processes", "-n", "2",
+                                         *ENDLESS, "--name", "here", "--local"),
+                                 cwd=tmp_path, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True)
+    try:
+        until(lambda: saved(run), shell, out)
+        end_soon(run, 2000)
+        shell.send_signal(signal.SIGUSR1)
+        assert shell.wait(300) == 0, out.read_text()
+    finally:
+        shell.kill()
+        shell.wait()
+    assert "life 2: resume" in out.read_text() and len(attempts(run)) == 2
+    assert newest(run).manifest.step >= 2000
+    assert sorted(path.name for path in (tmp_path / "runs" / "slurm" / "here").iterdir()) == ["job.sh"]
+    assert not list(Path("/tmp").glob(f"qf-{shell.pid}.*"))
+
+
+def until(ready, process, out, timeout=180):
+    deadline = time.monotonic() + timeout
+    while not ready():
+        assert process.poll() is None, out.read_text()
+        assert time.monotonic() < deadline, out.read_text()
+        time.sleep(0.1)
