@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -230,9 +230,10 @@ class Troop(head.Head):
         room = self._room()
         if len(names) != room:
             show_plan(self.sinks, [("actors", f"{len(names)}, and the cluster has room for {room}")])
-        for _ in range(len(names), room):
-            free = next(i for i in count() if f"local/{i}" not in self.supervisor.names)
-            self.supervisor.add(self._actor(free))
+        free = (index for index in count() if f"local/{index}" not in names)
+        for index in islice(free, max(0, room - len(names))):
+            if f"local/{index}" not in self._leaving:  # whose place is taken when it has left
+                self.supervisor.add(self._actor(index))
         order = sorted(names, key=lambda name: (name in self.lives and self.lives[name].absent, _index(name)))
         for name in order[room:]:
             self._leaving.add(name)

@@ -1,0 +1,138 @@
+"""Runs whose roles are Ray actors, on a cluster of two nodes with real raylets. The tests share it, in this order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from fleet_runs import SMALL, assert_goes_forward, processes
+from ray_kit import LOSSY, RayRun, RayYard, alive
+from real_runs import newest, records
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
+ENDLESS = [*SMALL_RAY, "actors=auto", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=400",
+           "fleet.max_restarts=20", "run.name=x"]
+
+
+@pytest.fixture(scope="module")
+def yard():
+    with tempfile.TemporaryDirectory(prefix="qr", dir="/tmp") as folder, RayYard(Path(folder)) as made:
+        made.add(cpus=1)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(yard):
+    """A run that would never end."""
+    with yard.train("cartpole", *ENDLESS, folder="endless") as made:
+        made.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
+        yield made
+
+
+def members(yard) -> dict[str, dict]:
+    pulse = yard.pulse()
+    return {each["name"]: each for each in pulse["members"] if each["silent_s"] < 3} if pulse else {}
+
+
+def updates(yard) -> int:
+    pulse = yard.pulse()
+    return int(pulse["updates"]) if pulse else -1
+
+
+def learns(yard, run) -> None:
+    before = run.until(lambda: (now := updates(yard)) >= 0 and now)
+    run.until(lambda: updates(yard) > before + 10)
+
+
+def test_an_actor_killed_comes_back_in_its_place_while_the_others_go_on(yard, run):
+    learns(yard, run)
+    before = members(yard)["local/0"]
+    os.kill(before["pid"], signal.SIGKILL)
+    learns(yard, run)
+    after = run.until(lambda: (now := members(yard).get("local/0")) and now["pid"] != before["pid"] and now)
+    assert (after["index"], after["incarnation"]) == (0, before["incarnation"] + 1), "the same place, so the same arm"
+    run.until(lambda: int(members(yard)["local/0"]["steps"]) > 20)
+    assert "local/0 is gone: its process died, or its node; restart 1 of at most 20 in a row" in run.complaints
+    assert members(yard)["local/1"]["incarnation"] == 1
+
+
+def test_actors_follow_the_nodes(yard, run):
+    """A node dies in the middle of the run: its actor is given up; when there is room again, the place is taken."""
+    yard.remove()
+    run.until(lambda: len([name for name in yard.actors() if "/local/" in name]) == 1)
+    learns(yard, run)
+    before = {each["name"]: each["incarnation"] for each in yard.pulse()["members"]}
+    yard.add(cpus=1)
+    run.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
+    after = {each["name"]: (each["index"], each["incarnation"]) for each in members(yard).values()}
+    assert {index for index, _ in after.values()} == {-1, 0, 1}
+    assert sum(lives for _, lives in after.values()) == sum(before.values()) + 1
+    learns(yard, run)
+
+
+def test_a_killed_driver_leaves_nobody_behind(yard, run):
+    pids = [each["pid"] for each in members(yard).values()]
+    run.until(lambda: newest(run.cwd / "runs" / "x"))
+    run.head.kill()
+    run.head.wait()
+    deadline = time.monotonic() + 60
+    while (alive(pids) or yard.actors()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(pids) and not yard.actors()
+    assert_goes_forward(run.cwd / "runs" / "x")
+
+
+def test_though_replies_are_lost_each_message_counts_once_and_cartpole_is_learnt(yard):
+    """Both actors live on a node whose workers lose answers to their calls; what they send again is not stored again."""
+    yard.remove()
+    yard.add(cpus=4, env=LOSSY)
+    with yard.train("cartpole", "placement=ray", "actors=2", "ray.actor_cpus=2", "env.lanes=4", "total_steps=50000",
+                    "stop_at=150", "eval.period_steps=1000", "run.tensorboard=false", "run.threads=1", "run.name=x",
+                    "checkpoint.period_steps=null", folder="lossy") as run:
+        watched = 0
+        while run.head.poll() is None:
+            if (pulse := yard.pulse()) and len(pulse["members"]) == 3:
+                said = sum(int(each["steps"]) for each in pulse["members"] if each["index"] >= 0)
+                assert int(pulse["steps"]) <= said, pulse
+                assert all(each["incarnation"] == 1 for each in pulse["members"])
+                watched += 1
+            time.sleep(0.2)
+        code, result = run.ended()
+        assert (code, result["reason"]) == (0, "stop_at"), run.complaints
+    last = records(run.cwd / "runs" / "x")[-1]
+    print({tag: value for tag, value in last.items() if tag.startswith(("wire", "fault"))}, watched)
+    assert last["wire/duplicates"] > 10 and last["wire/retries"] > 10 and watched > 5
+
+
+def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    with RayRun([*SMALL_RAY, "cartpole", "actors=1", "total_steps=1000000", "run.name=x"], tmp_path, env) as run:
+        run.until(lambda: list((tmp_path / "runs" / "x" / "checkpoints").glob("step-*"))
+                  or (tmp_path / "runs" / "x" / "metrics.jsonl").exists())
+        token = tmp_path / ".cache" / "qfleet" / "ray_token"
+        assert token.stat().st_mode & 0o777 == 0o600 and not (tmp_path / ".ray").exists()
+        mine = [pid for pid, words in processes() if any("/tmp/qfleet-" in word for word in words)]
+        private = next(word for _, words in processes() for word in words if "/tmp/qfleet-" in word)
+        folder = Path("/tmp") / private.partition("/tmp/")[2].partition("/")[0]
+        assert len(mine) > 2 and folder.is_dir()
+        run.head.kill()
+        deadline = time.monotonic() + 60
+        while (alive(mine) or folder.exists()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive(mine) and not folder.exists(), [words for pid, words in processes() if pid in mine]
+
+
+def test_what_cannot_be_is_refused_with_its_remedy(tmp_path):
+    for words, remedy in ((["actors=auto"], "actors=auto needs placement=ray"),
+                          (["placement=ray", "device=cuda:1"], "set device=cuda"),
+                          (["placement=ray", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
+                          (["ray.actor_cpus=2"], "unless placement=ray")):
+        with RayRun(["cartpole", *words], tmp_path, {}) as run:
+            assert run.ended()[0] == 2 and remedy in run.complaints, run.complaints
+        assert json.dumps(words)
