@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from real_runs import ENVIRONMENT, command
 
 PATHS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 LOSSY = {"RAY_testing_rpc_failure": json.dumps({"CoreWorkerService.grpc_client.PushTask": {
-    "num_failures": -1, "req_failure_prob": 5, "resp_failure_prob": 25, "in_flight_failure_prob": 0}})}
+    "num_failures": -1, "req_failure_prob": 10, "resp_failure_prob": 30, "in_flight_failure_prob": 0}})}
 """Of the calls between workers of a node so many per cent are lost: before they are made, or the answers to them."""
 
 
@@ -103,6 +104,11 @@ class RayYard:
     def actors(self) -> list[str]:
         return self._ask("actors")["actors"]
 
+    def flood(self, repeats: int) -> dict[str, Any]:
+        """Have somebody on the lossy node tell numbers, until so many messages came again since their answers were
+        lost: what is `stored` of them in the end, the number that was `told` last, and how many came again."""
+        return self._ask("flood", repeats=repeats)
+
     def train(self, *words: str, folder: str, **env: str) -> RayRun:
         cwd = self.folder / folder
         cwd.mkdir()
@@ -122,6 +128,50 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if pid in known]
 
 
+def store(host: Any) -> int:
+    """The job of a cell that learns nothing: it keeps what is told, as `Intake` does, and counts repetitions."""
+    from qfleet.runtime.cluster.carrier import answering
+    from qfleet.runtime.wire.desk import Desk
+    from qfleet.runtime.wire.inbox import Inbox
+    from qfleet.runtime.wire.registry import Registry
+
+    registry, inbox = Registry(1, 30.0), Inbox(4)
+    stored: list[float] = []
+    repeats = 0
+    with answering(host, Desk("", "{}", 1), registry, inbox, 1 << 20):
+        while True:
+            while (message := inbox.pop()) is not None:
+                if registry.fresh(message.index, message.incarnation, message.sequence):
+                    stored += [episode.ret for episode in message.episodes]
+                else:
+                    repeats += 1
+            host.word = json.dumps({"stored": stored, "repeats": repeats})
+            time.sleep(0.005)
+
+
+def tell(host: Any, cell: Any) -> int:
+    """The job of a member that has nothing but numbers to tell, each in a message of its own, until it shall leave."""
+    from qfleet.runtime.cluster.carrier import RayCaller
+    from qfleet.runtime.wire.client import Link
+
+    link = Link(RayCaller(cell, "the cell"), "local/0", patience_s=120.0)
+    link.hello()
+    link.start()
+    over = threading.Event()
+    host.line.on_orphan(over.set)
+    number = 0
+    while link.failed is None and not over.is_set():
+        link.metrics.episode(0, float(number), 1)
+        while link.failed is None and not (link.metrics.empty and link._message is None):
+            time.sleep(0.005)
+        host.word = str(number)
+        number += 1
+    link.close(5.0)
+    if link.failed is not None:
+        raise link.failed
+    return 0
+
+
 class Obeying:
     """The cluster, in its process."""
 
@@ -138,8 +188,28 @@ class Obeying:
         return {"address": self.cluster.address}
 
     def add(self, cpus: int, env: dict[str, str]) -> dict[str, Any]:
-        self.added.append(self.cluster.add_node(num_cpus=cpus, object_store_memory=100 << 20, env_vars=env or None))
+        self.added.append(self.cluster.add_node(num_cpus=cpus, object_store_memory=100 << 20, env_vars=env or None,
+                                                resources={"lossy": 1} if env else None))
         return {}
+
+    def flood(self, repeats: int) -> dict[str, Any]:
+        import ray
+
+        from qfleet.runtime.cluster.host import Host
+
+        kind = ray.remote(max_restarts=0, max_concurrency=16)(Host)
+        cell, sender = kind.remote("", []), kind.options(resources={"lossy": 1}).remote("", [])
+        ray.get([cell.begin.remote(1, store), sender.begin.remote(1, tell, cell)])
+        deadline = time.monotonic() + 150
+        while (look := ray.get(sender.look.remote())).code is None:  # calls of this process are not lost
+            word = ray.get(cell.look.remote()).word
+            if (word and json.loads(word)["repeats"] >= repeats) or time.monotonic() > deadline:
+                sender.leave.remote()
+            time.sleep(0.1)
+        found = json.loads(ray.get(cell.look.remote()).word)
+        for each in (cell, sender):
+            ray.kill(each)
+        return found | {"code": look.code, "told": look.word}
 
     def remove(self) -> dict[str, Any]:
         self.cluster.remove_node(self.added.pop(), allow_graceful=False)
