@@ -14,7 +14,7 @@ help:  ## what can be made
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[atari,video,plot,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[atari,video,plot,ray,dev]'
 	touch $@
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film

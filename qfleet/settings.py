@@ -144,8 +144,17 @@ def contradictions(cfg: RunConfig) -> list[str]:
         found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
     found += _two_explorations(cfg)
-    if cfg.placement == "processes":
-        found += cfg.fleet.problems()
+    found += _placement(cfg)
+    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
+        found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
+                     "set learner.capture=false")
+    if cfg.gradients == "server":
+        found += _server(cfg)
+    return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
+
+
+def _placement(cfg: RunConfig) -> list[str]:
+    found = cfg.fleet.problems() if cfg.placement == "processes" else []
     if cfg.placement == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
         found.append(f"device={cfg.device} with placement=ray: Ray chooses the GPU and shows the learner no other; set "
                      "device=cuda")
@@ -153,12 +162,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
         each = "rank" if cfg.gradients == "allreduce" else "cell"
         found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
                      "set placement=inline")
-    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
-        found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
-                     "set learner.capture=false")
-    if cfg.gradients == "server":
-        found += _server(cfg)
-    return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
+    return found
 
 
 def _server(cfg: RunConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """A Ray cluster for tests, with real raylets, in a process of its own: this one never imports Ray.
 
-    with RayYard(folder) as yard:  yard.add(cpus=1);  yard.remove();  yard.pulse();  yard.train("cartpole", ...)
+    with RayYard(folder) as yard:  yard.add(cpus=1);  yard.remove();  yard.pulse();  yard.run("train", ...)
 
 As a program it is that process: it obeys lines of JSON on stdin and answers each with one on stdout.
 """
@@ -29,13 +29,13 @@ LOSSY = {"RAY_testing_rpc_failure": json.dumps({"CoreWorkerService.grpc_client.P
 
 
 class RayRun:
-    """`qfleet train` as a driver of Ray; what it says is gathered in a file."""
+    """`qfleet train` or `resume` as a driver of Ray; what it says is gathered in a file."""
 
     def __init__(self, words: list[str], cwd: Path, env: dict[str, str]) -> None:
         self.cwd = cwd
         self.errors = cwd / "stderr.txt"
         with self.errors.open("wb") as errors:
-            self.head = subprocess.Popen(command("train", *words, "--quiet", "--json"), cwd=cwd, text=True,
+            self.head = subprocess.Popen(command(*words, "--quiet", "--json"), cwd=cwd, text=True,
                                          stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT | env)
 
     def __enter__(self) -> RayRun:
@@ -104,15 +104,20 @@ class RayYard:
     def actors(self) -> list[str]:
         return self._ask("actors")["actors"]
 
+    def pid(self, name: str) -> int:
+        """The process of a role."""
+        return self._ask("pid", name=name)["pid"]
+
     def flood(self, repeats: int) -> dict[str, Any]:
         """Have somebody on the lossy node tell numbers, until so many messages came again since their answers were
         lost: what is `stored` of them in the end, the number that was `told` last, and how many came again."""
         return self._ask("flood", repeats=repeats)
 
-    def train(self, *words: str, folder: str, **env: str) -> RayRun:
+    def run(self, *words: str, folder: str) -> RayRun:
+        """The command line, connected to this cluster."""
         cwd = self.folder / folder
-        cwd.mkdir()
-        return RayRun(list(words), cwd, self.env | {"RAY_ADDRESS": self.address} | env)
+        cwd.mkdir(exist_ok=True)
+        return RayRun(list(words), cwd, self.env | {"RAY_ADDRESS": self.address})
 
     def _ask(self, what: str, **more: Any) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
@@ -219,6 +224,12 @@ class Obeying:
         from ray.util import list_named_actors
 
         return {"actors": [each["name"] for each in list_named_actors(all_namespaces=True)]}
+
+    def pid(self, name: str) -> dict[str, Any]:
+        import ray
+
+        full = next(each for each in self.actors()["actors"] if each.endswith(f"/{name}"))
+        return {"pid": ray.get(ray.get_actor(full).look.remote()).pid}
 
     def pulse(self) -> dict[str, Any]:
         import grpc

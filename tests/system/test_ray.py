@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -32,7 +33,7 @@ def yard():
 @pytest.fixture(scope="module")
 def run(yard):
     """A run that would never end."""
-    with yard.train("cartpole", *ENDLESS, folder="endless") as made:
+    with yard.run("train", "cartpole", *ENDLESS, "--restarts", "3", folder="endless") as made:
         made.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
         yield made
 
@@ -78,16 +79,36 @@ def test_actors_follow_the_nodes(yard, run):
     learns(yard, run)
 
 
-def test_a_killed_driver_leaves_nobody_behind(yard, run):
-    pids = [each["pid"] for each in members(yard).values()]
-    run.until(lambda: newest(run.cwd / "runs" / "x"))
-    run.head.kill()
-    run.head.wait()
-    deadline = time.monotonic() + 60
-    while (alive(pids) or yard.actors()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(pids) and not yard.actors()
-    assert_goes_forward(run.cwd / "runs" / "x")
+def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
+    folder = run.cwd / "runs" / "x"
+    run.until(lambda: newest(folder))
+    before = {name: each["pid"] for name, each in members(yard).items()}
+    epoch = yard.pulse()["epoch"]
+    os.kill(yard.pid("cell"), signal.SIGKILL)
+    run.until(lambda: (pulse := yard.pulse()) and pulse["epoch"] != epoch)
+    attempt = json.loads((folder / "run.json").read_text())["attempts"][-1]
+    assert attempt["resumed_from"].startswith("step-")
+    run.until(lambda: {name: each["pid"] for name, each in members(yard).items()} == before)
+    learns(yard, run)
+    assert_goes_forward(folder)
+
+
+def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves_nobody(yard, run):
+    folder = run.cwd / "runs" / "x"
+    run.head.send_signal(signal.SIGTERM)
+    code, result = run.ended()
+    assert code == 75 and result["saved_at"] == result["steps"] == newest(folder).manifest.step, run.complaints
+    assert not yard.actors()
+    with yard.run("resume", "x", folder="endless") as again:
+        again.until(lambda: updates(yard) > result["updates"])
+        pids = [yard.pid("cell"), *(each["pid"] for each in members(yard).values())]
+        again.head.kill()
+        again.head.wait()
+        deadline = time.monotonic() + 60
+        while (alive(pids) or yard.actors()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive(pids) and not yard.actors()
+    assert_goes_forward(folder)
 
 
 def test_though_replies_are_lost_each_message_counts_once(yard):
@@ -102,8 +123,8 @@ def test_though_replies_are_lost_each_message_counts_once(yard):
 def test_cartpole_is_learnt_on_two_nodes(yard):
     yard.remove()
     yard.add(cpus=2)
-    with yard.train("cartpole", "placement=ray", "actors=3", "env.lanes=2", "stop_at=150", "eval.period_steps=1000",
-                    "run.tensorboard=false", "run.threads=1", "run.name=x", folder="solved") as run:
+    with yard.run("train", "cartpole", "placement=ray", "actors=3", "env.lanes=2", "stop_at=150", "run.name=x",
+                  "eval.period_steps=1000", "run.tensorboard=false", "run.threads=1", folder="solved") as run:
         code, result = run.ended()
     assert (code, result["reason"]) == (0, "stop_at"), run.complaints
     assert records(run.cwd / "runs" / "x")[-1]["fleet/actors"] == 3 and not yard.actors()
@@ -112,7 +133,8 @@ def test_cartpole_is_learnt_on_two_nodes(yard):
 
 def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    with RayRun([*SMALL_RAY, "cartpole", "actors=1", "total_steps=1000000", "run.name=x"], tmp_path, env) as run:
+    words = ["train", "cartpole", *SMALL_RAY, "actors=1", "total_steps=1000000", "run.name=x"]
+    with RayRun(words, tmp_path, env) as run:
         run.until(lambda: list((tmp_path / "runs" / "x" / "checkpoints").glob("step-*"))
                   or (tmp_path / "runs" / "x" / "metrics.jsonl").exists())
         token = tmp_path / ".cache" / "qfleet" / "ray_token"
