@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def run_cell(private: Path) -> int:
     orders, tether = Orders.read(private), Tether.from_env()
     try:
         with heeded(sys.exit), sole_writer(Path(orders.directory)):  # told to stop before there is anything to save
-            learn(orders, tether, Reception(private))
+            learn(orders, tether, Reception(private), lambda config: shelves_of(config, private))
         return 0
     except Diverged as error:
         log.error("training failed: %s", error)  # here, where no restart would be of use
@@ -81,12 +81,11 @@ def run_cell(private: Path) -> int:
 
 
 class Open(Protocol):
-    """How others come to a cell while the context is open, whom it tells its result, and where its shards are."""
+    """How others come to a cell while the context is open, and whom it tells its result."""
 
     def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig
                  ) -> AbstractContextManager[None]: ...
     def tell(self, result: TrainResult) -> None: ...
-    def shelves(self, config: RunConfig) -> list[RemoteShard]: ...
 
 
 class Reception:
@@ -110,22 +109,21 @@ class Reception:
     def tell(self, result: TrainResult) -> None:
         replace_text(self._private / Orders.RESULT, as_text(result))
 
-    def shelves(self, config: RunConfig) -> list[RemoteShard]:
-        return shelves_of(config, self._private)
-
 
 def as_text(result: TrainResult) -> str:
     return json.dumps(asdict(result) | {"directory": str(result.directory)})
 
 
-def learn(orders: Orders, tether: Tie | None, reception: Open) -> None:
-    """Learn until the run ends; the reception hears how."""
+def learn(orders: Orders, tether: Tie | None, reception: Open,
+          shelves: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
+    """Learn until the run ends; the reception hears how. `shelves` finds the shards of a parameter server."""
     directory, spec = RunDirectory(Path(orders.directory)), EnvSpec.from_json(orders.spec)
     config = recipe.resolve(str(directory.config), []).config
     desk = Desk(to_yaml(config), json.dumps(orders.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s)
-    served = config.gradients == "server"
-    inbox = Inbox(config.fleet.inbox_messages, *([] if served else [config.waiting_steps(config.env.lanes)]))
+    if config.gradients != "server":
+        shelves = None
+    inbox = Inbox(config.fleet.inbox_messages, *([] if shelves else [config.waiting_steps(config.env.lanes)]))
     stall_s = config.run.stall_timeout_s
     # A replay takes long to load and to save; a loop that hangs for ever is another matter.
     over = beating(tether, math.inf, lambda: time.monotonic() - desk.facts.told_at < stall_s)
@@ -133,11 +131,11 @@ def learn(orders: Orders, tether: Tie | None, reception: Open) -> None:
 
     def build(outside: Outside) -> Fleet | Bureau:
         plan = plan_of(config)
-        if not served:
+        if shelves is None:
             return Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
         plan = replace(plan, device=torch.device("cpu"))  # nothing is learnt here
         fleet = Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
-        return Bureau(fleet, reception.shelves(config), config.cells, directory.path / "parts")
+        return Bureau(fleet, shelves(config), config.cells, directory.path / "parts")
 
     attempt = Attempt(config, spec, directory, (), build, checkpoint)
     if checkpoint is None and (source := source_of_weights(config, spec)) is not None:

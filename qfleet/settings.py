@@ -160,7 +160,8 @@ def _placement(cfg: RunConfig) -> list[str]:
                      "device=cuda")
     if cfg.placement != "inline" and cfg.gradients != "solo":
         each = "rank" if cfg.gradients == "allreduce" else "cell"
-        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
+        ours = "; Ray does not place them" if cfg.placement == "ray" else ""
+        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself{ours}; "
                      "set placement=inline")
     return found
 

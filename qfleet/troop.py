@@ -41,7 +41,6 @@ from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.desk import Desk
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
-from qfleet.runtime.wire.shards import RemoteShard
 from qfleet.session import EXIT_CODES, TrainResult, show_plan
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, UserError
@@ -100,9 +99,6 @@ class Reception:
 
     def tell(self, result: TrainResult) -> None:
         self._host.word = as_text(result)
-
-    def shelves(self, config: RunConfig) -> list[RemoteShard]:
-        raise UserError("gradients=server with placement=ray is not supported")
 
 
 def lead(host: Host, orders: Orders) -> int:
