@@ -94,7 +94,7 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
 
 def _engine(config: RunConfig) -> Any:
     """Who starts a run and goes on with it: `start` and `go_on` of a module."""
-    if config.gradients != "solo":
+    if config.gradients != "solo" and config.placement != "ray":
         return crew if config.gradients == "allreduce" else squad
     return {"inline": session, "processes": head, "ray": troop}[config.placement]
 

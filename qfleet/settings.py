@@ -30,6 +30,8 @@ SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", 
 DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors")
 """What of it is for actors that join from elsewhere."""
 
+RAY_ACTORS = ("ray.elastic", "ray.actor_cpus", "ray.actor_gpus", "ray.actor_memory_mb", "ray.actor_resources")
+
 EXACT_STEPS_PER_LANE = 1000
 """Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
 
@@ -84,6 +86,10 @@ class RunConfig(Config):
                                    if alone or name not in SUPERVISION], why)
         if self.placement == "ray":
             idle |= dict.fromkeys([f"fleet.{name}" for name in DOOR], "with placement=ray nodes join the cluster")
+            served = self.gradients == "server"
+            idle |= dict.fromkeys(RAY_ACTORS if served else ["ray.server_cpus"],
+                                  "with gradients=server every cell plays for itself" if served else
+                                  "unless gradients=server")
         else:
             idle |= dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless placement=ray")
         rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ServerConfig}
@@ -158,10 +164,10 @@ def _placement(cfg: RunConfig) -> list[str]:
     if cfg.placement == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
         found.append(f"device={cfg.device} with placement=ray: Ray chooses the GPU and shows the learner no other; set "
                      "device=cuda")
-    if cfg.placement != "inline" and cfg.gradients != "solo":
+    if (cfg.placement == "processes" and cfg.gradients != "solo") or (
+            cfg.placement == "ray" and cfg.gradients == "allreduce"):
         each = "rank" if cfg.gradients == "allreduce" else "cell"
-        ours = "; Ray does not place them" if cfg.placement == "ray" else ""
-        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself{ours}; "
+        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
                      "set placement=inline")
     return found
 

@@ -24,14 +24,15 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from qfleet import head
+from qfleet import head, recipe
+from qfleet.bundle import hold, push
 from qfleet.cellhost import Orders, as_text, learn, sole_writer
 from qfleet.config import to_yaml
 from qfleet.members import run_actor, run_evaluator
 from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.runtime.cluster.carrier import RayCaller, answering
+from qfleet.runtime.cluster.carrier import RayCaller, RayShard, answering, methods_of
 from qfleet.runtime.cluster.host import Host
 from qfleet.runtime.cluster.life import RayLife, Stand
 from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, require_ray
@@ -41,6 +42,8 @@ from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.desk import Desk
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
+from qfleet.runtime.wire.server import Answers
+from qfleet.runtime.wire.shards import RemoteShard
 from qfleet.session import EXIT_CODES, TrainResult, show_plan
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, UserError
@@ -50,8 +53,9 @@ log = logging.getLogger(__name__)
 RESIZE_S = 2.0
 """How often the cluster is asked for its size."""
 
-ACTOR, EVALUATOR = "actor", "evaluator"
-WAITING_S = 30.0
+ACTOR, EVALUATOR, SERVER = "actor", "evaluator", "server"
+SHARDS = ".shards"
+WAITING_S = 60.0
 """After so long without room for an actor people are told."""
 
 
@@ -94,22 +98,27 @@ class Reception:
 
     @contextmanager
     def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
-        with answering(self._host, desk, registry, inbox, config.fleet.max_message_bytes):
+        with answering(self._host, methods_of(Answers(desk, registry, inbox, config.fleet.max_message_bytes))):
             yield
 
     def tell(self, result: TrainResult) -> None:
         self._host.word = as_text(result)
 
 
-def lead(host: Host, orders: Orders) -> int:
-    """What the cell's Ray actor does."""
+def shelves_of(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
+    return lambda config: [RemoteShard(RayShard(handle, f"shard {index}"), config.fleet.patience_s)
+                           for index, handle in enumerate(handles)]
+
+
+def lead(host: Host, orders: Orders, shards: Sequence[Any] = ()) -> int:
+    """What the cell's Ray actor does; or the registrar's, where there are shards."""
     run = Path(orders.directory)
     if not run.is_dir():
         raise UserError(f"the node of the learner does not see {run}: with ray.cell_anywhere=true all nodes must share "
                         "the disk of run.root")
     try:
         with sole_writer(run):
-            learn(orders, host.line, Reception(host))
+            learn(orders, host.line, Reception(host), shelves_of(shards))
     except Diverged as error:
         host.word = f"training failed: {error}"
         return VAIN
@@ -120,23 +129,39 @@ def act(host: Host, errand: Errand) -> int:
     return run_actor(replace(errand, line=host.line))
 
 
+def hold_shard(host: Host, orders: Orders, index: int) -> int:
+    run = Path(orders.directory)
+    config = recipe.resolve(str(RunDirectory(run).config), []).config
+    return hold(config, index, run / SHARDS, host.line, lambda service: answering(host, service.methods))
+
+
+def bundle(host: Host, errand: Errand, orders: Orders, shards: Sequence[Any]) -> int:
+    return push(replace(errand, line=host.line), Path(orders.directory), shelves_of(shards))
+
+
 def judge(host: Host, errand: Errand, videos: str | None) -> int:
     return run_evaluator(replace(errand, line=host.line), None if videos is None else Path(videos))
 
 
 class Troop(head.Head):
-    """A head whose children are Ray actors."""
+    """A head whose children are Ray actors. Those of a parameter server are cells that play, shards and a registrar."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
-        self.needs = {role: config.ray.needs(role, config.device) for role in (head.CELL, EVALUATOR, ACTOR)}
+        served = config.gradients == "server"
+        self.main = "registrar" if served else head.CELL
+        self.needs = {role: config.ray.needs(role, config.device) for role in (head.CELL, EVALUATOR, ACTOR, SERVER)}
+        self.packed = [SERVER] * (1 + config.server.shards) + [head.CELL] * config.cells if served else [head.CELL]
+        self.packed.append(EVALUATOR)
+        self.roles: dict[str, str] = {}
         self.stands: dict[str, Stand] = {}
         self.lives: dict[str, RayLife] = {}
         self._leaving: set[str] = set()
         self._looked_at = self._present_at = time.monotonic()
         self._made = _short_folder()
         try:
-            cpus = sum(self.needs[role]["CPU"] * (config.actors if role == ACTOR else 1) for role in self.needs)
+            roles = [*self.packed, *([] if served else [ACTOR] * config.actors)]
+            cpus = sum(self.needs[role]["CPU"] for role in roles)
             self.session = RaySession(config.ray, self._made / "ray", cpus)
         except BaseException:
             shutil.rmtree(self._made, ignore_errors=True)
@@ -145,7 +170,7 @@ class Troop(head.Head):
             if config.ray.elastic:
                 config = config.model_copy(update={"actors": self._room()})
                 replace_text(directory.config, to_yaml(config))
-            self.group = self.session.place([self.needs[head.CELL], self.needs[EVALUATOR]], "PACK",
+            self.group = self.session.place([self.needs[role] for role in self.packed], "PACK",
                                             not config.ray.cell_anywhere)
             super().__init__(config, spec, directory, sinks, origin)
         except BaseException:
@@ -169,6 +194,7 @@ class Troop(head.Head):
 
     def _clean(self) -> None:
         self.session.close()
+        shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)
         super()._clean()
 
     def _supervised(self, patience: Patience) -> Supervisor:
@@ -193,27 +219,43 @@ class Troop(head.Head):
         return replace(result, reason=self.reason, exit_code=EXIT_CODES[self.reason])
 
     def _children(self) -> list[Child]:
-        fleet, videos = self.config.fleet, self._films()
-        cell = self._child(head.CELL, head.CELL, lead, self.orders, max_restarts=fleet.restarts,
-                           appetite="replay.capacity or learner.batch_size")
-        evaluator = self._child(EVALUATOR, EVALUATOR, judge, self._errand(EVALUATOR), videos[-1] if videos else None,
-                                silence_s=self._silence_s())
-        return [cell, evaluator, *(self._actor(index) for index in range(self.config.actors))]
+        config, videos, silence = self.config, self._films(), {"silence_s": self._silence_s()}
+        if config.gradients == "server":
+            (self.directory.path / SHARDS).mkdir(exist_ok=True)
+            shards = [self._child(f"shard/{i}", SERVER, hold_shard, self.orders, i, appetite="agent.hidden")
+                      for i in range(config.server.shards)]
+            handles = [self.stands[shard.name].handle for shard in shards]
+            first = [self._child(self.main, SERVER, lead, self.orders, handles, max_restarts=config.fleet.restarts,
+                                 appetite="agent.hidden"), *shards]
+            players = [self._child(f"cell/{i}", head.CELL, bundle, self._errand(f"cell/{i}"), self.orders, handles,
+                                   appetite="cells, env.lanes or replay.capacity", **silence)
+                       for i in range(config.cells)]
+        else:
+            first = [self._child(self.main, head.CELL, lead, self.orders, max_restarts=config.fleet.restarts,
+                                 appetite="replay.capacity or learner.batch_size")]
+            players = [self._actor(index) for index in range(config.actors)]
+        judged = self._child(EVALUATOR, EVALUATOR, judge, self._errand(EVALUATOR), videos[-1] if videos else None,
+                             **silence)
+        return [*first, *players, judged]
 
     def _actor(self, index: int) -> Child:
         name = f"local/{index}"
         return self._child(name, ACTOR, act, self._errand(name), silence_s=self._silence_s())
 
     def _child(self, name: str, role: str, job: Callable[..., int], *args: Any, **patience: Any) -> Child:
-        path = self.directory.path / "logs" / f"{name.replace('local/', 'actor-')}.log"
-        place = {} if role == ACTOR else {"group": self.group, "bundle": int(role == EVALUATOR)}
+        path = self.directory.path / "logs" / f"{name.replace('local/', 'actor-').replace('/', '-')}.log"
+        self.roles[name] = role
+        place: dict[str, Any] = {}
+        if role != ACTOR:
+            place = {"group": self.group, "bundle": self.packed.index(role)}
+            self.packed[place["bundle"]] = ""  # taken
         self.stands[name] = Stand(
             lambda: self.session.create(f"{self.private.name}/{name}", path, self.needs[role], **place), job, *args)
         return Child(name, [], {}, path, **patience)
 
     def _errand(self, name: str) -> Errand:
-        return Errand(self.stands[head.CELL].handle, name, f"the learner of {self.directory.path}",
-                      self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))
+        return Errand(self.stands[self.main].handle, name, f"the learner of {self.directory.path}",
+                      self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))  # of environments
 
     def _room(self) -> int:
         return max(1, self.session.room(self.needs[ACTOR], [self.needs[head.CELL], self.needs[EVALUATOR]]))
@@ -245,8 +287,7 @@ class Troop(head.Head):
             self._present_at = now
         elif now - self._present_at >= WAITING_S:
             self._present_at = now
-            role = absent[0] if absent[0] in self.needs else ACTOR
-            asked = ", ".join(f"{amount:g} {name}" for name, amount in self.needs[role].items())
+            asked = ", ".join(f"{amount:g} {name}" for name, amount in self.needs[self.roles[absent[0]]].items())
             log.warning("%s: no node has room for it, or its node is out of reach; it asks for %s",
                         ", ".join(sorted(absent)), asked)
 

@@ -104,8 +104,8 @@ class RayYard:
     def actors(self) -> list[str]:
         return self._ask("actors")["actors"]
 
-    def pid(self, name: str) -> int:
-        """The process of a role."""
+    def pid(self, name: str) -> int | None:
+        """The process of a role; None between two."""
         return self._ask("pid", name=name)["pid"]
 
     def flood(self, repeats: int) -> dict[str, Any]:
@@ -135,15 +135,16 @@ def alive(pids: list[int]) -> list[int]:
 
 def store(host: Any) -> int:
     """The job of a cell that learns nothing: it keeps what is told, as `Intake` does, and counts repetitions."""
-    from qfleet.runtime.cluster.carrier import answering
+    from qfleet.runtime.cluster.carrier import answering, methods_of
     from qfleet.runtime.wire.desk import Desk
     from qfleet.runtime.wire.inbox import Inbox
     from qfleet.runtime.wire.registry import Registry
+    from qfleet.runtime.wire.server import Answers
 
     registry, inbox = Registry(1, 30.0), Inbox(4)
     stored: list[float] = []
     repeats = 0
-    with answering(host, Desk("", "{}", 1), registry, inbox, 1 << 20):
+    with answering(host, methods_of(Answers(Desk("", "{}", 1), registry, inbox, 1 << 20))):
         while True:
             while (message := inbox.pop()) is not None:
                 if registry.fresh(message.index, message.incarnation, message.sequence):
@@ -229,7 +230,10 @@ class Obeying:
         import ray
 
         full = next(each for each in self.actors()["actors"] if each.endswith(f"/{name}"))
-        return {"pid": ray.get(ray.get_actor(full).look.remote()).pid}
+        try:
+            return {"pid": ray.get(ray.get_actor(full).look.remote(), timeout=10).pid}
+        except ray.exceptions.RayError:
+            return {"pid": None}
 
     def pulse(self) -> dict[str, Any]:
         import grpc
@@ -238,7 +242,7 @@ class Obeying:
 
         from qfleet.runtime.cluster.carrier import RayCaller
 
-        cells = [name for name in self.actors()["actors"] if name.endswith("/cell")]
+        cells = [name for name in self.actors()["actors"] if name.endswith(("/cell", "/registrar"))]
         try:
             found = RayCaller(ray.get_actor(cells[0]), "the cell").pulse(5.0)
         except (IndexError, ValueError, grpc.RpcError):

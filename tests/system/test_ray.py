@@ -131,6 +131,25 @@ def test_cartpole_is_learnt_on_two_nodes(yard):
     assert_goes_forward(run.cwd / "runs" / "x")
 
 
+def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard):
+    cpus = [f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "server")]
+    words = [word for word in SMALL_RAY if not word.startswith("replay.capacity")]
+    with yard.run("train", "cartpole", *words, *cpus, "gradients=server", "cells=2", "learner.capture=false",
+                  "total_steps=1000000", "checkpoint.period_steps=500", "run.name=x", folder="server") as run:
+        run.until(lambda: updates(yard) > 50)
+        killed = {name: yard.pid(name) for name in ("shard/0", "cell/1")}
+        for pid in killed.values():
+            os.kill(pid, signal.SIGKILL)
+        run.until(lambda: (now := members(yard).get("cell/1")) and (now["pid"] != killed["cell/1"], now["index"]) ==
+                  (True, 1))
+        run.until(lambda: yard.pid("shard/0") not in (None, killed["shard/0"]))
+        learns(yard, run)
+        run.head.send_signal(signal.SIGTERM)
+        code, result = run.ended()
+    assert code == 75 and result["saved_at"] == result["steps"], run.complaints
+    assert not (run.cwd / "runs" / "x" / ".shards").exists() and not yard.actors()
+
+
 def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     words = ["train", "cartpole", *SMALL_RAY, "actors=1", "total_steps=1000000", "run.name=x"]
@@ -155,6 +174,7 @@ def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
     (["placement=ray", "device=cuda:1"], "set device=cuda"),
     (["placement=ray", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
     (["ray.actor_cpus=2"], "unless placement=ray"),
+    (["placement=ray", "gradients=server", "cells=2", "ray.actor_cpus=2"], "every cell plays for itself"),
     (["placement=ray", "gradients=allreduce", "cells=2"], "set placement=inline")])
 def test_what_cannot_be_is_refused_with_its_remedy(words, remedy):
     with pytest.raises(UserError, match=remedy):

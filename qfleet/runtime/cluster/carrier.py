@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,7 +22,6 @@ from google.protobuf.message import DecodeError, Message
 
 from qfleet.runtime.cluster.host import Host
 from qfleet.runtime.wire.channel import CALL_S, SLOWEST_BYTES_PER_S
-from qfleet.runtime.wire.desk import Desk
 from qfleet.runtime.wire.fleet_pb2 import (
     ExchangeReply,
     ExchangeRequest,
@@ -31,10 +31,10 @@ from qfleet.runtime.wire.fleet_pb2 import (
     PulseRequest,
     Welcome,
 )
-from qfleet.runtime.wire.inbox import Inbox
-from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.server import Answers, Refusal
+from qfleet.runtime.wire.shards import METHODS
 
+Methods = Mapping[str, tuple[type[Message], Callable[[Any], bytes]]]
 GLANCE_S = 0.5
 INLINE_BYTES = 64 << 10
 """Smaller answers travel with the reply, which is quicker than the store."""
@@ -130,18 +130,61 @@ def _settle(settle: Callable[[Any], None], value: Any) -> None:
         settle(value)
 
 
-class Counter:
-    """Answers the calls that reach a host, as `Answers` would those of gRPC; runs in Ray's threads."""
+@dataclass(frozen=True)
+class RayMethod:
+    """A `shards.Method`: a call to the shard in a Ray actor."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._methods: dict[str, tuple[type[Message], Callable[[Any], bytes]]] = {
-            "hello": (HelloRequest, answers.hello), "exchange": (ExchangeRequest, answers.exchange),
-            "fetch": (FetchRequest, answers.fetch), "pulse": (PulseRequest, answers.pulse)}
+    handle: Any
+    name: str
+
+    def __call__(self, request: bytes, timeout: float) -> bytes:
+        return self.future(request, timeout).result(timeout)
+
+    def future(self, request: bytes, timeout: float) -> Pending:
+        return Pending(self.handle.call.remote(self.name, request), timeout)
+
+
+class Pending:
+    """A call under way."""
+
+    def __init__(self, ref: Any, timeout_s: float) -> None:
+        self._ref, self._deadline = ref, time.monotonic() + timeout_s
+
+    def result(self, timeout: float) -> bytes:
+        """The answer; grpc.FutureTimeoutError if it has not come by then."""
+        import ray
+
+        try:
+            if not ray.wait([self._ref], timeout=timeout)[0]:
+                if time.monotonic() >= self._deadline:
+                    raise Undelivered(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
+                raise grpc.FutureTimeoutError
+            data: bytes = _accepted(ray.get(self._ref))
+        except (ray.exceptions.RayError, OSError, ValueError) as error:
+            raise _lost(error) from None
+        return data
+
+
+class RayShard:
+    """A `shards.Line` to the shard in a Ray actor."""
+
+    def __init__(self, handle: Any, address: str) -> None:
+        self.address = address
+        self.methods = {name: RayMethod(handle, name) for name in METHODS}
+
+    def close(self) -> None: ...
+
+
+class Counter:
+    """Answers the calls that reach a host, as a server would those of gRPC; runs in Ray's threads."""
+
+    def __init__(self, methods: Methods) -> None:
+        self._methods = methods
         self._lock = threading.Lock()
         self._put: tuple[bytes, Any] = (b"", None)
 
     def answer(self, method: str, data: bytes) -> Any:
-        """Bytes; a list with a reference to them, if they are many; or a status and a text."""
+        """Bytes; of weights for many a list with a reference to them, if they are large; or a status and a text."""
         kind, respond = self._methods[method]
         try:
             reply = respond(kind.FromString(data))
@@ -149,7 +192,7 @@ class Counter:
             return "INVALID_ARGUMENT", f"these bytes are no {kind.DESCRIPTOR.name}"
         except Refusal as error:
             return error.code.name, error.text
-        return reply if len(reply) < INLINE_BYTES else [self._stored(reply)]
+        return [self._stored(reply)] if method == "fetch" and len(reply) >= INLINE_BYTES else reply
 
     def _stored(self, reply: bytes) -> Any:
         """The reference to these very bytes; the desk gives out the same object to all who ask for a version."""
@@ -161,10 +204,15 @@ class Counter:
             return self._put[1]
 
 
+def methods_of(answers: Answers) -> Methods:
+    return {"hello": (HelloRequest, answers.hello), "exchange": (ExchangeRequest, answers.exchange),
+            "fetch": (FetchRequest, answers.fetch), "pulse": (PulseRequest, answers.pulse)}
+
+
 @contextmanager
-def answering(host: Host, desk: Desk, registry: Registry, inbox: Inbox, max_message_bytes: int) -> Iterator[None]:
+def answering(host: Host, methods: Methods) -> Iterator[None]:
     """While inside, calls to the host are answered."""
-    host.reception = Counter(Answers(desk, registry, inbox, max_message_bytes))
+    host.reception = Counter(methods)
     try:
         yield
     finally:

@@ -27,6 +27,7 @@ class RayConfig(Config):
     actor_resources: dict[str, float] = Field(
         default_factory=dict, description="custom resources of Ray's that an actor asks for")
     evaluator_cpus: Positive = Field(1.0, description="CPUs of the evaluator")
+    server_cpus: Positive = Field(1.0, description="CPUs of each shard of a parameter server, and of its registrar")
     object_store_mb: PositiveCount = Field(
         256, ge=80, description="memory for messages and weights under way, of a Ray of the run's own")
     dashboard: bool = Field(False, description="start Ray's dashboard, of a Ray of the run's own")
@@ -39,7 +40,7 @@ class RayConfig(Config):
 
     def needs(self, role: str, device: str) -> dict[str, float]:
         """What a role asks for, as Ray counts it: by name of a resource."""
-        asked: dict[str, float | int | None] = {"CPU": self.evaluator_cpus}
+        asked: dict[str, float | int | None] = {"CPU": self.server_cpus if role == "server" else self.evaluator_cpus}
         more: dict[str, float] = {}
         if role == "cell":
             gpus = float(device.startswith("cuda")) if self.cell_gpus is None else self.cell_gpus
