@@ -14,7 +14,7 @@ help:  ## what can be made
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,video,plot,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,dev]'
 	touch $@
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
@@ -36,6 +36,7 @@ learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchm
 soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while processes are killed
 	$(BIN)/python tests/system/fleet_soak.py --cells 20 --seconds 300
 	QFLEET_PARTITION_S=30 $(BIN)/python -m pytest tests/system/test_hosts.py -k cable
+	$(BIN)/python tests/system/ray_soak.py --seconds 20
 
 bench: $(READY)  ## speed and memory against peers, on a quiet machine; results under benchmarks/results
 	$(PIP) stable-baselines3 pandas cpprb

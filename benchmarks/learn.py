@@ -32,6 +32,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
 from chain_rows import COMMON, ROWS, name_of, overrides_of  # the switches are defined once, there
 
 PROCESSES = ["placement=processes", "actors=2", "env.lanes=4"]
+RAY = ["placement=ray", "actors=2", "env.lanes=4"]
 SERVER = ["gradients=server", "cells=3", "server.shards=2"]
 COMPENSATED = ["server.max_staleness=20", "server.compensation=constant", "server.compress=bf16"]
 JOINED = "joined"
@@ -94,6 +95,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "deep sea 20": ("deep-sea", 0.9, []),
     "deep sea 20, dqn": ("vector", 0.9, ["env.id=toy/DeepSea-v0", "env.kwargs={size: 20, mapping_seed: 1}"]),
     "cartpole processes": ("cartpole", 475, PROCESSES),
+    "cartpole ray": ("cartpole", 475, RAY),
     "catch processes": ("catch", 0.95, PROCESSES),
     "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),
     "cartpole server": ("cartpole", 475, SERVER),

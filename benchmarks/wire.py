@@ -41,6 +41,7 @@ from qfleet.replay.host import HostReplay
 from qfleet.roles.actor import Recorder
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.wire.address import socket_address
+from qfleet.runtime.wire.channel import Caller
 from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.runtime.wire.desk import Desk
@@ -92,7 +93,7 @@ def child(*words: str) -> Iterator[subprocess.Popen[str]]:
 def follow(place: str, name: str) -> None:
     """Be an actor that plays a little and says when which weights have come, until its input ends."""
     torch.set_num_threads(1)
-    link = Link(socket_address(Path(place)), TOKEN, name)
+    link = Link(Caller(socket_address(Path(place)), TOKEN), name)
     link.hello()
     asked: dict[str, float] = {}
     fetch = link._caller.fetch
@@ -204,7 +205,7 @@ def play(folder: str, game: str, steps: int) -> None:
     layout, agent = layout_of(config, env.spec), make_agent(config, env.spec)
     with child("--store", folder, game, json.dumps(env.spec.to_json())) as cell:
         assert cell.stdin is not None and cell.stdout is not None and cell.stdout.readline() == "ready\n"
-        link = Link(socket_address(Path(folder) / "cell.sock"), TOKEN, "local/0")
+        link = Link(Caller(socket_address(Path(folder) / "cell.sock"), TOKEN), "local/0")
         link.hello()
         recorder = Recorder(agent, layout, LANES, link.replay(layout, LANES), True)
         link.start()

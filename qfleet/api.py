@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet import crew, envs, head, recipe, session, squad
+from qfleet import crew, envs, head, recipe, session, squad, troop
 from qfleet.agent import Arm
 from qfleet.assemble import describe_plan, make_agent, make_env, settle
 from qfleet.config import parse_mapping, validate
@@ -94,9 +94,9 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
 
 def _engine(config: RunConfig) -> Any:
     """Who starts a run and goes on with it: `start` and `go_on` of a module."""
-    if config.gradients != "solo":
+    if config.gradients != "solo" and config.placement != "ray":
         return crew if config.gradients == "allreduce" else squad
-    return session if config.placement == "inline" else head
+    return {"inline": session, "processes": head, "ray": troop}[config.placement]
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:

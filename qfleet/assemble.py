@@ -51,11 +51,13 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     if config.eval.video_period:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
-    device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device)
+    device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
+                     elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
-    threads = thread_plan(images, max(1, (usable_cores() - beside) // config.cells))
+    cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
+    threads = thread_plan(images, max(1, cores))
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -188,7 +190,10 @@ def _lanes(config: RunConfig) -> str:
     return each if config.actors == 1 else f"{config.actors} actors of {each}"
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, elsewhere: bool = False) -> torch.device:
+    """The device of that name; one of another host is believed."""
+    if elsewhere and name != "auto":
+        return torch.device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

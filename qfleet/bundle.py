@@ -11,8 +11,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from qfleet import recipe
 from qfleet.assemble import cast_of, make_agent, make_env, plan_of
 from qfleet.bureau import shard_socket, shelves_of
 from qfleet.cellhost import Orders
-from qfleet.members import Contact, Member, beating
+from qfleet.members import Contact, Member, Way, beating
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
 from qfleet.roles.optimizer import Part, parts_of, slices, within
@@ -40,13 +40,13 @@ from qfleet.runtime.plan import Plan, Stop
 from qfleet.runtime.rank import OWN, part_name, take_part
 from qfleet.runtime.signals import heeded
 from qfleet.runtime.supervise import VAIN
-from qfleet.runtime.tether import Tether
+from qfleet.runtime.tether import Tether, Tie
 from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.address import parse_address
 from qfleet.runtime.wire.registry import CELL
 from qfleet.runtime.wire.security import read_token
 from qfleet.runtime.wire.shard_pb2 import State
-from qfleet.runtime.wire.shards import ShardService, pack_shard, unpack_shard
+from qfleet.runtime.wire.shards import RemoteShard, ShardServer, ShardService, pack_shard, unpack_shard
 from qfleet.session import EXIT_CODES, memory_advised
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Segment, VectorEnv
@@ -63,11 +63,21 @@ QUIET_S = 2.0
 # ---- A shard ----
 
 def run_shard(private: Path, index: int) -> int:
-    """Hold a slice of the weights until the run ends; after a death, the slice as it was copied last."""
-    tether, config = Tether.from_env(), _config_of(private)
+    config = _config_of(private)
+
+    def serve(service: ShardService) -> ShardServer:
+        return ShardServer(service, shard_socket(private, index), read_token(private / Orders.TOKEN),
+                           config.fleet.max_message_bytes)
+
+    return hold(config, Orders.read(private).spec, index, private, Tether.from_env(), serve)
+
+
+def hold(config: RunConfig, spec: Mapping[str, Any], index: int, folder: Path, tether: Tie | None,
+         serve: Callable[[ShardService], AbstractContextManager[object]]) -> int:
+    """Hold a slice of the weights until the run ends; after a death, the slice as it was last copied to the folder."""
     torch.set_num_threads(1)
-    copy, optimizer, server = private / f"shard-{index}.state", config.learner, config.server
-    parts = _parts_of(config, EnvSpec.from_json(Orders.read(private).spec), index)
+    copy, optimizer, server = folder / f"shard-{index}.state", config.learner, config.server
+    parts = _parts_of(config, EnvSpec.from_json(spec), index)
     writing = threading.Lock()
 
     def build(state: Mapping[str, Any]) -> Shard:
@@ -81,23 +91,20 @@ def run_shard(private: Path, index: int) -> int:
             fresh.write_bytes(state.SerializeToString())
             os.replace(fresh, copy)
 
-    service = ShardService(build, keep, shard_socket(private, index), read_token(private / Orders.TOKEN),
-                           config.fleet.max_message_bytes)
+    service = ShardService(build, keep)
     if copy.exists():
         service.shard = build(unpack_shard(State.FromString(copy.read_bytes())))
         log.info("restored at version %d", service.shard.version)
     told = threading.Event()
     if tether is not None:
         tether.on_orphan(told.set)
-    with heeded(told.set):
-        service.start()
+    with heeded(told.set), serve(service):
         copier = Copier(service, server.copy_period_updates, keep)
         while not service.leaving and not (told.is_set() and time.monotonic() - service.called_at > QUIET_S):
             if tether is not None:
                 tether.beat()
             copier.step()
             time.sleep(0.02)
-        service.close()
     return 0 if service.leaving else EXIT_CODES["preempted"]
 
 
@@ -263,12 +270,15 @@ def _part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> dict[str, A
 
 
 def run_bundle(contact: Contact) -> int:
+    private = Path(parse_address(contact.address).path).parent
+    return push(contact, Path(Orders.read(private).directory), lambda config: shelves_of(config, private))
+
+
+def push(contact: Way, run: Path, shelves: Callable[[RunConfig], list[RemoteShard]]) -> int:
     """Act, learn and push until the run is over."""
     member = Member(contact, CELL)
     member.on_orphan = lambda: setattr(member.link, "patience_s", 1.0)  # the registrar may still want our part
-    private = Path(parse_address(contact.address).path).parent
-    config = member.config
-    directory = RunDirectory(Path(Orders.read(private).directory))
+    config, directory = member.config, RunDirectory(run)
     torch.set_num_threads(config.run.threads or 1)
     try:
         with member.polite(), memory_advised(config), _playing(config) as env, ExitStack() as stack:
@@ -276,7 +286,7 @@ def run_bundle(contact: Contact) -> int:
             checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
             inline, stop = _assembled(config, env, member, checkpoint is None, stack)
             clerk = Clerk(inline, member, stop, directory.path / "parts")
-            _meet(config, inline, member, private, stop)
+            _meet(config, inline, member, shelves(config), stop)
             _go_on(config, inline, member, checkpoint)
             member.link.start()
             clerk.begin()
@@ -338,9 +348,9 @@ def _assembled(config: RunConfig, env: VectorEnv, member: Member, anew: bool,
     return inline, stop
 
 
-def _meet(config: RunConfig, inline: Inline, member: Member, private: Path, stop: Ordered) -> None:
+def _meet(config: RunConfig, inline: Inline, member: Member, shelves: Sequence[RemoteShard], stop: Ordered) -> None:
     """The learner's weights are the server's from now on; so is its count of updates."""
-    shelves, learner = shelves_of(config, private), inline.cell.learner
+    learner = inline.cell.learner
 
     def wait(seconds: float) -> None:
         if stop.gone:

@@ -31,7 +31,7 @@ from qfleet.runtime.wire.fleet_pb2 import Part
 from qfleet.runtime.wire.registry import CELL
 from qfleet.runtime.wire.security import read_token
 from qfleet.runtime.wire.shard_pb2 import LookReply
-from qfleet.runtime.wire.shards import RemoteShard
+from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
 from qfleet.settings import RunConfig
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def shard_socket(private: Path, index: int) -> Path:
 
 def shelves_of(config: RunConfig, private: Path) -> list[RemoteShard]:
     token = read_token(private / "token")
-    return [RemoteShard(socket_address(shard_socket(private, index)), token, config.fleet.patience_s)
+    return [RemoteShard(ShardChannel(socket_address(shard_socket(private, index)), token), config.fleet.patience_s)
             for index in range(config.server.shards)]
 
 

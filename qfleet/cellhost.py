@@ -9,11 +9,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -29,13 +29,14 @@ from qfleet.runtime.cell import Outside
 from qfleet.runtime.fleet import Fleet
 from qfleet.runtime.signals import heeded
 from qfleet.runtime.supervise import VAIN
-from qfleet.runtime.tether import ORPHAN_GRACE_S, Tether
+from qfleet.runtime.tether import ORPHAN_GRACE_S, Tether, Tie
 from qfleet.runtime.wire.desk import Desk
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.security import read_token
 from qfleet.runtime.wire.server import Server
-from qfleet.session import Attempt, memory_advised, source_of_weights
+from qfleet.runtime.wire.shards import RemoteShard
+from qfleet.session import Attempt, TrainResult, memory_advised, source_of_weights
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec
 
@@ -72,19 +73,57 @@ def run_cell(private: Path) -> int:
     orders, tether = Orders.read(private), Tether.from_env()
     try:
         with heeded(sys.exit), sole_writer(Path(orders.directory)):  # told to stop before there is anything to save
-            return _learn(orders, private, tether)
+            learn(orders, tether, Reception(private), lambda config: shelves_of(config, private))
+        return 0
     except Diverged as error:
         log.error("training failed: %s", error)  # here, where no restart would be of use
         return VAIN
 
 
-def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
+class Open(Protocol):
+    """How others come to a cell while the context is open, and whom it tells its result."""
+
+    def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig
+                 ) -> AbstractContextManager[None]: ...
+    def tell(self, result: TrainResult) -> None: ...
+
+
+class Reception:
+    """Calls come by gRPC; what others must know lies in the private folder."""
+
+    def __init__(self, private: Path) -> None:
+        self._private = private
+
+    @contextmanager
+    def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
+        private = self._private
+        fleet = config.fleet.at_port(_former_port(private))  # of a cell that died: those who joined know no other
+        server = Server(desk, registry, inbox, fleet, private / Orders.SOCKET, _tokens(config, private))
+        try:
+            server.start()
+            replace_text(private / Orders.DOOR, json.dumps({"port": server.port}))
+            yield
+        finally:
+            server.close(1.0)
+
+    def tell(self, result: TrainResult) -> None:
+        replace_text(self._private / Orders.RESULT, as_text(result))
+
+
+def as_text(result: TrainResult) -> str:
+    return json.dumps(asdict(result) | {"directory": str(result.directory)})
+
+
+def learn(orders: Orders, tether: Tie | None, reception: Open,
+          shelves: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
+    """Learn until the run ends; the reception hears how. `shelves` finds the shards of a parameter server."""
     directory, spec = RunDirectory(Path(orders.directory)), EnvSpec.from_json(orders.spec)
     config = recipe.resolve(str(directory.config), []).config
     desk = Desk(to_yaml(config), json.dumps(orders.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s)
-    served = config.gradients == "server"
-    inbox = Inbox(config.fleet.inbox_messages, *([] if served else [config.waiting_steps(config.env.lanes)]))
+    if config.gradients != "server":
+        shelves = None
+    inbox = Inbox(config.fleet.inbox_messages, *([] if shelves else [config.waiting_steps(config.env.lanes)]))
     stall_s = config.run.stall_timeout_s
     # A replay takes long to load and to save; a loop that hangs for ever is another matter.
     over = beating(tether, math.inf, lambda: time.monotonic() - desk.facts.told_at < stall_s)
@@ -92,31 +131,26 @@ def _learn(orders: Orders, private: Path, tether: Tether | None) -> int:
 
     def build(outside: Outside) -> Fleet | Bureau:
         plan = plan_of(config)
-        if not served:
+        if shelves is None:
             return Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
         plan = replace(plan, device=torch.device("cpu"))  # nothing is learnt here
         fleet = Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
-        return Bureau(fleet, shelves_of(config, private), config.cells, directory.path / "parts")
+        return Bureau(fleet, shelves(config), config.cells, directory.path / "parts")
 
     attempt = Attempt(config, spec, directory, (), build, checkpoint)
     if checkpoint is None and (source := source_of_weights(config, spec)) is not None:
         attempt.begin_from(source)
     attempt.open(orders.origin if checkpoint is None else orders.origin | {"resumed_from": checkpoint.path.name})
-    fleet = config.fleet.at_port(_former_port(private))  # of a cell that died: those who joined know no other
-    server = Server(desk, registry, inbox, fleet, private / Orders.SOCKET, _tokens(config, private))
     with memory_advised(config), closing(attempt), ExitStack() as stack:
-        stack.callback(server.close, 1.0)
-        server.start()
-        replace_text(private / Orders.DOOR, json.dumps({"port": server.port}))
+        stack.enter_context(reception(desk, registry, inbox, config))
         if tether is not None:
             tether.on_orphan(lambda: setattr(attempt.cell.stop, "reason", "preempted"))
         stack.callback(over.set)
         result = attempt.execute()
-        replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
+        reception.tell(result)
         if not config.fleet.lasting:
             desk.stop()
         _farewell(registry)
-    return 0
 
 
 @contextmanager

@@ -121,13 +121,14 @@ class Head:
         self.config, self.directory, self.sinks = config, directory, sinks
         self.reason: str | None = None  # set by a signal
         self.rows = [("run", str(directory.path)), *describe_plan(config, spec)]
-        self.private = Path(tempfile.mkdtemp(prefix="qfleet-"))  # readable by its owner only
-        Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin)).write(self.private)
+        self.private = self._folder()
+        self.orders = Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin))
+        self.orders.write(self.private)
         write_token(self.private / Orders.TOKEN)
         self.tail = Tail(directory.metrics)
         fleet = config.fleet
         patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
-        self.supervisor = Supervisor(self._children(), log.warning, patience, lambda name: None, self.private)
+        self.supervisor = self._supervised(patience)
         self._forwarded = self._door_shown = False
         self._news_at = self._said_at = time.monotonic()
 
@@ -147,7 +148,7 @@ class Head:
             raise
         finally:
             self.supervisor.terminate(GRACE_S)
-            shutil.rmtree(self.private, ignore_errors=True)
+            self._clean()
             for sink in self.sinks:
                 sink.flush()
                 sink.close()
@@ -177,6 +178,15 @@ class Head:
     def _ending(self) -> bool:
         """Whether a cell that dies now is not started again: we were told to stop, or it has said its last word."""
         return self.reason is not None or (self.private / Orders.RESULT).exists()
+
+    def _folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="qfleet-"))  # readable by its owner only
+
+    def _clean(self) -> None:
+        shutil.rmtree(self.private, ignore_errors=True)
+
+    def _supervised(self, patience: Patience) -> Supervisor:
+        return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private)
 
     def _pass_on(self, number: signal.Signals) -> bool:
         pid = self._pid()

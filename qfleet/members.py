@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,9 +30,10 @@ from qfleet.runs.parts import pack_state, unpack_state
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.plan import Worker, drive, rest
 from qfleet.runtime.signals import heeded
-from qfleet.runtime.tether import Tether
+from qfleet.runtime.tether import Tether, Tie
 from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.address import parse_address
+from qfleet.runtime.wire.channel import Caller
 from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.security import ChannelCredentials, channel_credentials, read_token
 from qfleet.session import EXIT_CODES, require_same_spaces
@@ -45,6 +46,21 @@ FLUSH_S = 2.0
 DIARY_S = 1.0
 BUILDING_S = 120.0
 """How long the environment and the network of a member may take to be built."""
+
+
+class Way(Protocol):
+    """How a process finds its fleet, whatever carries their messages. `tie`: to whoever watches the process."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def patience_s(self) -> float: ...
+    @property
+    def trusted(self) -> bool: ...
+    @property
+    def cores(self) -> int: ...
+    def tie(self) -> Tie | None: ...
+    def link(self, role: str) -> Link: ...
 
 
 @dataclass(frozen=True)
@@ -70,14 +86,22 @@ class Contact:
         return None
 
     @property
-    def proven(self) -> bool:
+    def trusted(self) -> bool:
         """Whether whoever answers must be the fleet that was meant: by certificate, or since it is this very host."""
         address = parse_address(self.address)
-        return self.tls_ca is not None or bool(address.path) or address.is_loopback
+        return self.trust or self.tls_ca is not None or bool(address.path) or address.is_loopback
+
+    @property
+    def cores(self) -> int:
+        """Of this host, for each of the actors here."""
+        return max(1, usable_cores() // self.siblings)
+
+    def tie(self) -> Tie | None:
+        return Tether.from_env()
 
     def link(self, role: str) -> Link:
-        return Link(parse_address(self.address), read_token(self.token_file), self.name, role, self.patience_s,
-                    self.credentials())
+        caller = Caller(parse_address(self.address), read_token(self.token_file), self.credentials())
+        return Link(caller, self.name, role, self.patience_s)
 
     def words(self) -> list[str]:
         """The same on a command line."""
@@ -87,7 +111,7 @@ class Contact:
         return [*words, "--trust"] if self.trust else words
 
 
-def beating(tether: Tether | None, limit_s: float, alive: Callable[[], bool] = lambda: True) -> threading.Event:
+def beating(tether: Tie | None, limit_s: float, alive: Callable[[], bool] = lambda: True) -> threading.Event:
     """Show life from a thread until the event is set, for things that take long; at most so long, and while `alive`."""
     over, deadline = threading.Event(), time.monotonic() + limit_s
 
@@ -103,15 +127,15 @@ def beating(tether: Tether | None, limit_s: float, alive: Callable[[], bool] = l
 class Member:
     """A process that takes part in somebody's run: its line, and the config that came over it."""
 
-    def __init__(self, contact: Contact, role: str) -> None:
-        self.tether = Tether.from_env()
+    def __init__(self, contact: Way, role: str) -> None:
+        self.tether = contact.tie()
         self.link = contact.link(role)
         # The fleet may take its time to answer, and an environment to be built; the loop then beats by itself.
         self._ready = beating(self.tether, contact.patience_s + BUILDING_S)
         welcome = self.link.hello()
         where = f"the config of the fleet at {contact.address}"
         config = parse_mapping(welcome.config_yaml, where)
-        if not (contact.trust or contact.proven):
+        if not contact.trusted:
             refuse_imports(config, f"the fleet at {contact.address}", "nothing proves who answers there without TLS")
         self.config = validate(RunConfig, config, where)
         self.spec = EnvSpec.from_json(json.loads(welcome.spec_json))
@@ -187,11 +211,11 @@ def _frugal(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def run_actor(contact: Contact) -> int:
+def run_actor(contact: Way) -> int:
     """Play until the run is over."""
     member = Member(contact, "actor")
     config, link = member.config, member.link
-    threads = config.env.threads or max(1, usable_cores() // contact.siblings)
+    threads = config.env.threads or contact.cores
     with member.polite(), _frugal(config), closing(
             make_env(config.env.model_copy(update={"threads": threads}), config.env.lanes,
                      stall_timeout_s=config.run.stall_timeout_s)) as env:
@@ -226,7 +250,7 @@ class Diary:
         return False
 
 
-def run_evaluator(contact: Contact, videos: Path | None = None) -> int:
+def run_evaluator(contact: Way, videos: Path | None = None) -> int:
     """Judge the newest weights whenever that is due, and the last ones when asked to; with a folder, film some."""
     member = Member(contact, "evaluator")
     config, link = member.config, member.link

@@ -36,6 +36,7 @@ from qfleet.envs import EnvConfig
 from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.runs.directory import RunSection
+from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.settings import ALGO, EXPLORE, RunConfig
@@ -261,6 +262,7 @@ RESUMABLE = frozenset({
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
     "server.shards", "server.copy_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
+    *(f"ray.{name}" for name in RayConfig.model_fields),
     *(f"eval.{name}" for name in EvalConfig.model_fields),
     *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields),
     *(f"run.{name}" for name in RunSection.model_fields if name not in ("exact_resume", "root", "name")),

@@ -17,6 +17,7 @@ from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
 from qfleet.roles.server import ServerConfig
 from qfleet.runs.directory import RunSection
+from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.types import UserError, Window
 
@@ -25,6 +26,11 @@ EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
 SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb")
 """What of the fleet section holds for all processes that we start."""
+
+DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors")
+"""What of it is for actors that join from elsewhere."""
+
+RAY_ACTORS = ("ray.elastic", "ray.actor_cpus", "ray.actor_gpus", "ray.actor_memory_mb", "ray.actor_resources")
 
 EXACT_STEPS_PER_LANE = 1000
 """Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
@@ -40,9 +46,10 @@ class RunConfig(Config):
     stop_at: Real | None = Field(None, description="stop when the mean return of an evaluation reaches this")
     init_from: str | None = Field(None, description="checkpoint or run whose trained weights the run starts from")
     init_partial: bool = Field(False, description="of init_from take what fits, where network or environment differ")
-    placement: Literal["inline", "processes"] = Field(
-        "inline", description="where the roles live: all in this process, or in processes of their own")
-    actors: PositiveCount = Field(1, description="actors with env.lanes lanes each; inline they take turns")
+    placement: Literal["inline", "processes", "ray"] = Field(
+        "inline", description="where the roles live: all in this process, in processes of their own, or in Ray's")
+    actors: PositiveCount = Field(
+        1, description="actors with env.lanes lanes each; inline they take turns; auto: as many as Ray has CPUs for")
     gradients: Literal["solo", "allreduce", "server"] = Field(
         "solo", description="how learners meet: one alone, several that average their gradients at every update, or "
                             "several that push them to a parameter server whenever they like")
@@ -58,6 +65,7 @@ class RunConfig(Config):
     fleet: FleetConfig = FleetConfig()
     allreduce: AllReduceConfig = AllReduceConfig()
     server: ServerConfig = ServerConfig()
+    ray: RayConfig = RayConfig()
 
     @property
     def lanes(self) -> int:
@@ -76,6 +84,14 @@ class RunConfig(Config):
                 f"with gradients={self.gradients} every learner plays for itself, on this host")
             idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields
                                    if alone or name not in SUPERVISION], why)
+        if self.placement == "ray":
+            idle |= dict.fromkeys([f"fleet.{name}" for name in DOOR], "with placement=ray nodes join the cluster")
+            served = self.gradients == "server"
+            idle |= dict.fromkeys(RAY_ACTORS if served else ["ray.server_cpus"],
+                                  "with gradients=server every cell plays for itself" if served else
+                                  "unless gradients=server")
+        else:
+            idle |= dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless placement=ray")
         rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ServerConfig}
         for rule, model in rules.items():
             if self.gradients != rule:
@@ -90,6 +106,16 @@ class RunConfig(Config):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError("must be auto, cpu, cuda or cuda:N")
         return device
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_as_there_is_room_for(cls, data: Any) -> Any:
+        """`actors=auto` says it shorter: how many there are is decided when the cluster has been seen."""
+        if not isinstance(data, dict) or data.get("actors") != "auto":
+            return data
+        if data.get("placement") != "ray":
+            raise ValueError("actors=auto needs placement=ray: elsewhere a number is needed")
+        return data | {"actors": 1, "ray": dict(data.get("ray") or {}) | {"elastic": True}}
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -125,18 +151,26 @@ def contradictions(cfg: RunConfig) -> list[str]:
                      "set eval.period_steps, or stop_at=null")
     found += _two_explorations(cfg)
     found += _noise_on_numbers(cfg)
-    if cfg.placement != "inline":
-        found += cfg.fleet.problems()
-        if cfg.gradients != "solo":
-            each = "rank" if cfg.gradients == "allreduce" else "cell"
-            found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
-                         "set placement=inline")
+    found += _placement(cfg)
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
                      "set learner.capture=false")
     if cfg.gradients == "server":
         found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
+
+
+def _placement(cfg: RunConfig) -> list[str]:
+    found = cfg.fleet.problems() if cfg.placement == "processes" else []
+    if cfg.placement == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
+        found.append(f"device={cfg.device} with placement=ray: Ray chooses the GPU and shows the learner no other; set "
+                     "device=cuda")
+    if (cfg.placement == "processes" and cfg.gradients != "solo") or (
+            cfg.placement == "ray" and cfg.gradients == "allreduce"):
+        each = "rank" if cfg.gradients == "allreduce" else "cell"
+        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
+                     "set placement=inline")
+    return found
 
 
 def _server(cfg: RunConfig) -> list[str]:

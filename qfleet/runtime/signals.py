@@ -24,10 +24,6 @@ def obeyed(stop: Told, hurry: bool = True) -> Iterator[None]:
 
     Without `hurry` a second SIGINT changes nothing either: somebody else decides when there is no more time.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
     def handle(number: int, frame: FrameType | None) -> None:
         reason = REASONS[signal.Signals(number).name]
         if stop.reason == "interrupted" and reason == "interrupted":
@@ -42,13 +38,19 @@ def obeyed(stop: Told, hurry: bool = True) -> Iterator[None]:
 
 @contextmanager
 def heeded(leave: Callable[[], object]) -> Iterator[None]:
-    """While inside, every such signal asks to leave; for a process that has nothing of its own to save."""
+    """While inside, every such signal asks to leave; for a process that has nothing of its own to save.
+
+    As with `obeyed`, that is so in the main thread only.
+    """
     with _handled(lambda number, frame: leave()):
         yield
 
 
 @contextmanager
 def _handled(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     numbers = [getattr(signal, name) for name in REASONS if hasattr(signal, name)]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:

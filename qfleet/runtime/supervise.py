@@ -12,48 +12,26 @@ the machine, or of this process, nobody is late.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qfleet.runtime.guard import Guard, exited, kill_group
-from qfleet.runtime.tether import ORPHAN_GRACE_S, Leash
+from qfleet.runtime.guard import Guard
+from qfleet.runtime.life import Child, Life, Process
+from qfleet.runtime.tether import ORPHAN_GRACE_S
 
 TURN_S = 0.05
 """Children are looked at this often, however often `step` is called."""
 
 LAST_LINES = 40
-LOG_BYTES = 1 << 18
-"""So much of a log's end is searched for a traceback: an old one, long survived, explains nothing."""
-
 MESSAGE_LINES = 12
 """An exception's message may have several lines, and nothing marks the last one."""
 
 DONE, USER_ERROR, VAIN, NOT_STARTED = 0, 2, 70, 127
 HEADER = "Traceback (most recent call last)"
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
-
-
-@dataclass(frozen=True)
-class Child:
-    """A process to be kept alive. `env` is added to this process's own; what it writes is appended to `log_path`.
-
-    `max_restarts` of its own are all that it gets, however healthy it was between them; None: as many in a row as the
-    others. `appetite` names the settings that ask for its memory.
-    """
-
-    name: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    log_path: Path
-    max_restarts: int | None = None
-    appetite: str = "env.lanes or actors"
-    silence_s: float | None = None  # None: as long as the others may be silent
 
 
 @dataclass(frozen=True)
@@ -77,58 +55,6 @@ class Failure:
     text: str
 
 
-class Life:
-    """One process of a child's, from its start to its end. Times are the supervisor's."""
-
-    def __init__(self, child: Child, number: int, now: float) -> None:
-        self.beats, self.first_beat, self.last_beat = False, now, now
-        self.verdict: str | None = None  # why it was killed, if we did it
-        self._log_path = child.log_path
-        self._leash = Leash()
-        try:
-            child.log_path.parent.mkdir(parents=True, exist_ok=True)
-            with open(child.log_path, "ab") as log:
-                log.write(f"=== {child.name}: start {number} ===\n".encode())
-                log.flush()
-                self._log_start = log.tell()
-                # A session of its own: Ctrl-C at the terminal is for us, and one kill reaches the whole group.
-                self.process = subprocess.Popen(
-                    child.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                    env={**os.environ, **child.env, **self._leash.environment}, pass_fds=self._leash.child_fds)
-        except BaseException:
-            self._leash.close()
-            raise
-        self._leash.passed()
-
-    def listen(self, now: float) -> None:
-        """Take note of the child's beats."""
-        if self._leash.beaten():
-            self.first_beat = self.first_beat if self.beats else now
-            self.last_beat, self.beats = now, True
-
-    def ask(self) -> None:
-        """Ask the child to leave. What it started is its own to end."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-
-    def bury(self) -> int:
-        """Reap a child that was killed or ended; its exit status."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=5.0)
-        self._leash.close()
-        return -signal.SIGKILL if self.process.returncode is None else self.process.returncode
-
-    def written(self) -> str:
-        """What the process wrote, the last of it if that is much."""
-        try:
-            with open(self._log_path, "rb") as log:
-                end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_start, end - LOG_BYTES))
-                return log.read().decode("utf-8", "replace")
-        except OSError as error:
-            return f"(its log cannot be read: {error})"
-
-
 @dataclass
 class Ward:
     """A child and what is remembered of it between its lives."""
@@ -148,15 +74,17 @@ class Supervisor:
     """Keeps children alive; a Worker for `drive`. `failure` is None while all goes well. End with `terminate`.
 
     `log` is told, a line at a time, what happens; `on_restart` gets the name of a child that was started again.
-    `leavings` is a folder that goes with this process, even if it is killed.
+    `leavings` is a folder that goes with this process, even if it is killed. `begin` starts a child's life; the others
+    are processes of this host.
     """
 
     def __init__(self, children: Iterable[Child], log: Callable[[str], object], patience: Patience,
-                 on_restart: Callable[[str], object], leavings: Path | None = None) -> None:
+                 on_restart: Callable[[str], object], leavings: Path | None = None,
+                 begin: Callable[[Child, int, float], Life] = Process) -> None:
         self.patience = patience
         self.failure: Failure | None = None
         self.total_restarts = 0
-        self._log, self._on_restart = log, on_restart
+        self._log, self._on_restart, self._begin = log, on_restart, begin
         self._wards: dict[str, Ward] = {}
         self._guard = Guard(int(ORPHAN_GRACE_S), leavings)
         self._clock, self._turned = 0.0, time.monotonic() - TURN_S
@@ -179,6 +107,13 @@ class Supervisor:
             ward.leaving = self._clock + grace_s
             ward.life.ask()
 
+    def ask(self, name: str) -> bool:
+        """Ask a child to end in order, once; whether there was one to ask."""
+        life = self._wards[name].life
+        if life is not None:
+            life.ask()
+        return life is not None
+
     @property
     def names(self) -> list[str]:
         return list(self._wards)
@@ -195,7 +130,7 @@ class Supervisor:
     def pid(self, name: str) -> int | None:
         """The process that a child has at present, if it has one."""
         life = self._wards[name].life
-        return None if life is None else life.process.pid
+        return None if life is None else life.pid
 
     def restarts(self, name: str) -> int:
         """How often a child was started again."""
@@ -218,11 +153,11 @@ class Supervisor:
             for life in lives:
                 life.ask()
             deadline = time.monotonic() + grace_s
-            while time.monotonic() < deadline and not all([exited(life.process) for life in lives]):
+            while time.monotonic() < deadline and not all([life.exited for life in lives]):
                 time.sleep(0.01)
         finally:  # also when a second Ctrl-C ends the waiting
             for life in lives:
-                kill_group(life.process)
+                life.kill()
             codes = {name: self._bury(ward) for name, ward in running.items()}
             self._guard.end()
         return codes
@@ -240,7 +175,7 @@ class Supervisor:
         healthy_s = self.patience.healthy_s if ward.child.max_restarts is None else 0.0
         if life.beats and self._clock - life.first_beat >= healthy_s:
             ward.streak, ward.first = 0, None
-        if exited(life.process):
+        if life.exited:
             self._ended(ward, self._bury(ward), life)
             return True
         self._judge(ward, life)
@@ -249,7 +184,7 @@ class Supervisor:
     def _start(self, ward: Ward) -> None:
         ward.starts += 1
         try:
-            ward.life = Life(ward.child, ward.starts, self._clock)
+            ward.life = self._begin(ward.child, ward.starts, self._clock)
         except OSError as error:  # no such program, no memory for another process, no space for its log
             self._lost(ward, NOT_STARTED, "could not be started", str(error))
             return
@@ -271,18 +206,18 @@ class Supervisor:
         if silent_s > limit_s:
             life.verdict = f"gave no sign of life for {limit_s:g} s and was killed"
         if life.verdict is not None:
-            kill_group(life.process)
+            life.kill()
 
     def _bury(self, ward: Ward) -> int:
         """Take leave of a life that ended, and of all that it started: the group first, while the number is its own."""
         life, ward.life = ward.life, None
         assert life is not None
-        kill_group(life.process)
+        life.kill()
         self._inform()
         return life.bury()
 
     def _inform(self) -> None:
-        self._guard.know(ward.life.process.pid for ward in self._wards.values() if ward.life is not None)
+        self._guard.know(ward.life.pid for ward in self._wards.values() if isinstance(ward.life, Process))
 
     def _ended(self, ward: Ward, code: int, life: Life) -> None:
         name = ward.child.name

@@ -18,10 +18,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Protocol
 
 VARIABLE = "QFLEET_TETHER"
 BEAT_PERIOD_S = 0.2
 ORPHAN_GRACE_S = 8.0
+
+
+class Tie(Protocol):
+    """What a process has of whoever watches it: it shows life, and hears when to leave."""
+
+    def beat(self) -> None: ...
+    def on_orphan(self, callback: Callable[[], object]) -> None: ...
 
 
 class Tether:

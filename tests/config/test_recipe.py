@@ -96,7 +96,7 @@ BAD = [
     (["agent.algo=dqnn"], f"command line: agent.algo: 'dqnn' is none of {', '.join(plugin_names('qfleet.algos'))}, "
                           "nor module:attribute; did you mean dqn?"),
     (["placement=cluster"],
-     "command line: placement: must be inline or processes (got 'cluster'); the default is 'inline'"),
+     "command line: placement: must be inline, processes or ray (got 'cluster'); the default is 'inline'"),
     (["agent.n_step=100"], "recipe vector: a look-ahead of 100 steps is longer than replay.chunk_steps=16: "
                            "lower the n-step or raise chunk_steps"),
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],

@@ -15,7 +15,7 @@ from real_runs import TINY, newest, records
 from qfleet.roles.server import Push
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.shard_pb2 import State
-from qfleet.runtime.wire.shards import RemoteShard
+from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
 from qfleet.types import ProcessFault, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -48,7 +48,7 @@ def reborn(squad, name, pid, timeout=120):
 def shard_of(squad, index, token=None):
     private = next(squad.tmp.glob("qfleet-*"))
     token = token or (private / "token").read_text().strip()
-    return RemoteShard(socket_address(private / f"shard-{index}.sock"), token, 20.0)
+    return RemoteShard(ShardChannel(socket_address(private / f"shard-{index}.sock"), token), 20.0)
 
 
 def figure(squad, tag):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -42,6 +42,17 @@ _TLS_TROUBLE = {
                                   "certificate for this one",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave the tls_ca file out, or start the fleet with fleet.tls_cert",
 }
+
+
+class Carrier(Protocol):
+    """Whoever brings messages to a fleet. What cannot be delivered, or is refused, is a `grpc.RpcError`."""
+
+    @property
+    def address(self) -> object: ...
+    def hello(self, request: HelloRequest) -> Welcome: ...
+    def exchange(self, request: bytes, timeout_s: float = CALL_S) -> ExchangeReply: ...
+    def fetch(self, newer_than: int) -> Any: ...
+    def close(self) -> None: ...
 
 
 class Caller:
@@ -103,7 +114,7 @@ def read_fetched(data: bytes) -> tuple[int, bytes] | None:
     return (reply.version, reply.weights) if reply.weights else None
 
 
-def refusal(error: grpc.RpcError, address: Address) -> UserError | None:
+def refusal(error: grpc.RpcError, address: object) -> UserError | None:
     """What a failed call says if asking again is no use; None for whatever may pass."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.FAILED_PRECONDITION:

@@ -26,8 +26,7 @@ import qfleet
 from qfleet.replay.layout import Layout
 from qfleet.roles.evaluator import Score
 from qfleet.roles.schedule import Progress
-from qfleet.runtime.wire.address import Address
-from qfleet.runtime.wire.channel import PROTOCOL, Caller, briefly, refusal
+from qfleet.runtime.wire.channel import PROTOCOL, Carrier, briefly, refusal
 from qfleet.runtime.wire.fleet_pb2 import STOP, WAIT, ExchangeReply, ExchangeRequest, HelloRequest, Welcome
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.registry import ACTOR
@@ -73,16 +72,15 @@ class Link:
     `metrics` and `weights` serve the roles of this process, `replay(layout)` its recorder, `judge` its evaluator.
     """
 
-    def __init__(self, address: Address, token: str, name: str, role: str = ACTOR, patience_s: float = 600.0,
-                 credentials: grpc.ChannelCredentials | None = None) -> None:
-        self.address, self.name, self.role, self.patience_s = address, name, role, patience_s
+    def __init__(self, caller: Carrier, name: str, role: str = ACTOR, patience_s: float = 600.0) -> None:
+        self.address, self.name, self.role, self.patience_s = caller.address, name, role, patience_s
         self.stopped = self.final = False
         self.elsewhere = self.save = self.saved = 0  # for one of several cells, as the other side says
         self.failed: Exception | None = None
         self.look: Callable[[], bool] = lambda: False  # asked while an evaluator waits for weights: should it not?
         self.metrics = Outbox()
         self.welcome = Welcome()
-        self._caller = Caller(address, token, credentials)
+        self._caller = caller
         self.weights: RemoteWeights | NewestWeights = RemoteWeights(self._wake)
         if role != ACTOR:
             self.weights = NewestWeights(self._caller, lambda: self._over or self.look())

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
 import torch
+from google.protobuf.message import Message
 
 from qfleet.roles.server import Answer, Met, Push, Refused, Shard, Shown
 from qfleet.runtime.wire.address import Address, socket_address
@@ -45,6 +47,7 @@ from qfleet.runtime.wire.tensors import pack_weights, unpack_weights
 from qfleet.types import ProcessFault
 
 SERVICE = "qfleet.shard.v1.Shard"
+METHODS = ("Meet", "Look", "Copy", "Load", "Dismiss")
 RETRY_S = 0.1
 GLANCE_S = 0.5
 VERDICTS = {"applied": APPLIED, "stale": STALE, "repeated": REPEATED, "anew": ANEW}
@@ -102,33 +105,13 @@ class ShardService:
     `loaded` hears of every state that was given. `leaving`: nobody will call again; `called_at`: when somebody did.
     """
 
-    def __init__(self, build: Callable[[Mapping[str, Any]], Shard], loaded: Callable[[State], object],
-                 socket: Path, token: str, max_message_bytes: int) -> None:
+    def __init__(self, build: Callable[[Mapping[str, Any]], Shard], loaded: Callable[[State], object]) -> None:
         self.build, self.loaded = build, loaded
         self.shard: Shard | None = None
         self.leaving, self.called_at = False, time.monotonic()
-        self._socket = socket
-        # A thread begins with as many threads for its arithmetic as there are cores.
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="shard", initializer=torch.set_num_threads,
-                                        initargs=(1,))
-        limits = (("grpc.max_receive_message_length", max_message_bytes),
-                  ("grpc.max_send_message_length", max_message_bytes))
-        self._server = grpc.server(self._pool, interceptors=(Doorkeeper([token]),), options=LISTENING + limits,
-                                   maximum_concurrent_rpcs=MOST_CALLS)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {
-            "Meet": method(MeetRequest, self.meet), "Look": method(LookRequest, self.look),
-            "Copy": method(CopyRequest, self.copy), "Load": method(State, self.load),
-            "Dismiss": method(DismissRequest, self.dismiss)}),))
-        socket.unlink(missing_ok=True)  # of one that was killed
-        self._server.add_insecure_port(str(socket_address(socket)))
-
-    def start(self) -> None:
-        self._server.start()
-
-    def close(self) -> None:
-        self._server.stop(0.5).wait(5)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._socket.unlink(missing_ok=True)
+        self.methods: dict[str, tuple[type[Message], Callable[[Any], bytes]]] = {
+            "Meet": (MeetRequest, self.meet), "Look": (LookRequest, self.look), "Copy": (CopyRequest, self.copy),
+            "Load": (State, self.load), "Dismiss": (DismissRequest, self.dismiss)}
 
     def meet(self, request: MeetRequest) -> bytes:
         shard = self._present()
@@ -185,19 +168,88 @@ class ShardService:
         return self.shard
 
 
+class ShardServer:
+    """Brings the calls of other processes of this host to a service."""
+
+    def __init__(self, service: ShardService, socket: Path, token: str, max_message_bytes: int) -> None:
+        self._socket = socket
+        # A thread begins with as many threads for its arithmetic as there are cores.
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="shard", initializer=torch.set_num_threads,
+                                        initargs=(1,))
+        limits = (("grpc.max_receive_message_length", max_message_bytes),
+                  ("grpc.max_send_message_length", max_message_bytes))
+        self._server = grpc.server(self._pool, interceptors=(Doorkeeper([token]),), options=LISTENING + limits,
+                                   maximum_concurrent_rpcs=MOST_CALLS)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {
+            name: method(kind, answer) for name, (kind, answer) in service.methods.items()}),))
+        socket.unlink(missing_ok=True)  # of one that was killed
+        self._server.add_insecure_port(str(socket_address(socket)))
+
+    def __enter__(self) -> ShardServer:
+        self._server.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._server.stop(0.5).wait(5)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._socket.unlink(missing_ok=True)
+
+
+class ShardChannel:
+    """How a shard of this host is called: `methods` take the bytes of a request and a timeout, as gRPC's do."""
+
+    def __init__(self, address: Address, token: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(str(address), OPTIONS)
+        metadata = bearer(token)
+        self.methods: Mapping[str, Method] = {
+            name: Dialled(self._channel.unary_unary(f"/{SERVICE}/{name}"), metadata) for name in METHODS}
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Method(Protocol):
+    """A call by name: at once, or as a future with `result(timeout)`. Failures are `grpc.RpcError`."""
+
+    def __call__(self, request: bytes, timeout: float) -> bytes: ...
+    def future(self, request: bytes, timeout: float) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """A `Method` of gRPC's."""
+
+    method: Any
+    metadata: Any
+
+    def __call__(self, request: bytes, timeout: float) -> bytes:
+        data: bytes = self.method(request, timeout=timeout, metadata=self.metadata)
+        return data
+
+    def future(self, request: bytes, timeout: float) -> Any:
+        return self.method.future(request, timeout=timeout, metadata=self.metadata)
+
+
+class Line(Protocol):
+    """What carries calls to a shard."""
+
+    @property
+    def address(self) -> object: ...
+    @property
+    def methods(self) -> Mapping[str, Method]: ...
+    def close(self) -> None: ...
+
+
 class RemoteShard:
     """Implements `Shelf`. A shard that does not answer is asked again, the same thing, until patience ends.
 
     `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
     """
 
-    def __init__(self, address: Address, token: str, patience_s: float,
-                 wait: Callable[[float], object] = time.sleep) -> None:
-        self.address, self.patience_s, self.wait = address, patience_s, wait
-        self._metadata = bearer(token)
-        self._channel = grpc.insecure_channel(str(address), OPTIONS)
-        self._methods = {name: self._channel.unary_unary(f"/{SERVICE}/{name}")
-                         for name in ("Meet", "Look", "Copy", "Load", "Dismiss")}
+    def __init__(self, line: Line, patience_s: float, wait: Callable[[float], object] = time.sleep) -> None:
+        self.address, self.patience_s, self.wait = line.address, patience_s, wait
+        self._line, self._methods = line, line.methods
 
     def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
         request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
@@ -222,7 +274,7 @@ class RemoteShard:
     def look(self, timeout_s: float = 1.0) -> LookReply | None:
         """How the shard is; None if it does not answer."""
         try:
-            data = self._methods["Look"](b"", timeout=timeout_s, metadata=self._metadata)
+            data = self._methods["Look"](b"", timeout=timeout_s)
         except grpc.RpcError:
             return None
         return LookReply.FromString(data)
@@ -233,18 +285,18 @@ class RemoteShard:
     def dismiss(self) -> None:
         """Nobody will ask again. Who does not hear it is told by others."""
         with suppress(grpc.RpcError):
-            self._methods["Dismiss"](b"", timeout=1.0, metadata=self._metadata)
+            self._methods["Dismiss"](b"", timeout=1.0)
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._call("Load", pack_shard(state).SerializeToString())()
 
     def close(self) -> None:
-        self._channel.close()
+        self._line.close()
 
     def _call(self, name: str, request: bytes) -> Callable[[], bytes]:
         """Begin a call; what is returned waits for its answer."""
         timeout_s = CALL_S + len(request) / SLOWEST_BYTES_PER_S
-        begun = self._methods[name].future(request, timeout=timeout_s, metadata=self._metadata)
+        begun = self._methods[name].future(request, timeout=timeout_s)
 
         def finish() -> bytes:
             since, call = time.monotonic(), begun
@@ -258,7 +310,7 @@ class RemoteShard:
                 except grpc.RpcError as error:
                     self._missed(error, time.monotonic() - since)
                 self.wait(RETRY_S * random.uniform(0.5, 1.0))
-                call = self._methods[name].future(request, timeout=timeout_s, metadata=self._metadata)
+                call = self._methods[name].future(request, timeout=timeout_s)
 
         return finish
 

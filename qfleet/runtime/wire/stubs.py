@@ -14,7 +14,7 @@ import torch
 
 from qfleet.replay.codec import Codec
 from qfleet.replay.layout import Layout
-from qfleet.runtime.wire.channel import Caller, briefly, read_fetched, refusal
+from qfleet.runtime.wire.channel import Carrier, briefly, read_fetched, refusal
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.tensors import unpack_weights
 from qfleet.types import Chunk, EnvFault
@@ -93,7 +93,7 @@ class RemoteWeights:
         if call is not None:
             call.cancel()
 
-    def tend(self, caller: Caller, newest: int) -> None:
+    def tend(self, caller: Carrier, newest: int) -> None:
         """Take in what has arrived, and ask for what is newer; for the link's thread. UserError if that is no use."""
         if self._call is not None and self._call.done():
             call, self._call = self._call, None
@@ -104,7 +104,7 @@ class RemoteWeights:
             self._call = caller.fetch(self.version)
             self._call.add_done_callback(lambda _: self._wake())
 
-    def _arrived(self, call: Any, caller: Caller) -> None:
+    def _arrived(self, call: Any, caller: Carrier) -> None:
         try:
             news = read_fetched(call.result())
             held = None if news is None else (news[0], unpack_weights(news[1]))
@@ -124,7 +124,7 @@ class RemoteWeights:
 class NewestWeights:
     """Fetched when they are asked for, while the caller waits: for an evaluator, who asks rarely, for the newest."""
 
-    def __init__(self, caller: Caller, over: Callable[[], bool]) -> None:
+    def __init__(self, caller: Carrier, over: Callable[[], bool]) -> None:
         self._caller, self._over = caller, over
         self._anew = False
         self.version = -1

@@ -301,7 +301,7 @@ def test_who_waits_longer_than_patience_for_room_is_not_lost(tmp_path):
 
 def test_closing_ships_what_is_left(tmp_path):
     with cell(tmp_path / "c") as here:
-        line = Link(here.unix, TOKEN, "local/0")
+        line = Link(Caller(here.unix, TOKEN), "local/0")
         line.hello()
         line.start()
         send_many(line, 4)
@@ -312,7 +312,7 @@ def test_closing_ships_what_is_left(tmp_path):
 
 def test_closing_waits_no_longer_than_it_was_told(tmp_path):
     gone = Cell(tmp_path / "c")
-    line = Link(gone.unix, TOKEN, "local/0")
+    line = Link(Caller(gone.unix, TOKEN), "local/0")
     line.hello()
     line.start()
     gone.close()

@@ -44,7 +44,7 @@ def works(here, address=None, **options):
 
 
 def refused(address, words, token=TOKEN, patience_s=5.0, credentials=None):
-    line = Link(address, token, "local/0", patience_s=patience_s, credentials=credentials)
+    line = Link(Caller(address, token, credentials), "local/0", patience_s=patience_s)
     try:
         with pytest.raises(UserError, match=words) as caught:
             line.hello()
@@ -174,7 +174,7 @@ def test_a_client_may_come_before_the_fleet(tmp_path):
     made = []
     late = threading.Timer(0.7, lambda: made.append(Cell(tmp_path / "c")))
     late.start()
-    line = Link(server.socket_address(tmp_path / "c" / "cell.sock"), TOKEN, "local/0", patience_s=15)
+    line = Link(Caller(server.socket_address(tmp_path / "c" / "cell.sock"), TOKEN), "local/0", patience_s=15)
     assert line.hello().index == 0
     line.close()
     late.join()

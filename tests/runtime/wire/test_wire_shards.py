@@ -10,7 +10,16 @@ from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.server import Push, ServerConfig, Shard
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.shard_pb2 import State
-from qfleet.runtime.wire.shards import RemoteShard, ShardService, pack_shard, to_bytes, to_tensor, unpack_shard
+from qfleet.runtime.wire.shards import (
+    RemoteShard,
+    ShardChannel,
+    ShardServer,
+    ShardService,
+    pack_shard,
+    to_bytes,
+    to_tensor,
+    unpack_shard,
+)
 from qfleet.types import ProcessFault, UserError
 
 pytestmark = pytest.mark.timeout(60)
@@ -33,17 +42,18 @@ class Host:
             made.load_state_dict(state)
             return made
 
-        self.service = ShardService(build, self.states.append, self.path, TOKEN, 1 << 20)
-        self.service.start()
+        self.service = ShardService(build, self.states.append)
+        self.server = ShardServer(self.service, self.path, TOKEN, 1 << 20)
 
     def __enter__(self):
+        self.server.__enter__()
         return self
 
     def __exit__(self, *failure):
-        self.service.close()
+        self.server.__exit__()
 
     def shelf(self, token=TOKEN, patience_s=20.0, **wait):
-        return RemoteShard(socket_address(self.path), token, patience_s, **wait)
+        return RemoteShard(ShardChannel(socket_address(self.path), token), patience_s, **wait)
 
 
 def push_of(shown, sequence=1, gradient=None, **other):

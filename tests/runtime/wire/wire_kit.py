@@ -17,6 +17,7 @@ import torch
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.runtime.wire.address import Address, socket_address
+from qfleet.runtime.wire.channel import Caller
 from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.runtime.wire.server import Desk, Inbox, Registry, Server
@@ -91,8 +92,8 @@ def cell(folder: Path, listen: str | None = None, **cfg) -> Iterator[Cell]:
 
 @contextmanager
 def link(address: Address, name: str = "local/0", role: str = "actor", token: str = TOKEN, start: bool = True,
-         **options) -> Iterator[Link]:
-    made = Link(address, token, name, role, **{"patience_s": 20.0, **options})
+         credentials=None, **options) -> Iterator[Link]:
+    made = Link(Caller(address, token, credentials), name, role, **{"patience_s": 20.0, **options})
     try:
         made.hello()
         if start:

@@ -1,0 +1,132 @@
+"""The Ray that a run uses: one that is there, or one of its own, which ends with it.
+
+A Ray of our own asks everybody for a token, listens where Ray must, has no dashboard unless asked for one, and takes no
+more memory for its object store than the config says. Its files lie in the run's private folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qfleet.runtime.cluster.config import RayConfig
+from qfleet.runtime.cluster.host import Host
+from qfleet.runtime.threads import usable_cores
+from qfleet.runtime.wire.security import write_token
+from qfleet.types import UserError
+
+log = logging.getLogger(__name__)
+
+LONGEST_FOLDER = 40
+"""Bytes: below it Ray makes sockets, whose paths the system limits to 107."""
+
+CALLS_AT_ONCE = 64
+HEAD = "node:__internal_head__"
+PLACED_S = 60.0
+
+
+def require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("placement=ray needs Ray: pip install 'qfleet[ray]'")
+
+
+def address_of(cfg: RayConfig) -> str | None:
+    return cfg.address or os.environ.get("RAY_ADDRESS") or None
+
+
+class RaySession:
+    """Connected while it lives. `own`: whether this Ray is the run's, and ends with it."""
+
+    def __init__(self, cfg: RayConfig, folder: Path, cpus: float) -> None:
+        require_ray()
+        address = address_of(cfg)
+        self.own = address is None and not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+        self._shared = not self.own and address is None  # the caller's own connection
+        self._groups: list[Any] = []
+        quiet: dict[str, Any] = {"namespace": "qfleet", "log_to_driver": False, "configure_logging": False}
+        if self.own:
+            _secure()
+        import ray
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            if self.own:
+                ray.init(address="local", num_cpus=max(usable_cores(), round(cpus + 0.5)), _temp_dir=str(folder),
+                         include_dashboard=cfg.dashboard, object_store_memory=cfg.object_store_mb << 20, **quiet)
+            elif not self._shared:
+                ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise UserError(f"no Ray at {address or 'this host'}: {str(error).splitlines()[0]}; is it running "
+                            "(ray status), and is its token in RAY_AUTH_TOKEN_PATH?") from None
+
+    def place(self, bundles: list[Mapping[str, float]], strategy: str, here: bool) -> Any:
+        """Reserve what belongs together; `here`: on this very node. UserError if the cluster has no such place."""
+        import ray
+        from ray.util import placement_group, remove_placement_group
+
+        mine = ray.get_runtime_context().get_node_id()
+        names = (name for node in ray.nodes() if node["NodeID"] == mine for name in node["Resources"])
+        pin = {name: 0.001 for name in names if name.startswith("node:") and name != HEAD} if here else {}
+        group = placement_group([dict(bundle) | pin for bundle in bundles], strategy=strategy)
+        if not group.wait(PLACED_S):
+            remove_placement_group(group)
+            asked = "; ".join(", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles)
+            raise UserError(f"the cluster has no room{' on this node' * here} for the learner and the evaluator, which "
+                            f"ask for {asked}: free it, or lower ray.cell_cpus, ray.cell_gpus and ray.evaluator_cpus"
+                            + ", or let them live elsewhere, ray.cell_anywhere=true" * here)
+        self._groups.append(group)
+        return group
+
+    def create(self, name: str, log_path: Path, needs: Mapping[str, float], group: Any = None, bundle: int = 0) -> Any:
+        """A Ray actor, in its bundle of a group or spread over the nodes; it is there when there is room for it."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group, bundle)
+        custom = {key: amount for key, amount in needs.items() if key not in ("CPU", "GPU", "memory")}
+        options: dict[str, Any] = {
+            "name": name, "num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "resources": custom,
+            "memory": needs.get("memory"), "max_restarts": -1, "max_task_retries": 0,
+            "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": strategy}
+        paths = [os.getcwd(), *filter(None, sys.path)]
+        return ray.remote(**options)(Host).remote(str(log_path.resolve()), paths)
+
+    def room(self, needs: Mapping[str, float], beside: Sequence[Mapping[str, float]]) -> int:
+        """How many who need so much all living nodes together have room for, beside those others."""
+        import ray
+
+        total = ray.cluster_resources()
+        free = {name: total.get(name, 0.0) - sum(other.get(name, 0.0) for other in beside) for name in needs}
+        return min(int(free[name] / amount + 1e-6) for name, amount in needs.items())
+
+    def close(self) -> None:
+        """Leave nothing behind in a cluster that goes on, and no Ray that was ours."""
+        import ray
+        from ray.util import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        for group in self._groups:
+            remove_placement_group(group)
+        if not self._shared:
+            ray.shutdown()
+
+
+def _secure() -> None:
+    """Have a Ray of our own ask for a token. Ray reads these variables when it is first imported."""
+    if os.environ.get("RAY_AUTH_MODE"):
+        return  # the user has decided
+    if "ray" in sys.modules and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        raise UserError("placement=ray starts a Ray that asks for a token, to be settled before ray is imported: "
+                        "set RAY_AUTH_MODE yourself, import ray later, or connect by ray.init to a Ray of yours")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    token = cache / "qfleet" / "ray_token"
+    if not token.exists():
+        token.parent.mkdir(parents=True, exist_ok=True)
+        write_token(token)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}

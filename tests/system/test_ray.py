@@ -1,0 +1,181 @@
+"""Runs whose roles are Ray actors, on a cluster of two nodes with real raylets. The tests share it, in this order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from fleet_runs import SMALL, assert_goes_forward, processes
+from ray_kit import LOSSY, RayRun, RayYard, alive
+from real_runs import newest, records
+
+from qfleet import recipe
+from qfleet.types import UserError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
+ENDLESS = [*SMALL_RAY, "actors=auto", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=400",
+           "fleet.max_restarts=20", "run.name=x"]
+
+
+@pytest.fixture(scope="module")
+def yard():
+    with tempfile.TemporaryDirectory(prefix="qr", dir="/tmp") as folder, RayYard(Path(folder)) as made:
+        made.add(cpus=1)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(yard):
+    """A run that would never end."""
+    with yard.run("train", "cartpole", *ENDLESS, "--restarts", "3", folder="endless") as made:
+        made.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
+        yield made
+
+
+def members(yard) -> dict[str, dict]:
+    pulse = yard.pulse()
+    return {each["name"]: each for each in pulse["members"] if each["silent_s"] < 3} if pulse else {}
+
+
+def updates(yard) -> int:
+    pulse = yard.pulse()
+    return int(pulse["updates"]) if pulse else -1
+
+
+def learns(yard, run) -> None:
+    before = run.until(lambda: (now := updates(yard)) >= 0 and now)
+    run.until(lambda: updates(yard) > before + 10)
+
+
+def test_an_actor_killed_comes_back_in_its_place_while_the_others_go_on(yard, run):
+    learns(yard, run)
+    before = members(yard)["local/0"]
+    os.kill(before["pid"], signal.SIGKILL)
+    learns(yard, run)
+    after = run.until(lambda: (now := members(yard).get("local/0")) and now["pid"] != before["pid"] and now)
+    assert (after["index"], after["incarnation"]) == (0, before["incarnation"] + 1), "the same place, so the same arm"
+    run.until(lambda: int(members(yard)["local/0"]["steps"]) > 20)
+    assert "local/0 is gone: its process died, or its node; restart 1 of at most 20 in a row" in run.complaints
+    assert members(yard)["local/1"]["incarnation"] == 1
+
+
+def test_actors_follow_the_nodes(yard, run):
+    """A node dies in the middle of the run: its actor is given up; when there is room again, the place is taken."""
+    yard.remove()
+    run.until(lambda: len([name for name in yard.actors() if "/local/" in name]) == 1)
+    learns(yard, run)
+    before = {each["name"]: each["incarnation"] for each in yard.pulse()["members"]}
+    yard.add(cpus=1)
+    run.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
+    after = {each["name"]: (each["index"], each["incarnation"]) for each in members(yard).values()}
+    assert {index for index, _ in after.values()} == {-1, 0, 1}
+    assert sum(lives for _, lives in after.values()) == sum(before.values()) + 1
+    learns(yard, run)
+
+
+def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
+    folder = run.cwd / "runs" / "x"
+    run.until(lambda: newest(folder))
+    before = {name: each["pid"] for name, each in members(yard).items()}
+    epoch = yard.pulse()["epoch"]
+    os.kill(yard.pid("cell"), signal.SIGKILL)
+    run.until(lambda: (pulse := yard.pulse()) and pulse["epoch"] != epoch)
+    attempt = json.loads((folder / "run.json").read_text())["attempts"][-1]
+    assert attempt["resumed_from"].startswith("step-")
+    run.until(lambda: {name: each["pid"] for name, each in members(yard).items()} == before)
+    learns(yard, run)
+    assert_goes_forward(folder)
+
+
+def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves_nobody(yard, run):
+    folder = run.cwd / "runs" / "x"
+    run.head.send_signal(signal.SIGTERM)
+    code, result = run.ended()
+    assert code == 75 and result["saved_at"] == result["steps"] == newest(folder).manifest.step, run.complaints
+    assert not yard.actors()
+    with yard.run("resume", "x", folder="endless") as again:
+        again.until(lambda: updates(yard) > result["updates"])
+        pids = [yard.pid("cell"), *(each["pid"] for each in members(yard).values())]
+        again.head.kill()
+        again.head.wait()
+        deadline = time.monotonic() + 60
+        while (alive(pids) or yard.actors()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive(pids) and not yard.actors()
+    assert_goes_forward(folder)
+
+
+def test_though_replies_are_lost_each_message_counts_once(yard):
+    """Some calls of the node's workers are lost, others made and their answers lost: what is told is stored once."""
+    yard.remove()
+    yard.add(cpus=2, env=LOSSY)
+    found = yard.flood(3)
+    assert found["code"] == 0, found["told"]
+    assert found["repeats"] >= 3 and found["stored"] == list(range(int(found["told"]) + 1)), found
+
+
+def test_cartpole_is_learnt_on_two_nodes(yard):
+    yard.remove()
+    yard.add(cpus=2)
+    with yard.run("train", "cartpole", "placement=ray", "actors=3", "env.lanes=2", "stop_at=150", "run.name=x",
+                  "eval.period_steps=1000", "run.tensorboard=false", "run.threads=1", folder="solved") as run:
+        code, result = run.ended()
+    assert (code, result["reason"]) == (0, "stop_at"), run.complaints
+    assert records(run.cwd / "runs" / "x")[-1]["fleet/actors"] == 3 and not yard.actors()
+    assert_goes_forward(run.cwd / "runs" / "x")
+
+
+def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard):
+    cpus = [f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "server")]
+    words = [word for word in SMALL_RAY if not word.startswith("replay.capacity")]
+    with yard.run("train", "cartpole", *words, *cpus, "gradients=server", "cells=2", "learner.capture=false",
+                  "total_steps=1000000", "checkpoint.period_steps=500", "run.name=x", folder="server") as run:
+        run.until(lambda: updates(yard) > 50)
+        killed = {name: yard.pid(name) for name in ("shard/0", "cell/1")}
+        for pid in killed.values():
+            os.kill(pid, signal.SIGKILL)
+        run.until(lambda: (now := members(yard).get("cell/1")) and (now["pid"] != killed["cell/1"], now["index"]) ==
+                  (True, 1))
+        run.until(lambda: yard.pid("shard/0") not in (None, killed["shard/0"]))
+        learns(yard, run)
+        run.head.send_signal(signal.SIGTERM)
+        code, result = run.ended()
+    assert code == 75 and result["saved_at"] == result["steps"], run.complaints
+    assert not (run.cwd / "runs" / "x" / ".shards").exists() and not yard.actors()
+
+
+def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    words = ["train", "cartpole", *SMALL_RAY, "actors=1", "total_steps=1000000", "run.name=x"]
+    with RayRun(words, tmp_path, env) as run:
+        run.until(lambda: list((tmp_path / "runs" / "x" / "checkpoints").glob("step-*"))
+                  or (tmp_path / "runs" / "x" / "metrics.jsonl").exists())
+        token = tmp_path / ".cache" / "qfleet" / "ray_token"
+        assert token.stat().st_mode & 0o777 == 0o600 and not (tmp_path / ".ray").exists()
+        mine = [pid for pid, words in processes() if any("/tmp/qfleet-" in word for word in words)]
+        private = next(word for _, words in processes() for word in words if "/tmp/qfleet-" in word)
+        folder = Path("/tmp") / private.partition("/tmp/")[2].partition("/")[0]
+        assert len(mine) > 2 and folder.is_dir()
+        run.head.kill()
+        deadline = time.monotonic() + 60
+        while (alive(mine) or folder.exists()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive(mine) and not folder.exists(), [words for pid, words in processes() if pid in mine]
+
+
+@pytest.mark.parametrize(("words", "remedy"), [
+    (["actors=auto"], "actors=auto needs placement=ray"),
+    (["placement=ray", "device=cuda:1"], "set device=cuda"),
+    (["placement=ray", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
+    (["ray.actor_cpus=2"], "unless placement=ray"),
+    (["placement=ray", "gradients=server", "cells=2", "ray.actor_cpus=2"], "every cell plays for itself"),
+    (["placement=ray", "gradients=allreduce", "cells=2"], "set placement=inline")])
+def test_what_cannot_be_is_refused_with_its_remedy(words, remedy):
+    with pytest.raises(UserError, match=remedy):
+        recipe.resolve("cartpole", words)
