@@ -265,3 +265,4 @@ if __name__ == "__main__":
         words = json.loads(order)
         answer = getattr(obeying, words.pop("do"))(**words)
         print(json.dumps(answer), file=out, flush=True)
+    obeying.stop()  # also when the test was killed

@@ -137,9 +137,9 @@ class RayLife:
                 self._missed = False
             except ray.exceptions.ActorUnavailableError:
                 pass  # between two processes, or the call was lost: the next answer tells
-            except ray.exceptions.ActorDiedError:
+            except ray.exceptions.ActorDiedError as error:
                 self._stand.forget()
-                self._code, self.verdict = -signal.SIGKILL, GONE
+                self._code, self.verdict, self._word = -signal.SIGKILL, GONE, str(error)
             except ray.exceptions.RayError:
                 pass
         if self._code is None and time.monotonic() >= self._not_before:
