@@ -148,7 +148,8 @@ batch() {
         [[ ! -s $job/exit ]] || read -r code < "$job/exit"
         rm -f "$job"/{pid,exit,told,stopped,token}
         # A rank was lost: all begin anew. Torchruns of several nodes count restarts each for itself, and do not meet again.
-        [[ $layout == ranks && ! $told && ! $over ]] && ((code == 1 && before < lives + restarts)) || break
+        [[ $layout == ranks && ! $told && ! $over && $code == 1 ]] || break
+        ((before < lives + restarts)) || break
         before=$((before + 1))
     done
     # Told to stop, whatever is not done (0) nor misused (2) goes on in another life.
