@@ -122,7 +122,7 @@ class Slurm:
     def said(self) -> str:
         return "\n".join(f"{path}: {path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.said"))
 
-    def until(self, ready: Callable[[], Any], timeout: float = 180, about: Path | None = None) -> Any:
+    def until(self, ready: Callable[[], Any], timeout: float = 420, about: Path | None = None) -> Any:
         deadline = time.monotonic() + timeout
         while not (found := ready()):
             assert all(daemon.poll() is None for daemon in self.daemons), self.said()

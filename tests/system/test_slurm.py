@@ -13,7 +13,7 @@ from real_runs import ENVIRONMENT, TINY, command, newest, records
 from slurm_kit import Slurm, needs_slurm
 from test_crew import ranks_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENDLESS = ["total_steps=10000000"]
 SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400"]
 
@@ -135,7 +135,7 @@ def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_p
         until(lambda: newest(run).path.name > begun, shell, out)
         end_soon(run)
         shell.send_signal(signal.SIGUSR1)
-        assert shell.wait(300) == 0, out.read_text()
+        assert shell.wait(420) == 0, out.read_text()
     finally:
         shell.kill()
         shell.wait()
@@ -145,7 +145,7 @@ def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_p
     assert not list(Path("/tmp").glob(f"qf-{shell.pid}.*"))
 
 
-def until(ready, process, out, timeout=180):
+def until(ready, process, out, timeout=420):
     deadline = time.monotonic() + timeout
     while not ready():
         assert process.poll() is None, out.read_text()
