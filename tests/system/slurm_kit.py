@@ -141,7 +141,7 @@ class Slurm:
     def ends(self, number: str, state: str, about: Path) -> dict[str, str]:
         """Wait until a job is over, which must be in this way."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        found = self.until(lambda: (job := self.job(number)).get("JobState") in over and job, about=about)
+        found = self.until(lambda: (job := self.job(number)).get("JobState") in over and job, 900, about)
         assert found["JobState"] == state, f"{found}\n{about.read_text(errors='replace')}"
         self.until(lambda: not self.ask("squeue", "--noheader", "--states=all,CG", "--job", number, "--format=%T"
                                         ).strip().startswith("COMPLETING"), about=about)
