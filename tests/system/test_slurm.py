@@ -56,7 +56,8 @@ def saved(run):
 @needs_slurm
 def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
     number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=500",
-                                    "total_steps=200000", "--name", "solved", "--prefix", "group", "--time", "60", "-p", "main")
+                                    "total_steps=200000", "--name", "solved", "--prefix", "group", "--time", "60",
+                                    "-p", "main")
     out = folder / "out.txt"
     assert run == tmp_path / "runs" / "group" / "solved"
     slurm.until(lambda: saved(run), about=out)
