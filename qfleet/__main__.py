@@ -7,18 +7,19 @@ from typing import NoReturn
 
 from qfleet.cli import main
 
-PREEMPTED = 75
+FINAL = (2, 75)
+"""Misused, or told to stop: another attempt would end in the same way, or is not wanted."""
 
 
 def leave(code: int, word: str | None = None) -> NoReturn:
     """End this process. A rank ends at once: what it had to do is done and written, and native threads may abort an
     interpreter that is torn down under them, which torchrun and srun take for the death of a rank.
 
-    torchrun starts anew whoever does not end with 0: a rank that was told to stop says so in the file `word` instead.
+    torchrun tells no exit code but 0 and 1, and may start ranks anew: what is final is said in the file `word` instead.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"):
-        if word and code == PREEMPTED:
-            Path(word).touch()
+        if word and code in FINAL:
+            Path(word).write_text(f"{code}\n")
             code = 0
         sys.stdout.flush()
         sys.stderr.flush()

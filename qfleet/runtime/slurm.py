@@ -45,8 +45,8 @@ class Size:
 class Job:
     """One run under Slurm. `train` begins it and `resume` goes on with it, as words for qfleet; no `train`: it exists.
 
-    `join` are further words for those who join, `actors` is how many they start together, `restarts` how often torchrun
-    starts its ranks anew, `sbatch` are options for Slurm as they are.
+    `join` are further words for those who join, `actors` is how many they start together, `restarts` how often
+    ranks are started anew, `sbatch` are options for Slurm as they are.
     """
 
     layout: Layout

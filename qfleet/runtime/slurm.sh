@@ -20,7 +20,7 @@ lead() {
     [[ ! -e $job/told ]] || kill -USR1 "$head"
     outlast "$head"; code=$?
     rm -f "$job/pid"
-    [[ ! -e $job/stopped ]] || code=75
+    [[ ! -s $job/stopped ]] || read -r code < "$job/stopped"
     echo "$code" > "$job/exit"
     ((SLURM_NTASKS == 1)) || scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
     return "$code"
@@ -48,11 +48,11 @@ layout_fleet() {
     fi
 }
 
-# A torchrun on each node, and under it the ranks of that node. It would start anew whoever does not exit with 0:
-# ranks that were told to stop say so in a file.
+# A torchrun on each node, and under it the ranks of that node. It knows no exit code but 0 and 1: ranks that were told
+# to stop, or misused, say so in a file.
 layout_ranks() {
     local torchrun=("${qfleet[0]}" -m torch.distributed.run --nnodes "$nodes" --nproc-per-node "$per_node"
-        --max-restarts "$restarts" --monitor-interval 0.2 --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"
+        --max-restarts 0 --monitor-interval 0.2 --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"
         --rdzv-endpoint "$host:$port")
     qfleet=("${torchrun[@]}" "${qfleet[@]:1}")
     export QFLEET_STOPPED=$job/stopped
@@ -120,11 +120,11 @@ tell() {
 
 begin() {
     rm -f "$job"/{pid,exit,told,stopped,token}
-    ((lives == 0)) || rm -f "$run/lock"  # Slurm has ended whoever wrote there, be it on another host
+    ((before == 0)) || rm -f "$run/lock"  # Slurm has ended whoever wrote there, be it on another host
     mode=resume
     if ((${#train[@]})) && ! compgen -G "$run/checkpoints/step-*" > /dev/null; then
         mode=train
-        ((lives == 0)) || [[ ! -e $run ]] || mv "$run" "$run.lost-$lives"  # it ended before its first checkpoint
+        ((before == 0)) || [[ ! -e $run ]] || mv "$run" "$run.lost-$before"  # it ended before its first checkpoint
     fi
     (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$job/token")
     host=127.0.0.1 listen=127.0.0.1
@@ -136,16 +136,22 @@ begin() {
 }
 
 batch() {
-    local code lives=${SLURM_RESTART_COUNT:-0}
-    told=
+    local code lives=${SLURM_RESTART_COUNT:-0} before=${SLURM_RESTART_COUNT:-0}
+    told='' over=''
     trap tell USR1
-    trap 'told=; ${cancelled:-:}' TERM INT  # it is not to come back
-    begin
-    srun --ntasks="$tasks" --ntasks-per-node="$tasks_per_node" --cpus-per-task="$task_cpus" --kill-on-bad-exit=0 \
-        bash "$job/job.sh" task &
-    outlast $!; code=$?
-    [[ ! -s $job/exit ]] || read -r code < "$job/exit"
-    rm -f "$job"/{pid,exit,told,stopped,token}
+    trap 'told="" over=1; ${cancelled:-:}' TERM INT  # it is not to come back
+    while true; do
+        begin
+        srun --ntasks="$tasks" --ntasks-per-node="$tasks_per_node" --cpus-per-task="$task_cpus" --kill-on-bad-exit=0 \
+            bash "$job/job.sh" task &
+        outlast $!; code=$?
+        [[ ! -s $job/exit ]] || read -r code < "$job/exit"
+        rm -f "$job"/{pid,exit,told,stopped,token}
+        # A rank was lost: all begin anew. Torchruns of several nodes count restarts each for itself, and do not meet again.
+        [[ $layout == ranks && ! $told && ! $over && $code == 1 ]] || break
+        ((before < lives + restarts)) || break
+        before=$((before + 1))
+    done
     # Told to stop, whatever is not done (0) nor misused (2) goes on in another life.
     if [[ $told ]] && ((code != 0 && code != 2)); then
         scontrol requeue "$SLURM_JOB_ID" || echo "it cannot be requeued; go on with: qfleet submit slurm $run"

@@ -101,10 +101,10 @@ def _name(args: Namespace, config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, tasks: int) -> Layout:
+    if str(config.placement) == "ray":  # which places cells and ranks itself
+        return "ray"
     if config.gradients == "allreduce":
         return "ranks"
-    if str(config.placement) == "ray":
-        return "ray"
     return "fleet" if config.placement == "processes" and tasks > 1 else "node"
 
 
@@ -129,7 +129,7 @@ def _implied(layout: Layout, size: Size, config: RunConfig, given: Mapping[str, 
 
     if layout == "fleet" and given.get("actors", DEFAULT) == DEFAULT:
         return [f"actors={(size.tasks - 1) * size.cpus}"]
-    if config.gradients == "server" and given.get("cells", DEFAULT) == DEFAULT:
+    if layout == "node" and config.gradients == "server" and given.get("cells", DEFAULT) == DEFAULT:
         return [f"cells={size.tasks}"]
     return []
 

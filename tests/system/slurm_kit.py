@@ -1,4 +1,4 @@
-"""A real Slurm of one node for tests: munged, slurmctld and slurmd in a folder of their own, without systemd."""
+"""A real Slurm for tests: munged, slurmctld and two slurmd on this host, in a folder of their own, without systemd."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -53,7 +52,8 @@ BatchStartTimeout=120
 MinJobAge=3600
 SchedulerParameters=sched_interval=1
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=1000
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 RealMemory=1000
+NodeName=other NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 RealMemory=1000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -66,9 +66,10 @@ def command_of(place: Path) -> str:
 
 
 class Slurm:
-    """One node with more CPUs than there are, so that no test waits for another."""
+    """Two nodes, both this host, with more CPUs than there are, so that no test waits for another."""
 
     def __init__(self) -> None:
+        self.host = os.uname().nodename.partition(".")[0]
         self.folder = Path(tempfile.mkdtemp(prefix="qfs-", dir="/tmp"))  # sockets have short names
         self.folder.chmod(0o755)
         self.config = self.folder / "slurm.conf"
@@ -77,21 +78,21 @@ class Slurm:
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        for name in ("state", "spool"):
-            (self.folder / name).mkdir()
+        (self.folder / "state").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        host = os.uname().nodename.partition(".")[0]
-        self.config.write_text(CONFIG.format(host=host, folder=self.folder, ports=[free_port(), free_port()]))
+        ports = [free_port() for _ in range(3)]
+        self.config.write_text(CONFIG.format(host=self.host, folder=self.folder, ports=ports))
         own = {option: self.folder / f"munge.{name}" for option, name in (
             ("--socket", "socket"), ("--key-file", "key"), ("--log-file", "log"), ("--pid-file", "pid"),
             ("--seed-file", "seed"))}
         self._daemon("munged", "--foreground", "--force", *(f"{option}={path}" for option, path in own.items()))
         self.until(own["--socket"].exists)
         self._daemon("slurmctld", "-D", "-c")
-        self._daemon("slurmd", "-D")
-        self.until(lambda: self.ask("sinfo", "--noheader", "--format=%T").strip() == "idle")
+        for node in (self.host, "other"):
+            self._daemon("slurmd", "-D", "-N", node)
+        self.until(lambda: self.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle", "idle"])
 
     def close(self) -> None:
         """End jobs, daemons and whoever else knows this cluster, and leave nothing."""
@@ -110,7 +111,7 @@ class Slurm:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _daemon(self, *words: str) -> None:
-        with (self.folder / f"{words[0]}.said").open("wb") as said:
+        with (self.folder / f"{words[0]}-{len(self.daemons)}.said").open("wb") as said:
             self.daemons.append(subprocess.Popen(words, env=self.env, stdin=subprocess.DEVNULL, stdout=said,
                                                  stderr=subprocess.STDOUT, start_new_session=True))
 
@@ -121,7 +122,7 @@ class Slurm:
     def said(self) -> str:
         return "\n".join(f"{path}: {path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.said"))
 
-    def until(self, ready: Callable[[], Any], timeout: float = 180, about: Path | None = None) -> Any:
+    def until(self, ready: Callable[[], Any], timeout: float = 420, about: Path | None = None) -> Any:
         deadline = time.monotonic() + timeout
         while not (found := ready()):
             assert all(daemon.poll() is None for daemon in self.daemons), self.said()
@@ -140,7 +141,7 @@ class Slurm:
     def ends(self, number: str, state: str, about: Path) -> dict[str, str]:
         """Wait until a job is over, which must be in this way."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        found = self.until(lambda: (job := self.job(number)).get("JobState") in over and job, about=about)
+        found = self.until(lambda: (job := self.job(number)).get("JobState") in over and job, 900, about)
         assert found["JobState"] == state, f"{found}\n{about.read_text(errors='replace')}"
         self.until(lambda: not self.ask("squeue", "--noheader", "--states=all,CG", "--job", number, "--format=%T"
                                         ).strip().startswith("COMPLETING"), about=about)
@@ -161,12 +162,12 @@ class Slurm:
         self.until(lambda: (job := self.job(number)).get("Restarts") == "1" and job["JobState"] == "PENDING",
                    about=about)
         self.until(lambda: not self.everybody(number) and not self._stepds(number)
-                   and not (self.folder / "spool" / f"job{int(number):05d}").exists(), about=about)
+                   and not list(self.folder.glob(f"spool-*/job{int(number):05d}")), about=about)
 
     def lives_again(self, number: str, about: Path) -> None:
         """Do not wait the two minutes that Slurm does after requeuing."""
         # In the very second in which it ended, slurmd would take its new life for the old one, and refuse it.
-        self.ask("scontrol", "update", f"JobId={number}", "StartTime=now+3")
+        self.ask("scontrol", "update", f"JobId={number}", "StartTime=now+3", "TimeLimit=60")
         self.until(lambda: self.job(number)["JobState"] != "PENDING", about=about)
 
     def everybody(self, number: str | None = None) -> list[int]:

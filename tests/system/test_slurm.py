@@ -1,6 +1,7 @@
 """Runs under a real Slurm: solved, warned and requeued, cancelled; its tasks as a fleet, as ranks; and without it."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -10,8 +11,9 @@ import pytest
 from fleet_runs import assert_goes_forward
 from real_runs import ENVIRONMENT, TINY, command, newest, records
 from slurm_kit import Slurm, needs_slurm
+from test_crew import ranks_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENDLESS = ["total_steps=10000000"]
 SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400"]
 
@@ -53,8 +55,9 @@ def saved(run):
 
 @needs_slurm
 def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=500", "--name",
-                                    "solved", "--prefix", "group", "--time", "60", "-p", "main")
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=500",
+                                    "total_steps=200000", "--name", "solved", "--prefix", "group", "--time", "60",
+                                    "-p", "main")
     out = folder / "out.txt"
     assert run == tmp_path / "runs" / "group" / "solved"
     slurm.until(lambda: saved(run), about=out)
@@ -71,9 +74,9 @@ def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
 
 
 @needs_slurm
-def test_head_and_joined_task_are_cancelled_and_leave_nothing(slurm, tmp_path):
+def test_head_and_joined_node_are_cancelled_and_leave_nothing(slurm, tmp_path):
     number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=processes", *ENDLESS,
-                                    "-n", "2", "-c", "2", "--name", "endless")
+                                    "--nodes", "2", "-c", "2", "--name", "endless")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)  # the head plays nothing itself: somebody has joined
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
@@ -86,9 +89,9 @@ def test_head_and_joined_task_are_cancelled_and_leave_nothing(slurm, tmp_path):
 
 
 @needs_slurm
-def test_ranks_of_two_tasks_go_on_when_their_time_is_up(slurm, tmp_path):
+def test_ranks_of_two_nodes_go_on_when_their_time_is_up(slurm, tmp_path):
     number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "gradients=allreduce", *ENDLESS,
-                                    "--ntasks-per-node", "2", "--name", "ranks")
+                                    "--nodes", "2", "--name", "ranks")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)
     slurm.cut_short(number)
@@ -104,8 +107,8 @@ def test_ranks_of_two_tasks_go_on_when_their_time_is_up(slurm, tmp_path):
 @needs_slurm
 def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path):
     words = command("train", "cartpole", *SMALL, "gradients=allreduce", "total_steps=900", "run.name=plain")
-    done = subprocess.run(["srun", "--ntasks=2", *words], cwd=tmp_path, env=slurm.env, capture_output=True, text=True,
-                          timeout=400)
+    done = subprocess.run(["srun", "--ntasks=2", f"--nodelist={slurm.host}", *words], cwd=tmp_path, env=slurm.env,
+                          capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "runs/plain" and done.stdout.count("all steps taken") == 1, "one speaks"
     assert len(newest(tmp_path / "runs" / "plain").state()["ranks"]) == 1
@@ -119,27 +122,31 @@ def test_what_sbatch_refuses_is_told_and_leaves_nothing(slurm, tmp_path):
     assert not (tmp_path / "runs" / "slurm" / "x").exists()
 
 
-def test_without_slurm_the_same_tasks_live_twice_here(tmp_path):
+def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_path):
     out, run = tmp_path / "said.txt", tmp_path / "runs" / "here"
     with out.open("wb") as said:
-        shell = subprocess.Popen(command("submit", "slurm", "cartpole", *SMALL, "placement=processes", "-n", "2",
+        shell = subprocess.Popen(command("submit", "slurm", "cartpole", *SMALL, "gradients=allreduce", "-n", "2",
                                          *ENDLESS, "--name", "here", "--local"),
                                  cwd=tmp_path, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True)
     try:
         until(lambda: saved(run), shell, out)
-        end_soon(run, 2000)
+        os.kill(ranks_of(tmp_path)[1], signal.SIGKILL)
+        until(lambda: len(attempts(run)) == 2, shell, out)
+        begun = attempts(run)[1]["resumed_from"]
+        until(lambda: newest(run).path.name > begun, shell, out)
+        end_soon(run)
         shell.send_signal(signal.SIGUSR1)
-        assert shell.wait(300) == 0, out.read_text()
+        assert shell.wait(420) == 0, out.read_text()
     finally:
         shell.kill()
         shell.wait()
-    assert "life 2: resume" in out.read_text() and len(attempts(run)) == 2
-    assert newest(run).manifest.step >= 2000
+    assert out.read_text().count("life 1: resume") == out.read_text().count("life 2: resume") == 1
+    assert len(attempts(run)) == 3 and not ranks_of(tmp_path)
     assert sorted(path.name for path in (tmp_path / "runs" / "slurm" / "here").iterdir()) == ["job.sh"]
     assert not list(Path("/tmp").glob(f"qf-{shell.pid}.*"))
 
 
-def until(ready, process, out, timeout=180):
+def until(ready, process, out, timeout=420):
     deadline = time.monotonic() + timeout
     while not ready():
         assert process.poll() is None, out.read_text()
