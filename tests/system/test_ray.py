@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tempfile
 import time
@@ -158,9 +159,9 @@ def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
                   or (tmp_path / "runs" / "x" / "metrics.jsonl").exists())
         token = tmp_path / ".cache" / "qfleet" / "ray_token"
         assert token.stat().st_mode & 0o777 == 0o600 and not (tmp_path / ".ray").exists()
-        mine = [pid for pid, words in processes() if any("/tmp/qfleet-" in word for word in words)]
-        private = next(word for _, words in processes() for word in words if "/tmp/qfleet-" in word)
-        folder = Path("/tmp") / private.partition("/tmp/")[2].partition("/")[0]
+        folder = Path(re.search(r"/tmp/qfleet-\w+", " ".join(word for _, words in processes(run.head.pid)
+                                                           for word in words))[0])
+        mine = [pid for pid, words in processes() if any(str(folder) in word for word in words)]
         assert len(mine) > 2 and folder.is_dir()
         run.head.kill()
         deadline = time.monotonic() + 60
