@@ -189,7 +189,8 @@ class Obeying:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False})
+            "num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False,
+            "temp_dir": os.path.join(os.getcwd(), "r")})  # it goes with the test's own folder
         ray.init(address=self.cluster.address, namespace="qfleet", log_to_driver=False)
         return {"address": self.cluster.address}
 
