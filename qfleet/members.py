@@ -35,6 +35,7 @@ from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.address import parse_address
 from qfleet.runtime.wire.channel import Caller
 from qfleet.runtime.wire.client import Link
+from qfleet.runtime.wire.inbox import MOST_MEMORY_BYTES
 from qfleet.runtime.wire.security import ChannelCredentials, channel_credentials, read_token
 from qfleet.session import EXIT_CODES, require_same_spaces
 from qfleet.settings import RunConfig
@@ -161,7 +162,7 @@ class Member:
             raise
 
     def recall(self, load: Callable[[Any], None]) -> None:
-        """What our predecessor has learnt, if there was one; it may have had other lanes, or another kind of arms."""
+        """What our predecessor has learnt, if there was one; it may have explored in another way."""
         if not self.link.welcome.memory:
             return
         try:
@@ -244,7 +245,8 @@ class Diary:
     def step(self) -> bool:
         if time.monotonic() - self._written_at >= DIARY_S:
             self._written_at = time.monotonic()
-            if (state := pack_state(self.explorer.state_dict())) != self._written:
+            state = pack_state(self.explorer.state_dict())
+            if state != self._written and len(state) <= MOST_MEMORY_BYTES:  # a larger one would cost the whole message
                 self._written = state
                 self.link.metrics.remember(state)
         return False

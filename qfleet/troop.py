@@ -221,7 +221,8 @@ class Troop(head.Head):
     def _children(self) -> list[Child]:
         config, videos, silence = self.config, self._films(), {"silence_s": self._silence_s()}
         if config.gradients == "server":
-            (self.directory.path / SHARDS).mkdir(exist_ok=True)
+            shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)  # of a driver that was killed
+            (self.directory.path / SHARDS).mkdir()
             shards = [self._child(f"shard/{i}", SERVER, hold_shard, self.orders, i, appetite="agent.hidden")
                       for i in range(config.server.shards)]
             handles = [self.stands[shard.name].handle for shard in shards]

@@ -110,7 +110,7 @@ def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample,
         with torch.no_grad():
             law = followed(cfg, kind, cast(control.PolicyAndCritics, target), batch.obs(step.row[:, 0]), rng)
             goal = kind.target(step.ret[:, 0], step.discount[:, 0], law)
-        seen, action = online.view(obs), rows["action"][:, 0].flatten(1)
+        seen, action = online.view(obs), rows["action"][:, 0].reshape(len(rows["action"]), -1)
         critics = critics_of(online)
         features = [critic.features(seen) for critic in critics]
         laws = [critic.law(each, action) for critic, each in zip(critics, features, strict=True)]

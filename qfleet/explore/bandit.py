@@ -117,8 +117,10 @@ class Choosing:
         return {"bandit": self.bandit.state_dict(), "arm": self._arm.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The bandit goes on; so do the arms under way, unless they are of other lanes than these."""
         self.bandit.load_state_dict(state["bandit"])
-        self._arm[:] = state["arm"]
+        if len(state["arm"]) == len(self._arm):
+            self._arm[:] = state["arm"]
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Choosing:

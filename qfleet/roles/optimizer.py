@@ -86,7 +86,8 @@ class Optimizer:
             return
         # Moved as one and corrected afterwards: kernels that began at the border of a part would round otherwise where
         # a slice of the vector has another part of it.
-        resting = [part.where for part in self.parts if part.rate.period > 1 and int(self.steps) % part.rate.period]
+        count = int(self.steps) if any(part.rate.period > 1 for part in self.parts) else 0  # on a GPU it is waited for
+        resting = [part.where for part in self.parts if count % part.rate.period]
         kept = [(moments, where, moments[where].clone()) for where in resting for moments in (self.mean, self.square)]
         moved = torch.zeros_like(self.weights)
         self._move(moved, gradient)

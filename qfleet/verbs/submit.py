@@ -101,7 +101,7 @@ def _name(args: Namespace, config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, tasks: int) -> Layout:
-    if str(config.placement) == "ray":  # which places cells and ranks itself
+    if str(config.placement) == "ray":  # which places cells itself
         return "ray"
     if config.gradients == "allreduce":
         return "ranks"
@@ -161,10 +161,24 @@ def _check(args: Namespace, layout: Layout, size: Size, config: RunConfig) -> No
     if config.device.startswith("cuda") and not asked:
         found.append(f"device={config.device} without --gpus-per-node: Slurm would give the job no GPU; add "
                      "--gpus-per-node 1")
+    if layout == "ray":
+        found += _room_on_ray(size, config)
     if args.local and size.nodes > 1:
         found.append(f"--local is one machine: use --nodes 1 instead of {size.nodes}")
     if found:
         raise UserError("\n".join(found))
+
+
+def _room_on_ray(size: Size, config: RunConfig) -> list[str]:
+    """Roles for which Ray would look for room for ever."""
+    ray, served = config.ray, config.gradients == "server"
+    packed = ray.evaluator_cpus + (config.cells if served else 1) * ray.cell_cpus
+    packed += (1 + config.server.shards) * ray.server_cpus if served else 0
+    actor, node = 0 if served else ray.actor_cpus, size.per_node * size.cpus
+    if packed + actor <= node * size.nodes and (ray.cell_anywhere or packed <= node):
+        return []
+    return [f"--cpus-per-task {size.cpus} with placement=ray: the learner and those beside it ask for {packed:g} CPUs "
+            f"of a node, an actor for {actor:g}, and a node of the job has {node}; raise --cpus-per-task"]
 
 
 def _joining(config: RunConfig, size: Size) -> list[str]:

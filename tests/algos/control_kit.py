@@ -36,6 +36,6 @@ def batch_of(rows: int, items: int = 16, seed: int = 0, spec: EnvSpec = SPEC) ->
         obs = (obs * 80).clamp(0, 255).to(torch.uint8)
     return Sample(
         keys=torch.arange(items).numpy(), weight=torch.ones(items),
-        rows={"obs.obs": obs, "action": 2 * torch.rand(items, rows, *BOX.shape, generator=rng) - 1,
+        rows={"obs.obs": obs, "action": 2 * torch.rand(items, rows, *spec.box.shape, generator=rng) - 1,
               "reward": torch.randn(items, rows, generator=rng) * ~last,
               "discount": (chance < 0.8).float() * ~last, "last": last})

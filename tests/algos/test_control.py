@@ -1,6 +1,7 @@
 """DDPG, D4PG and TD3's fixes: what is learnt against naive loops, what no gradient may reach, how noise is made."""
 
 import typing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from qfleet.roles.derive import Captured, Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.types import EnvSpec, UserError
+from qfleet.types import Box, EnvSpec, UserError
 
 
 def grads_of(total, net, prefix):
@@ -258,3 +259,14 @@ def test_what_would_be_ignored_is_refused(words, why):
 def test_agents_refuse_what_they_cannot_use(spec, switches, why):
     with pytest.raises(UserError, match=why):
         agent("ddpg", spec, **switches)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_an_action_may_be_one_number_without_a_shape(algo):
+    spec = replace(SPEC, box=Box((), (-1.0,), (3.0,)))
+    built = agent(algo, spec)
+    net, target = built.network(), built.network()
+    loss = built.loss(net, target, batch_of(2, spec=spec), torch.Generator().manual_seed(0))
+    assert loss.per_item.shape == (16,) and bool(loss.extra.isfinite())
+    assert built.act(net, {"obs": torch.zeros(5, 3)}, built.recall.begin(5, torch.device("cpu")),
+                     Arm(torch.zeros(5)), torch.Generator()).action.shape == (5,)

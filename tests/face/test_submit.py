@@ -114,6 +114,7 @@ def test_without_slurm_people_are_told_where_there_is_one(tmp_path, capsys, monk
     (["cartpole", "gradients=allreduce", "cells=3", "-n", "2"], "a task is a rank"),
     (["cartpole", "gradients=allreduce", "--nodes", "2", "-n", "3"], "choose a multiple"),
     (["cartpole", "placement=processes", "actors=1", "-n", "3"], "actors=1 cannot be shared among 2 tasks"),
+    (["cartpole", "placement=ray", "-c", "1"], "ask for 2 CPUs of a node, an actor for 1, and a node of the job has 1"),
     (["cartpole", "placement=processes", "--nodes", "2", "--local"], "--local is one machine"),
     (["cartpole", "--name", "a/b"], "one folder name"),
     (["cartpole", "learner.batch=3"], "unknown key"),

@@ -113,8 +113,8 @@ class Painter(gymnasium.Env):
 def test_pictures_and_boxes_of_any_shape_through_training_evaluation_export_and_act():
     words = ["env.lanes=2", "env.stack=2", "total_steps=200", "replay.min_steps=64", "replay.capacity=2000",
              "replay.samples_per_insert=4", "explore.warmup_steps=20"]
-    result = train("test_control:Painter", *words)
-    assert resolve("test_control:Painter").config.explore.kind == "gaussian"
+    result = train("test_control_runs:Painter", *words)
+    assert resolve("test_control_runs:Painter").config.explore.kind == "gaussian"
     out = api.export(result.directory, "alone")
     for path in (result.directory, out):
         assert api.evaluate(path, episodes=2, trust=True).episodes == 2

@@ -49,6 +49,14 @@ def updates(yard) -> int:
     return int(pulse["updates"]) if pulse else -1
 
 
+def nobody_is_left(yard) -> None:
+    """Ray forgets its actors after a while."""
+    deadline = time.monotonic() + 60
+    while yard.actors() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not yard.actors()
+
+
 def learns(yard, run) -> None:
     before = run.until(lambda: (now := updates(yard)) >= 0 and now)
     run.until(lambda: updates(yard) > before + 10)
@@ -56,14 +64,14 @@ def learns(yard, run) -> None:
 
 def test_an_actor_killed_comes_back_in_its_place_while_the_others_go_on(yard, run):
     learns(yard, run)
-    before = members(yard)["local/0"]
+    before = run.until(lambda: members(yard).get("local/0"))
     os.kill(before["pid"], signal.SIGKILL)
     learns(yard, run)
     after = run.until(lambda: (now := members(yard).get("local/0")) and now["pid"] != before["pid"] and now)
     assert (after["index"], after["incarnation"]) == (0, before["incarnation"] + 1), "the same place, so the same arm"
-    run.until(lambda: int(members(yard)["local/0"]["steps"]) > 20)
+    run.until(lambda: int(members(yard).get("local/0", {"steps": 0})["steps"]) > 20)
     assert "local/0 is gone: its process died, or its node; restart 1 of at most 20 in a row" in run.complaints
-    assert members(yard)["local/1"]["incarnation"] == 1
+    assert run.until(lambda: members(yard).get("local/1"))["incarnation"] == 1
 
 
 def test_actors_follow_the_nodes(yard, run):
@@ -71,7 +79,7 @@ def test_actors_follow_the_nodes(yard, run):
     yard.remove()
     run.until(lambda: len([name for name in yard.actors() if "/local/" in name]) == 1)
     learns(yard, run)
-    before = {each["name"]: each["incarnation"] for each in yard.pulse()["members"]}
+    before = {each["name"]: each["incarnation"] for each in run.until(yard.pulse)["members"]}
     yard.add(cpus=1)
     run.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
     after = {each["name"]: (each["index"], each["incarnation"]) for each in members(yard).values()}
@@ -84,8 +92,8 @@ def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
     folder = run.cwd / "runs" / "x"
     run.until(lambda: newest(folder))
     before = {name: each["pid"] for name, each in members(yard).items()}
-    epoch = yard.pulse()["epoch"]
-    os.kill(yard.pid("cell"), signal.SIGKILL)
+    epoch = run.until(yard.pulse)["epoch"]
+    os.kill(run.until(lambda: yard.pid("cell")), signal.SIGKILL)
     run.until(lambda: (pulse := yard.pulse()) and pulse["epoch"] != epoch)
     attempt = json.loads((folder / "run.json").read_text())["attempts"][-1]
     assert attempt["resumed_from"].startswith("step-")
@@ -99,10 +107,10 @@ def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves
     run.head.send_signal(signal.SIGTERM)
     code, result = run.ended()
     assert code == 75 and result["saved_at"] == result["steps"] == newest(folder).manifest.step, run.complaints
-    assert not yard.actors()
+    nobody_is_left(yard)
     with yard.run("resume", "x", folder="endless") as again:
         again.until(lambda: updates(yard) > result["updates"])
-        pids = [yard.pid("cell"), *(each["pid"] for each in members(yard).values())]
+        pids = [again.until(lambda: yard.pid("cell")), *(each["pid"] for each in members(yard).values())]
         again.head.kill()
         again.head.wait()
         deadline = time.monotonic() + 60
@@ -126,9 +134,10 @@ def test_cartpole_is_learnt_on_two_nodes(yard):
     yard.add(cpus=2)
     with yard.run("train", "cartpole", "placement=ray", "actors=3", "env.lanes=2", "stop_at=150", "run.name=x",
                   "eval.period_steps=1000", "run.tensorboard=false", "run.threads=1", folder="solved") as run:
-        code, result = run.ended()
+        code, result = run.ended(360)
     assert (code, result["reason"]) == (0, "stop_at"), run.complaints
-    assert records(run.cwd / "runs" / "x")[-1]["fleet/actors"] == 3 and not yard.actors()
+    assert records(run.cwd / "runs" / "x")[-1]["fleet/actors"] == 3
+    nobody_is_left(yard)
     assert_goes_forward(run.cwd / "runs" / "x")
 
 
@@ -138,7 +147,7 @@ def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard
     with yard.run("train", "cartpole", *words, *cpus, "gradients=server", "cells=2", "learner.capture=false",
                   "total_steps=1000000", "checkpoint.period_steps=500", "run.name=x", folder="server") as run:
         run.until(lambda: updates(yard) > 50)
-        killed = {name: yard.pid(name) for name in ("shard/0", "cell/1")}
+        killed = {name: run.until(lambda name=name: yard.pid(name)) for name in ("shard/0", "cell/1")}
         for pid in killed.values():
             os.kill(pid, signal.SIGKILL)
         run.until(lambda: (now := members(yard).get("cell/1")) and (now["pid"] != killed["cell/1"], now["index"]) ==
@@ -148,11 +157,12 @@ def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard
         run.head.send_signal(signal.SIGTERM)
         code, result = run.ended()
     assert code == 75 and result["saved_at"] == result["steps"], run.complaints
-    assert not (run.cwd / "runs" / "x" / ".shards").exists() and not yard.actors()
+    assert not (run.cwd / "runs" / "x" / ".shards").exists()
+    nobody_is_left(yard)
 
 
 def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
-    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TMPDIR": "/tmp"}
     words = ["train", "cartpole", *SMALL_RAY, "actors=1", "total_steps=1000000", "run.name=x"]
     with RayRun(words, tmp_path, env) as run:
         run.until(lambda: list((tmp_path / "runs" / "x" / "checkpoints").glob("step-*"))

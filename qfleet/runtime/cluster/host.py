@@ -71,14 +71,17 @@ class Host:
         self.reception: Desktop | None = None
         self._self, self._number = secrets.token_hex(8), 0
         self._code: int | None = None
+        self._starting = threading.Lock()
         sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
         _write_to(log_path)
 
     def begin(self, number: int, job: Callable[..., int], *args: Any) -> None:
-        """Start a job, unless it is under way."""
-        if self._number != number:
+        """Start a job, unless it is under way: while its first call still imports the job, more of them come."""
+        with self._starting:
+            if self._number == number:
+                return
             self._number = number
-            threading.Thread(target=self._run, args=(job, args), name="job", daemon=True).start()
+        threading.Thread(target=self._run, args=(job, args), name="job", daemon=True).start()
 
     def look(self) -> Look:
         return Look(self._self, os.getpid(), self._number, self.line.beats, self.word, self._code)

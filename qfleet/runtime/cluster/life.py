@@ -110,9 +110,14 @@ class RayLife:
 
     def kill(self) -> None:
         """End the process; Ray starts another, unless this child was asked to leave, or has done what it could."""
-        if not self._killed:
-            self._killed = True
-            self._stand.end(self._self, for_good=self._asked or self._code in (0, 2, 70))
+        if self._killed:
+            return
+        self._killed = True
+        for_good = self._asked or self._code in (0, 2, 70)
+        if for_good or self.verdict != GONE:
+            self._stand.end(self._self, for_good)
+        else:
+            self._stand.former = self._self  # another process is there already, and has no job yet
 
     def bury(self) -> int:
         return -signal.SIGKILL if self._code is None else self._code
@@ -144,6 +149,8 @@ class RayLife:
                 pass
         if self._code is None and time.monotonic() >= self._not_before:
             with contextlib.suppress(Exception):
+                if self._asked:  # the call may have been lost, and to be asked twice changes nothing
+                    self._stand.handle.leave.remote()
                 self._call = self._stand.handle.look.remote()
 
     def _take(self, look: Look) -> None:

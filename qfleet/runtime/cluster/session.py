@@ -10,7 +10,9 @@ import importlib.util
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,8 @@ class RaySession:
         if not ray.is_initialized():
             return
         for group in self._groups:
-            remove_placement_group(group)
+            with suppress(Exception):  # the cluster may be gone
+                remove_placement_group(group)
         if not self._shared:
             ray.shutdown()
 
@@ -128,5 +131,7 @@ def _secure() -> None:
     token = cache / "qfleet" / "ray_token"
     if not token.exists():
         token.parent.mkdir(parents=True, exist_ok=True)
-        write_token(token)
+        with tempfile.TemporaryDirectory(dir=token.parent) as folder, suppress(FileExistsError):  # another run's first
+            write_token(fresh := Path(folder) / "token")
+            os.link(fresh, token)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
