@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from side_by_side import machine
+from side_by_side import machine, rate_of
 
 COMMON = ["stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "run.tensorboard=false",
           "run.threads=1", "eval.episodes=1"]
@@ -28,15 +28,6 @@ PONG = ["pong", "replay.min_steps=1000", "replay.capacity=10000", "run.log_perio
 WORK = {"cartpole": (["cartpole", "run.log_period_steps=500"], 12_000, []),
         "pong": (PONG, 4_000, []),
         "pong, overlapped": (PONG, 4_000, ["allreduce.overlap=true"])}
-WARM_UPDATES = 100
-
-
-def rate(run: Path) -> float:
-    """Updates per second of a run, from its records."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    marks = [(line["time_s"], line["updates"]) for line in lines
-             if line.get("updates", 0) >= WARM_UPDATES and "eval/mean_reward" not in line]
-    return (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
 
 
 def launch(root: Path, name: str, words: list[str]) -> subprocess.Popen:
@@ -54,8 +45,8 @@ def round_of(name: str) -> dict[str, float]:
         codes.append(launch(root, "ranks", [*words, *RANKS, *more, f"total_steps={2 * steps}"]).wait())
         if any(codes):
             raise SystemExit(f"a run failed: {codes}")
-        alone = statistics.mean(rate(root / f"lone{seed}") for seed in (1, 2))
-        together = rate(root / "ranks")
+        alone = statistics.mean(rate_of(root / f"lone{seed}", "updates") for seed in (1, 2))
+        together = rate_of(root / "ranks", "updates")
     return {"alone": alone, "ranks": together, "efficiency": together / alone}
 
 

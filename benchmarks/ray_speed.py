@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from side_by_side import machine
+from side_by_side import machine, rate_of
 
 COMMON = ["actors=2", "stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "eval.episodes=1",
           "run.tensorboard=false", "run.threads=1"]
@@ -26,15 +26,6 @@ WORK = {"cartpole": ["cartpole", "env.lanes=4", "run.log_period_steps=500", "tot
         "pong": ["pong", "env.lanes=4", "env.threads=1", "env.max_episode_steps=200", "replay.min_steps=1000",
                  "replay.capacity=10000", "run.log_period_steps=200", "total_steps=6000"]}
 PLACES = ("processes", "ray")
-WARM_UPDATES = 100
-
-
-def rate(run: Path) -> float:
-    """Steps per second of a run after warm-up, from its records."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    marks = [(line["time_s"], line["step"]) for line in lines
-             if line.get("updates", 0) >= WARM_UPDATES and "eval/mean_reward" not in line]
-    return (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
 
 
 def round_of(name: str, number: int) -> dict[str, float]:
@@ -44,7 +35,7 @@ def round_of(name: str, number: int) -> dict[str, float]:
             subprocess.run([sys.executable, "-m", "qfleet", "train", *WORK[name], *COMMON, f"placement={place}",
                             f"run.root={folder}", f"run.name={place}", "--quiet"], check=True,
                            stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
-            found[place] = rate(Path(folder) / place)
+            found[place] = rate_of(Path(folder) / place, "step")
     return found | {"ratio": found["ray"] / found["processes"]}
 
 

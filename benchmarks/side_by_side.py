@@ -18,6 +18,8 @@ from pathlib import Path
 
 PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "cpprb")
 
+WARM_UPDATES = 100
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -55,6 +57,14 @@ class Marks:
     def rate(self, warm_up: int) -> Rate:
         after = [mark for mark in self.marks if mark[2] >= warm_up]
         return Rate.between(after[0], after[-1])
+
+
+def rate_of(run: Path, clock: str) -> float:
+    """Of a run that is over: how fast a clock of its records went, "step" or "updates", after warm-up."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    marks = [(line["time_s"], line[clock]) for line in lines
+             if line.get("updates", 0) >= WARM_UPDATES and "eval/mean_reward" not in line]
+    return (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
 
 
 def main(doc: str | None, contenders: Mapping[str, Contender], default_steps: int) -> int:
