@@ -7,44 +7,35 @@ Shapes: B items, Z atoms.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from qfleet.agent import Agent
+from qfleet.algos._atoms import Atoms
 from qfleet.algos._control import Control, Kind, agent_of
-from qfleet.config import PositiveCount, Real, Whole
+from qfleet.config import PositiveCount, Real
 from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
 from qfleet.types import EnvSpec
 
 
-class Config(Control):
+class Config(Atoms, Control):
     """The agent section of a run that trains D4PG."""
 
     algo: Literal["d4pg"] = Field("d4pg", description="the algorithm")
     n_step: PositiveCount = Field(5, description="rewards summed before the bootstrap, steps")
-    atoms: Annotated[Whole, Field(ge=2)] = Field(51, description="atoms of the support")
     v_min: Real = Field(-150.0, description="least return that can be told")
     v_max: Real = Field(150.0, description="largest return that can be told")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Config:
-        if self.v_min >= self.v_max:
-            raise ValueError(f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}: raise v_max")
-        return self
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The D4PG agent for an environment."""
-    def support(like: torch.Tensor) -> torch.Tensor:
-        return torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms, device=like.device)
-
     def mean(logits: torch.Tensor) -> torch.Tensor:
-        return (logits.softmax(1) * support(logits)).sum(1)
+        return (logits.softmax(1) * cfg.support(logits)).sum(1)
 
     def target(ret: torch.Tensor, discount: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        z = support(logits)
+        z = cfg.support(logits)
         return categorical_projection(ret[:, None] + discount[:, None] * z, logits.softmax(1), z)
 
     def compare(logits: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
