@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import typing
+
 import torch
 
 from qfleet.algos import c51, dqn, iqn, qr
+from qfleet.nets.torsos import Torso
 from qfleet.types import EnvSpec, Leaf, Sample
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
@@ -43,3 +46,19 @@ def batch_of(rows: int, items: int = 16, seed: int = 0, spec: EnvSpec = SPEC) ->
         rows={"obs.obs": obs, "action": torch.randint(4, (items, rows), generator=rng, dtype=torch.int32),
               "reward": torch.randn(items, rows, generator=rng) * ~last,
               "discount": (chance < 0.8).float() * ~last, "last": last})
+
+
+def changes_of(cfg, numbers, skip):
+    """(name, value) of all options of an agent: both of a boolean, all of a choice, another number."""
+    for name, field in type(cfg).model_fields.items():
+        default = getattr(cfg, name)
+        if name in skip:
+            continue
+        if field.annotation is bool:
+            yield name, not default
+        elif typing.get_origin(field.annotation) is typing.Literal:
+            yield from ((name, value) for value in typing.get_args(field.annotation) if value != default)
+        elif name == "torso":
+            yield from ((name, value) for value in typing.get_args(Torso)[1].names() if value not in ("auto", "nature"))
+        else:
+            yield name, numbers[name]

@@ -1,14 +1,13 @@
 """DDPG, D4PG and TD3's fixes: what is learnt against naive loops, what no gradient may reach, how noise is made."""
 
-import typing
 from dataclasses import replace
 
 import pytest
 import torch
 from control_kit import ALGOS, PICTURES, SPEC, TD3, agent, batch_of, config, twins
+from family_kit import changes_of
 
 from qfleet.agent import Arm
-from qfleet.nets.torsos import Torso
 from qfleet.recipe import resolve
 from qfleet.roles.derive import Captured, Eager
 from qfleet.roles.flat import Flat
@@ -119,18 +118,8 @@ CONTEXT = {"smoothing_clip": {"smoothing": 0.5}, "torso_width": {"torso": "impal
 
 
 def changes(algo):
-    for name, field in ALGOS[algo].Config.model_fields.items():
-        default = getattr(config(algo), name)
-        if name == "algo" or (algo != "ddpg" and name in ALGOS["ddpg"].Config.model_fields):
-            continue  # what both have is written once
-        if field.annotation is bool:
-            yield name, not default
-        elif typing.get_origin(field.annotation) is typing.Literal:
-            yield from ((name, value) for value in typing.get_args(field.annotation) if value != default)
-        elif name == "torso":
-            yield from ((name, value) for value in typing.get_args(Torso)[1].names() if value not in ("auto", "nature"))
-        else:
-            yield name, NUMBERS[name]
+    """What both have is changed in one of them."""
+    return changes_of(config(algo), NUMBERS, {"algo"} if algo == "ddpg" else set(ALGOS["ddpg"].Config.model_fields))
 
 
 def weights_after(algo, spec, updates=2, captured=False, **switches):

@@ -3,14 +3,12 @@
 Options are read off the configs, so that a new one is covered, or fails here, without being listed.
 """
 
-import typing
 
 import pytest
 import torch
-from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, config, twins
+from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
 
 from qfleet.config import inactive_keys
-from qfleet.nets.torsos import Torso
 from qfleet.recipe import explain, resolve
 from qfleet.types import UserError
 
@@ -27,23 +25,8 @@ CONTEXTS = [{}, {"noisy": True}, {"munchausen": True, "double": False}, {"torso"
 """Where an option is idle, another context must wake it."""
 
 
-def changes(algo):
-    """(name, value) of all options: both of a boolean, all of a choice, another number."""
-    for name, field in ALGOS[algo].Config.model_fields.items():
-        default = getattr(config(algo), name)
-        if name == "algo" or name in PERMISSIONS:
-            continue
-        if field.annotation is bool:
-            yield name, not default
-        elif typing.get_origin(field.annotation) is typing.Literal:
-            yield from ((name, value) for value in typing.get_args(field.annotation) if value != default)
-        elif name == "torso":
-            yield from ((name, value) for value in typing.get_args(Torso)[1].names() if value not in ("auto", "nature"))
-        else:
-            yield name, NUMBERS[name]
-
-
-CHANGES = [(algo, name, value) for algo in ALGOS for name, value in changes(algo)]
+CHANGES = [(algo, name, value) for algo in ALGOS
+           for name, value in changes_of(config(algo), NUMBERS, {"algo", *PERMISSIONS})]
 
 
 def update(algo, spec, **switches):
