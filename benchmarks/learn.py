@@ -5,8 +5,8 @@
 A run counts as solved when the mean of 20 fresh greedy episodes of its best policy, played after training, reaches the
 threshold within the recipe's step budget. Rows are saved as they come; runs already in OUT are not repeated.
 
-The rows called chain are the wiring matrix: every row of switches in every place, under uniformly random behaviour. On
-the chain a greedy policy returns 1 exactly if it is the optimal one.
+The rows called chain are the wiring matrix: every algorithm and row of switches in every place, under uniformly random
+behaviour. On the chain a greedy policy returns 1 exactly if it is the optimal one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import qfleet
 from qfleet.runtime.wire.security import write_token
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
-from chain_rows import COMMON, ROWS, name_of, overrides_of  # the switches are defined once, there
+from chain_rows import every_algorithm  # the switches are defined once, there
 
 PROCESSES = ["placement=processes", "actors=2", "env.lanes=4"]
 RAY = ["placement=ray", "actors=2", "env.lanes=4"]
@@ -44,6 +44,8 @@ NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
 C51 = ["agent.algo=c51", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
 WIDE = ["agent.kappa=20"]
 """Returns of CartPole reach 100, not 10: beyond κ an error's size no longer counts, only its sign."""
+LEVELS = ["agent.samples=32", "agent.target_samples=32", "agent.policy_samples=8"]
+"""With the 8 levels of the Atari recipe CartPole is learnt too slowly."""
 PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
 
 TORSOS = {"mlp": 8, "small": 8, "impala": 8, "efficient": 25, "nature": 36}
@@ -78,7 +80,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
     "cartpole c51": ("cartpole", 475, C51),
     "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *FAMILY, "agent.quantiles=10", *WIDE]),
-    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY, "agent.policy_samples=8", *WIDE]),
+    "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *FAMILY, *LEVELS, *WIDE]),
     "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
@@ -102,8 +104,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole server compensated": ("cartpole", 475, [*SERVER, *COMPENSATED]),
     "cartpole server outliers": ("cartpole", 475, [*SERVER, "server.outlier_deviations=6"]),
 } | {f"catch {torso} {algo}": ("catch", 0.95, pictures(torso, algo)) for torso in TORSOS for algo in HEADS
-} | {f"chain {name_of(row)} {place}": ("toy/Chain-v0", 1, [*COMMON, *overrides_of(row), *where])
-     for row in ROWS for place, where in PLACES.items()}
+} | {f"chain {name} {place}": ("toy/Chain-v0", 1, [*words, *where])
+     for name, words in every_algorithm().items() for place, where in PLACES.items()}
 
 
 @contextmanager
@@ -170,15 +172,21 @@ def main() -> None:
     rows: dict[str, list[dict]] = {name: saved.get(name, []) for name in MATRIX if name in saved or name in args.only}
     todo = [(name, seed) for name in args.only for seed in range(1, args.seeds + 1)
             if all(run["seed"] != seed for run in rows[name])]
+    failed = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        under_way = {pool.submit(train_apart, name, seed): name for name, seed in todo}
+        under_way = {pool.submit(train_apart, name, seed): (name, seed) for name, seed in todo}
         for done in as_completed(under_way):
-            name = under_way[done]
+            name, seed = under_way[done]
+            if (problem := done.exception()) is not None:
+                failed.append(f"{name}, seed {seed}: {problem}")
+                continue
             rows[name] = sorted([*rows[name], done.result()], key=lambda run: run["seed"])
             print(name, done.result(), flush=True)
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
     print(report({name: rows[name] for name in args.only}))
+    if failed:
+        sys.exit("\n".join(["runs that failed:", *failed]))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,26 @@ FAMILY = {
 }
 """Members of the value family that arrive at the same values as DQN with one step; Munchausen has others by design."""
 
+REMEMBERING = ["agent.algo=r2d2", f"env.kwargs={{length: {LENGTH}}}", "env.max_episode_steps=100",
+               f"agent.gamma={GAMMA}", "agent.n_step=2", "agent.features=[16]", "agent.units=16", "agent.hidden=[16]",
+               "agent.burn_in=4", "agent.unroll=8", "agent.stride=8", "agent.rescale=false", "explore.kind=constant",
+               "explore.epsilon=1", "learner.capture=false", "learner.learning_rate=3e-3",
+               "learner.target_period_updates=50", "learner.batch_size=8", "replay.alpha=0.9", "replay.chunk_steps=8",
+               "replay.min_steps=64", "replay.samples_per_insert=1",
+               "eval.period_steps=null", "eval.episodes=4", "total_steps=8000"]
+"""R2D2 under random behaviour."""
+
+
+def curious(algo, explore):
+    """NGU or Agent57 under random behaviour: every arm acts at random, the first one is what is judged."""
+    return [f"agent.algo={algo}", "agent.memory=none", "agent.arms=3", "agent.embedding=8", "agent.curious_hidden=[16]",
+            "agent.episodic_capacity=200", "agent.kernel_epsilon=0.1", f"agent.gamma={GAMMA}",
+            f"agent.gamma_min={GAMMA}", "agent.n_step=2", f"env.kwargs={{length: {LENGTH}}}",
+            "env.max_episode_steps=100", "agent.hidden=[32]", f"explore.kind={explore}", "explore.arms=3",
+            "explore.base=1", "explore.alpha=0", "learner.capture=false", "learner.batch_size=32",
+            "learner.learning_rate=2e-3", "learner.target_period_updates=50", "replay.samples_per_insert=8",
+            "eval.period_steps=null", "eval.episodes=4", "total_steps=6000"]
+
 
 def name_of(row):
     return "-".join(switch for switch, on in row.items() if on) or "plain"
@@ -60,6 +80,17 @@ def words_of(member):
     kind, *rest = FAMILY[member].split()
     agent = [kind, *(word for word in COMMON if word.startswith("agent.")), *rest]
     return [*(word for word in COMMON if not word.startswith("agent.")), *SWITCHES["target"][0].split(), *agent]
+
+
+def every_algorithm():
+    """The settings of each algorithm by its name: DQN's rows, the family, and the agents that remember or are curious.
+
+    Beyond the rows of DQN only the greedy policy is known, not the values.
+    """
+    munchausen = [*COMMON, *SWITCHES["target"][0].split(), "agent.munchausen=true"]
+    return {**{name_of(row): [*COMMON, *overrides_of(row)] for row in ROWS},
+            **{member: words_of(member) for member in FAMILY}, "munchausen": munchausen, "r2d2": REMEMBERING,
+            "ngu": curious("ngu", "mixture"), "agent57": curious("agent57", "bandit")}
 
 
 def expected(n_step, rescale):

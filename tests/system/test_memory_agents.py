@@ -1,6 +1,7 @@
 """Agents that remember, as whole runs: in one process and in several, and where an agent without memory fails."""
 
 import pytest
+from chain_rows import REMEMBERING, curious
 from fleet_runs import FleetRun
 from real_runs import newest, train
 
@@ -11,11 +12,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CUE = ["env.kwargs={delay: 8}", "agent.unroll=9", "agent.stride=9", "agent.n_step=8", "replay.chunk_steps=9",
        "run.threads=1", "run.tensorboard=false"]
-CHAIN = ["agent.algo=r2d2", "env.kwargs={length: 6}", "env.max_episode_steps=100", "agent.gamma=0.9", "agent.n_step=2",
-         "agent.features=[16]", "agent.units=16", "agent.hidden=[16]", "agent.burn_in=4", "agent.unroll=8",
-         "agent.stride=8", "agent.rescale=false", "explore.kind=constant", "explore.epsilon=1", "learner.capture=false",
-         "learner.learning_rate=3e-3", "learner.target_period_updates=50", "replay.alpha=0.9",
-         "replay.samples_per_insert=1", "eval.period_steps=null", "eval.episodes=4", "total_steps=8000"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +21,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", [[], ["placement=processes", "actors=2"]], ids=["inline", "processes"])
 def test_r2d2_learns_the_chain_from_random_behaviour(where):
-    result = train("toy/Chain-v0", *CHAIN, *where)
+    result = train("toy/Chain-v0", *REMEMBERING, *where)
     assert result.best == 1 and newest(result.directory).manifest.updates > 800
 
 
@@ -47,17 +43,9 @@ def test_dqn_does_not():
     assert api.evaluate(result.directory, episodes=200, seed=9).mean_reward < 0.4
 
 
-CURIOUS = ["toy/Chain-v0", "agent.memory=none", "agent.arms=3", "agent.embedding=8", "agent.curious_hidden=[16]",
-           "agent.episodic_capacity=200", "agent.kernel_epsilon=0.1", "agent.gamma=0.9", "agent.gamma_min=0.9",
-           "agent.n_step=2", "env.kwargs={length: 6}", "env.max_episode_steps=100", "agent.hidden=[32]",
-           "explore.arms=3", "explore.base=1", "explore.alpha=0", "learner.capture=false", "learner.batch_size=32",
-           "learner.learning_rate=2e-3", "learner.target_period_updates=50", "replay.samples_per_insert=8",
-           "eval.period_steps=null", "eval.episodes=4", "total_steps=6000"]
-
-
 @pytest.mark.parametrize("algo,kind,where", [("ngu", "mixture", []), ("agent57", "bandit", ["placement=processes"])])
 def test_curious_agents_learn_the_chain_from_random_behaviour(algo, kind, where):
-    result = train(*CURIOUS, f"agent.algo={algo}", f"explore.kind={kind}", *where)
+    result = train("toy/Chain-v0", *curious(algo, kind), *where)
     assert result.best == 1
 
 
@@ -67,8 +55,8 @@ def test_a_killed_actor_goes_on_with_what_its_bandit_has_learnt(tmp_path):
         states = {index: unpack_state(bytes(memory)) for index, memory in memories.items()}
         return {index: state.get("bandit", state)["history"] for index, state in states.items()}
 
-    words = [*CURIOUS, "agent.algo=agent57", "explore.kind=bandit", "explore.window=100000", "placement=processes",
-             "actors=1", "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=300",
+    words = ["toy/Chain-v0", *curious("agent57", "bandit"), "explore.window=100000", "placement=processes", "actors=1",
+             "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=300",
              "checkpoint.keep=999", "run.tensorboard=false", "run.threads=1", "run.name=x", "device=cpu"]
     with FleetRun("train", *words, cwd=tmp_path) as fleet:
         before = fleet.until(lambda: (found := histories(fleet)) and len(found.get("0", ())) > 5 and found)
