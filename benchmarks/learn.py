@@ -136,7 +136,8 @@ def train(recipe: str, overrides: list[str], seed: int) -> dict:
         result = qfleet.train(recipe, [*overrides, f"seed={seed}", f"run.root={root}", "run.tensorboard=false"])
         score = qfleet.evaluate(result.directory, episodes=20, seed=10_000 + seed)
     return {"seed": seed, "steps": result.steps, "updates": result.updates, "seconds": round(result.seconds, 1),
-            "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward}
+            "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward,
+            "cpu": machine()["cpu"]}
 
 
 def train_apart(name: str, seed: int) -> dict:
