@@ -23,12 +23,13 @@ train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
 test: $(READY)  ## all checks and all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --durations=40
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --durations=20
+	$(BIN)/python -m pytest -m alone --durations=40
 
 check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py

@@ -14,7 +14,7 @@ from real_runs import ENVIRONMENT, TINY, command, newest, qfleet, records, train
 
 from qfleet import api
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
 CREW = [*TINY, "gradients=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
         "checkpoint.period_steps=200", "eval.period_steps=400"]
 

@@ -12,7 +12,7 @@ from fleet_runs import SMALL, FleetRun, assert_goes_forward
 from fleet_soak import kill_cell
 from real_runs import newest, records
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
 BATTERED = [*SMALL, "actors=2", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=400",
             "fleet.heartbeat_timeout_s=7", "fleet.max_restarts=20", "run.name=x"]
 

@@ -3,7 +3,7 @@
 import pytest
 from fleet_runs import SMALL, FleetRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
 
 
 @pytest.mark.parametrize(("source", "ratio", "steps", "limited"), [

@@ -18,7 +18,7 @@ from real_runs import newest
 from qfleet import recipe
 from qfleet.types import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
 SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
 ENDLESS = [*SMALL_RAY, "actors=auto", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=400",
            "fleet.max_restarts=20", "run.name=x"]

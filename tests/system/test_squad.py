@@ -12,7 +12,7 @@ from qfleet import api
 from qfleet.roles.server import ServerConfig
 from qfleet.roles.viaserver import bytes_per_update
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
 SERVER = ["gradients=server", "device=cpu"]
 PLAIN = "learner.capture=false"  # what records the first update takes seconds to import, in every cell
 ENDLESS = [*TINY, *SERVER, PLAIN, "cells=2", "server.shards=2", "total_steps=1000000", "eval.period_steps=500",

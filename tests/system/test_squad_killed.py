@@ -18,7 +18,7 @@ from qfleet.runtime.wire.shard_pb2 import State
 from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
 from qfleet.types import ProcessFault, UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.alone]
 SQUAD = [*TINY, "gradients=server", "cells=2", "server.shards=2", "server.copy_period_updates=20", "device=cpu",
          "learner.capture=false",
          "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=600", "run.log_period_steps=100",
