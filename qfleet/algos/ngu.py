@@ -24,6 +24,7 @@ from qfleet.algos import r2d2
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.mixture import betas, gammas
+from qfleet.maths.nearest import nearest
 from qfleet.maths.novelty import Kernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import retrace
@@ -142,20 +143,6 @@ def recall_of(cfg: Any) -> Recall:
         return memory | r2d2.blank(fading, over)
 
     return Recall(begin, observe, forget, KEPT)
-
-
-def nearest(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
-    """Squared distances [N, k] from `key` [N, D] to the nearest of the first `count` [N] of `keys` [N, M, D]; inf where
-    there are fewer."""
-    size = min(int(count.max()), keys.shape[1])
-    found = torch.full((len(key), k), torch.inf, device=key.device)
-    if size == 0:
-        return found
-    apart = torch.cdist(key.unsqueeze(1), keys[:, :size], compute_mode="donot_use_mm_for_euclid_dist").squeeze(1)
-    empty = torch.arange(size, device=key.device) >= count.unsqueeze(1)
-    close = apart.masked_fill(empty, torch.inf).topk(min(k, size), 1, largest=False, sorted=False).values.square()
-    found[:, :close.shape[1]] = close
-    return found
 
 
 def wonder(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curious) -> tuple[torch.Tensor, Memory]:

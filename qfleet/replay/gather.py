@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from qfleet.maths.compiled import compiled
 from qfleet.replay.codec import Blocks, Codec
-from qfleet.replay.compiled import compiled
 from qfleet.replay.layout import Column, Layout
 
 

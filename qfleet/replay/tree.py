@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qfleet.replay.compiled import COMPILED, compiled
+from qfleet.maths.compiled import COMPILED, compiled
 
 
 class SumTree:

@@ -21,7 +21,7 @@ FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "crew", "squad", "troop
 ROOMS: dict[str, set[str]] = {
     "runtime": {"roles", "replay", "explore", "agent"},
     "roles": {"replay", "explore", "agent", "maths"},
-    "replay": set(),
+    "replay": {"maths"},
     "explore": {"agent"},
     "agent": set(),
     "algos": {"nets", "maths", "agent"},

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from replay_twin import Twin, layout_for, play, replay_for
 
+from qfleet.maths.compiled import COMPILED
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.compiled import COMPILED
 from qfleet.replay.gather import unroll
 from qfleet.types import Window
 

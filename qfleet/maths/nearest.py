@@ -1,0 +1,51 @@
+"""The nearest of what an episode has shown so far, for many lanes at once.
+
+Shapes: N lanes, M memories, D features, k nearest neighbours.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from qfleet.maths.compiled import COMPILED, compiled
+
+
+def nearest(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+    """Squared distances [N, k], in no order, from `key` [N, D] to the nearest of the first `count` [N] of `keys`
+    [N, M, D]; inf where there are fewer."""
+    if COMPILED and key.device.type == "cpu":
+        found = np.full((len(key), k), np.inf, np.float32)
+        search(keys.detach().numpy(), count.numpy(), key.detach().contiguous().numpy(), found)
+        return torch.from_numpy(found)
+    return by_sorting(keys, count, key, k)
+
+
+def by_sorting(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+    """As `nearest`, by operations of torch, on any device."""
+    size = min(int(count.max()), keys.shape[1])
+    found = torch.full((len(key), k), torch.inf, device=key.device)
+    if size == 0:
+        return found
+    apart = torch.cdist(key.unsqueeze(1), keys[:, :size], compute_mode="donot_use_mm_for_euclid_dist").squeeze(1)
+    empty = torch.arange(size, device=key.device) >= count.unsqueeze(1)
+    close = apart.masked_fill(empty, torch.inf).topk(min(k, size), 1, largest=False, sorted=False).values.square()
+    found[:, :close.shape[1]] = close
+    return found
+
+
+@partial(compiled, reorder=True)
+def search(keys: Any, count: Any, key: Any, found: Any) -> None:
+    """One pass over the memories: whatever is nearer than the farthest of `found` [N, k] takes its place."""
+    for lane in range(len(key)):
+        farthest = 0
+        for m in range(min(count[lane], keys.shape[1])):
+            apart = np.float32(0)
+            for d in range(keys.shape[2]):
+                apart += (keys[lane, m, d] - key[lane, d]) ** 2
+            if apart < found[lane, farthest]:
+                found[lane, farthest] = apart
+                farthest = found[lane].argmax()
