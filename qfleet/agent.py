@@ -91,7 +91,8 @@ class Agent:
     An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
     at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
     judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
-    `rates` are those of parameters whose names begin so, where they are not to move like all others.
+    `rates` are those of parameters whose names begin so, where they are not to move like all others; `rested` is the
+    loss for updates in which all of them that have a period rest, without what moves nothing else.
     """
 
     network: Callable[[], nn.Module]
@@ -106,6 +107,7 @@ class Agent:
     marks: tuple[int, ...] = (0,)
     arms: int = 1
     rates: Mapping[str, Rate] = field(default_factory=dict)
+    rested: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

@@ -98,11 +98,13 @@ def agent_of(cfg: Control, spec: EnvSpec, kind: Kind) -> Agent:
         return Decision(action.view(-1, *box.shape), {"noise": noise})
 
     return Agent(network=network, act=act, loss=loss_of(cfg, kind), window=Window(future=cfg.n_step),
-                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)})
+                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)},
+                 rested=loss_of(cfg, kind, rests=True) if cfg.policy_delay > 1 else None)
 
 
-def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
-    """The critics' errors, item by item, and the policy's loss beside them."""
+def loss_of(cfg: Control, kind: Kind,
+            rests: bool = False) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
+    """The critics' errors, item by item, and unless it rests the policy's loss beside them."""
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         online = cast(control.PolicyAndCritics, net)
         rows, obs = batch.rows, batch.obs(0)
@@ -117,10 +119,12 @@ def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample,
         found = [kind.compare(each, goal) for each in laws]
         per_item = torch.stack([error for error, _ in found]).sum(0)
         priority = torch.stack([urgency for _, urgency in found]).mean(0)
+        metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority}
+        if rests:
+            return Loss(per_item, priority, None, metrics, online.seen(obs))
         policy_loss = -kind.mean(critics[0].opinion(features[0], online.policy(seen))).mean()
-        metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority,
-                   "train/policy_loss": policy_loss.detach()}
-        return Loss(per_item, priority, policy_loss, metrics, online.seen(obs))
+        return Loss(per_item, priority, policy_loss, metrics | {"train/policy_loss": policy_loss.detach()},
+                    online.seen(obs))
 
     return loss
 
