@@ -97,7 +97,6 @@ class Optimizer:
         self.steps, self.count = torch.zeros((), device=weights.device), 0
         self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
         self._plans: dict[tuple[bool, ...], Plan] = {}
-        self._moved = torch.zeros_like(weights) if parts else None
         factor = torch.ones_like(weights)
         for part in parts:
             factor[part.where] = part.rate.factor
@@ -110,27 +109,26 @@ class Optimizer:
             gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
         self.steps += 1
         self.count += 1
-        if self._moved is None:
-            self._move(self.weights, gradient, self.mean, self.square)
+        if self.parts:
+            self._step_parts(gradient)
         else:
-            self._step_parts(gradient, self._moved)
+            self._move(self.weights, gradient, self.mean, self.square)
 
-    def _step_parts(self, gradient: torch.Tensor, moved: torch.Tensor) -> None:
+    def _step_parts(self, gradient: torch.Tensor) -> None:
         """Parts are moved with their neighbours and corrected afterwards: kernels that began at the border of a part
         would round otherwise where a slice of the vector has another part of it."""
-        plan = self._plan()
-        which = plan.resting
-        moved.zero_()
-        kept = [(each, each[which]) for each in (self.mean, self.square, moved)] if len(which) else []
-        for at in plan.stretches:
-            self._move(moved[at], gradient[at], self.mean[at], self.square[at])
+        stretches, which = self._plan()
+        kept = [(each, each[which]) for each in (self.weights, self.mean, self.square)] if len(which) else []
+        for at in stretches:
+            weights, mean, square = self.weights[at], self.mean[at], self.square[at]
+            if self._factor is None:
+                self._move(weights, gradient[at], mean, square)
+            else:
+                moved = torch.zeros_like(weights)
+                self._move(moved, gradient[at], mean, square)
+                weights.addcmul_(moved, self._factor[at])
         for each, before in kept:
             each[which] = before
-        for at in plan.stretches:
-            if self._factor is None:
-                self.weights[at].add_(moved[at])
-            else:
-                self.weights[at].addcmul_(moved[at], self._factor[at])
 
     def _plan(self) -> Plan:
         rests = tuple(self.count % part.rate.period > 0 for part in self.parts)

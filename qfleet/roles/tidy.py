@@ -5,7 +5,7 @@ Shapes and parameters of a recording never change, nor does who reads what: what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ VIEWS = (aten.t.default, aten.view.default, aten.expand.default)
 SHAPED = (aten.arange.default, aten.scalar_tensor.default, aten.ones_like.default, aten.new_zeros.default)
 """Made from shapes alone, whatever the batch: one value for ever."""
 PURE = (*VIEWS, aten.div.Scalar)
+ALIKE = (*VIEWS, aten.cat.default, aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.unsqueeze.default)
 FRESH = (aten.addmm.default, aten.mm.default, aten.convolution.default)
 """Whose result is memory of its own."""
 
@@ -32,8 +33,11 @@ SHORT: dict[Any, Callable[..., Any]] = {
 """The same kernels with half the way to them: these read their arguments by code made for each."""
 
 
-def tidy(module: torch.fx.GraphModule) -> None:
-    """Drop what costs time and changes nothing: detaches, transposes of transposes, and values that never change."""
+def tidy(module: torch.fx.GraphModule, rooms: Sequence[torch.Tensor] = ()) -> None:
+    """Drop what costs time and changes nothing: detaches, transposes of transposes, and values that never change.
+
+    The last results go into `rooms`, where they are products of matrices of the same shape.
+    """
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
@@ -45,13 +49,38 @@ def tidy(module: torch.fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
     if not any(_mutates(node) for node in module.graph.nodes):
         _fold(module)
+        _merge(module)
         _reuse(module)
+        _house(module, rooms)
     for node in module.graph.nodes:
         if node.op == "get_attr":  # found at once, and not after a search among parameters, buffers and submodules
             module.__dict__[node.target] = getattr(module, node.target)
         elif node.op == "call_function":
             node.target = SHORT.get(node.target, node.target)
     module.recompile()
+
+
+def _merge(module: torch.fx.GraphModule) -> None:
+    """Compute once what is asked for twice."""
+    known: dict[Any, torch.fx.Node] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr" or (node.op == "call_function" and node.target in ALIKE):
+            first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                module.graph.erase_node(node)
+
+
+def _house(module: torch.fx.GraphModule, rooms: Sequence[torch.Tensor]) -> None:
+    results: Any = module.graph.output_node().args[0]
+    for i, (node, room) in enumerate(zip(results[len(results) - len(rooms):], rooms, strict=True)):
+        if node is None or node.target is not aten.mm.default or len(node.users) > 1:
+            continue
+        made = node.meta["val"]
+        if made.shape == room.shape and made.dtype == room.dtype:
+            module.register_buffer(f"_room_{i}", room, persistent=False)
+            with module.graph.inserting_before(node):
+                node.kwargs = {"out": module.graph.get_attr(f"_room_{i}")}
 
 
 def _reuse(module: torch.fx.GraphModule) -> None:
