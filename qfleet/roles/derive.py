@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,10 @@ class Eager:
 
 
 class Captured:
-    """Plays back the first update; falls back to `eager`, saying why, where it cannot be recorded.
+    """Plays back the first update; falls back to `eager`, saying why, where it cannot be recorded."""
 
-    Gradients come in `rooms`, one per parameter, as far as they can be computed there.
-    """
-
-    def __init__(self, eager: Eager, rooms: Sequence[torch.Tensor] = ()) -> None:
-        self.eager, self.rooms = eager, rooms
+    def __init__(self, eager: Eager) -> None:
+        self.eager = eager
         self._play: Derive | None = None
         self._shapes: Any = None
 
@@ -120,7 +117,7 @@ class Captured:
         try:
             _import_quietly()
             module = make_fx(update)(sample.weight, *sample.rows.values())
-            tidy(module, self.rooms)
+            tidy(module)
             if _same(self._undisturbed(self.eager, sample), self._undisturbed(play, sample)):
                 return play
             reason = "the recording does not repeat it, as with randomness that is not the given generator's"

@@ -47,14 +47,11 @@ class Flat:
         self.rooms = list(self._named(self.grad).values()) if trained else []
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros. Those
-        that were computed in their rooms are there already."""
-        pairs = [(room, grad) for room, grad in zip(self.rooms, grads, strict=True)
-                 if grad is not None and grad is not room]
+        """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
+        pairs = [(room, grad) for room, grad in zip(self.rooms, grads, strict=True) if grad is not None]
         if absent := [room for room, grad in zip(self.rooms, grads, strict=True) if grad is None]:
             torch._foreach_zero_(absent)
-        if pairs:
-            torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
+        torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
         return self.grad
 
     def sync(self) -> None:

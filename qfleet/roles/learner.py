@@ -103,7 +103,7 @@ class Learner:
     def _deriving(self, agent: Agent) -> Derive:
         eager = Eager(agent, self.flat.net, self.target.net, self.rng)
         self._eager.append(eager)
-        return Captured(eager, self.flat.rooms) if self.cfg.capture and not self.cfg.compile else eager
+        return Captured(eager) if self.cfg.capture and not self.cfg.compile else eager
 
     def step(self) -> bool:
         made = 0

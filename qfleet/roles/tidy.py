@@ -5,7 +5,7 @@ Shapes and parameters of a recording never change, nor does who reads what: what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,10 +33,11 @@ SHORT: dict[Any, Callable[..., Any]] = {
 """The same kernels with half the way to them: these read their arguments by code made for each."""
 
 
-def tidy(module: torch.fx.GraphModule, rooms: Sequence[torch.Tensor] = ()) -> None:
+def tidy(module: torch.fx.GraphModule) -> None:
     """Drop what costs time and changes nothing: detaches, transposes of transposes, and values that never change.
 
-    The last results go into `rooms`, where they are products of matrices of the same shape.
+    Gradients are not computed in the rooms of the vector that they are copied to: kernels round otherwise where memory
+    is aligned otherwise.
     """
     for node in list(module.graph.nodes):
         if node.op != "call_function":
@@ -51,7 +52,6 @@ def tidy(module: torch.fx.GraphModule, rooms: Sequence[torch.Tensor] = ()) -> No
         _fold(module)
         _merge(module)
         _reuse(module)
-        _house(module, rooms)
     for node in module.graph.nodes:
         if node.op == "get_attr":  # found at once, and not after a search among parameters, buffers and submodules
             module.__dict__[node.target] = getattr(module, node.target)
@@ -69,18 +69,6 @@ def _merge(module: torch.fx.GraphModule) -> None:
             if first is not node:
                 node.replace_all_uses_with(first)
                 module.graph.erase_node(node)
-
-
-def _house(module: torch.fx.GraphModule, rooms: Sequence[torch.Tensor]) -> None:
-    results: Any = module.graph.output_node().args[0]
-    for i, (node, room) in enumerate(zip(results[len(results) - len(rooms):], rooms, strict=True)):
-        if node is None or node.target is not aten.mm.default or len(node.users) > 1:
-            continue
-        made = node.meta["val"]
-        if made.shape == room.shape and made.dtype == room.dtype:
-            module.register_buffer(f"_room_{i}", room, persistent=False)
-            with module.graph.inserting_before(node):
-                node.kwargs = {"out": module.graph.get_attr(f"_room_{i}")}
 
 
 def _reuse(module: torch.fx.GraphModule) -> None:

@@ -108,19 +108,6 @@ def test_a_first_batch_without_a_finite_loss_is_not_the_one_recorded():
     assert captured._play is not None and captured._play is not captured.eager
 
 
-def test_recorded_gradients_are_computed_where_they_are_gathered():
-    agent = build(Config(hidden=(8, 8)), SPEC)
-    flat, target = Flat(agent.network()), Flat(agent.network().requires_grad_(False))
-    eager = Eager(agent, flat.net, target.net, torch.Generator())
-    captured = Captured(eager, flat.rooms)
-    for seed in range(3):
-        expected, found = eager(batch(seed, rows=2)).grads, captured(batch(seed, rows=2)).grads
-        weights = [grad for grad, room in zip(found, flat.rooms, strict=True) if grad is room]
-        assert len(weights) == 3, "of every matrix; biases are copied"
-        whole = flat.gather(found)
-        assert torch.equal(whole, torch.cat([grad.flatten() for grad in expected]))
-
-
 def test_metrics_and_priorities_come_along():
     agent = build(Config(hidden=(8,)), SPEC)
     flat, target = Flat(agent.network()), Flat(agent.network().requires_grad_(False))
