@@ -123,7 +123,7 @@ def train_apart(name: str, env: str, seed: int, steps: int, overrides: list[str]
     command = [sys.executable, __file__, "--one", name, "--env", env, "--seeds", str(seed), "--steps", str(steps)]
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, env={**os.environ, **THREADS})
     if done.returncode:
-        raise SystemExit(f"{name}, seed {seed} failed:\n{done.stderr}")
+        raise RuntimeError(done.stderr)
     run: dict = json.loads(done.stdout.splitlines()[-1])
     return run
 
@@ -185,15 +185,23 @@ def main() -> None:
     todo = [(name, seed) for seed in args.seeds for name in args.only
             if all(run["seed"] != seed for run in rows.get(name, []))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    failed = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        under_way = {pool.submit(train_apart, name, args.env, seed, args.steps, args.overrides): name
+        under_way = {pool.submit(train_apart, name, args.env, seed, args.steps, args.overrides): (name, seed)
                      for name, seed in todo}
         for done in as_completed(under_way):
-            name, run = under_way[done], done.result()
+            name, seed = under_way[done]
+            if (problem := done.exception()) is not None:
+                failed.append(f"{name}, seed {seed}: {problem}")
+                continue
+            run = done.result()
             rows[name] = sorted([*rows.get(name, []), run], key=lambda run: run["seed"])
             print(f"{name}, seed {run['seed']}: {run['mean_reward']:.0f} in {run['seconds']:.0f} s", flush=True)
             args.out.write_text(json.dumps({**document, "machine": machine()}, indent=1) + "\n")
-    print(report(rows))
+    if rows:
+        print(report(rows))
+    if failed:
+        sys.exit("\n".join(["runs that failed:", *failed]))
 
 
 if __name__ == "__main__":
