@@ -16,7 +16,9 @@ VIEWS = (aten.t.default, aten.view.default, aten.expand.default)
 SHAPED = (aten.arange.default, aten.scalar_tensor.default, aten.ones_like.default, aten.new_zeros.default)
 """Made from shapes alone, whatever the batch: one value for ever."""
 PURE = (*VIEWS, aten.div.Scalar)
-ALIKE = (*VIEWS, aten.cat.default, aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.unsqueeze.default)
+ALIKE = (*VIEWS, aten._to_copy.default, aten.cat.default, aten.gather.default, aten.select.int, aten.slice.Tensor,
+         aten.squeeze.dim, aten.unsqueeze.default)
+"""Which are the same whenever their arguments are."""
 FRESH = (aten.addmm.default, aten.mm.default, aten.convolution.default)
 """Whose result is memory of its own."""
 
@@ -50,6 +52,7 @@ def tidy(module: torch.fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
     if not any(_mutates(node) for node in module.graph.nodes):
         _fold(module)
+        _straighten(module)
         _merge(module)
         _reuse(module)
     for node in module.graph.nodes:
@@ -58,6 +61,22 @@ def tidy(module: torch.fx.GraphModule) -> None:
         elif node.op == "call_function":
             node.target = SHORT.get(node.target, node.target)
     module.recompile()
+
+
+def _straighten(module: torch.fx.GraphModule) -> None:
+    """Leave out views that change no shape, and sums that keep an axis only to lose it in a view."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target not in (aten.view.default, aten.expand.default):
+            continue
+        source: Any = node.args[0]
+        before, after = source.meta["val"].shape, node.meta["val"].shape
+        if before == after:
+            node.replace_all_uses_with(source)
+        elif source.target is aten.sum.dim_IntList and source.args[1:] == ([0], True) and before[1:] == after \
+                and len(source.users) == 1:
+            source.args = (source.args[0], [0])
+            node.replace_all_uses_with(source)
+    module.graph.eliminate_dead_code()
 
 
 def _merge(module: torch.fx.GraphModule) -> None:
