@@ -3,8 +3,7 @@
     python benchmarks/continuous_speed.py [--rounds 3] [--steps 6000] [--out benchmarks/results/continuous_speed.json]
 
 Equal work: 2 × 256 networks, batch 256, an update after every step, Adam, no evaluation, no checkpoint; one
-environment, as SB3 has it, and ours with 8 lanes as well. SB3's TD3 leaves the policy's loss out of every second
-update, ours computes it and lets the policy rest.
+environment, as SB3 has it, and ours with 8 lanes as well. TD3's policy moves in every second update, on both sides.
 The contenders alternate, each round in a fresh process with one torch thread; steps/s after warm-up, by wall clock and
 by CPU time. Needs `pip install stable-baselines3` and the extra mujoco.
 """

@@ -92,6 +92,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "pendulum": ("pendulum", -200, []),
     "pendulum td3": ("pendulum", -200, ["agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2"]),
     "pendulum d4pg": ("pendulum-d4pg", -200, []),
+    "mountain car continuous": ("mountaincar-continuous", 90, []),
     "deep sea 20": ("deep-sea", 0.9, []),
     "deep sea 20, dqn": ("vector", 0.9, ["env.id=toy/DeepSea-v0", "env.kwargs={size: 20, mapping_seed: 1}"]),
     "cartpole processes": ("cartpole", 475, PROCESSES),

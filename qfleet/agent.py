@@ -86,12 +86,14 @@ class Agent:
     `act(net, obs, memory, arm, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`. `columns` declares what
     `Decision.extras` adds to every row: name -> (shape, dtype). `hints` are such columns, too, but never stored: from
     them, and from reward, discount, last and action, `priority(rows) -> [S]` tells an actor how urgent its fresh
-    windows are, rows being [S, T, ...]. Without it they begin with the largest priority seen.
+    windows are, rows being [S, T, ...]. Without it they begin with the largest priority seen. Hints that a choice does
+    not bring along are told by `appraise(net, obs, action) -> hints`, which is asked where they are wanted only.
 
     An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
     at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
     judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
-    `rates` are those of parameters whose names begin so, where they are not to move like all others.
+    `rates` are those of parameters whose names begin so, where they are not to move like all others; `rested` is the
+    loss for updates in which all of them that have a period rest, without what moves nothing else.
     """
 
     network: Callable[[], nn.Module]
@@ -101,11 +103,13 @@ class Agent:
     columns: Columns = field(default_factory=dict)
     hints: Columns = field(default_factory=dict)
     priority: Callable[[Tensors], torch.Tensor] | None = None
+    appraise: Callable[[nn.Module, Tensors, torch.Tensor], Tensors] | None = None
     recall: Recall | None = None
     states: Columns = field(default_factory=dict)
     marks: tuple[int, ...] = (0,)
     arms: int = 1
     rates: Mapping[str, Rate] = field(default_factory=dict)
+    rested: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

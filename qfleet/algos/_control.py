@@ -14,7 +14,7 @@ Shapes: B items, N lanes, A numbers of an action, Z numbers of a law.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -97,12 +97,30 @@ def agent_of(cfg: Control, spec: EnvSpec, kind: Kind) -> Agent:
         action, noise = shaken(online.policy(online.view(obs)), memory["noise"], arm, rng)
         return Decision(action.view(-1, *box.shape), {"noise": noise})
 
+    def appraise(net: nn.Module, obs: Tensors, action: torch.Tensor) -> Tensors:
+        online = cast(control.PolicyAndCritics, net)
+        seen = online.view(obs)
+        return {"taken": laws_of(online, seen, action.view(len(action), -1)),
+                "best": laws_of(online, seen, online.policy(seen))}
+
+    def priority(rows: Tensors) -> torch.Tensor:
+        """The learner's own formula, its networks being those that chose, as they saw things when they chose."""
+        step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
+        item = torch.arange(len(rows["reward"]))
+        there = lower(kind, rows["best"][item, step.row[:, 0]].unbind(1))
+        goal = kind.target(step.ret[:, 0], step.discount[:, 0], there)
+        return torch.stack([kind.compare(law, goal)[1] for law in rows["taken"][:, 0].unbind(1)]).mean(0)
+
+    laws = ((1 + cfg.twin, kind.outputs), "float32")
     return Agent(network=network, act=act, loss=loss_of(cfg, kind), window=Window(future=cfg.n_step),
-                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)})
+                 hints={"taken": laws, "best": laws}, priority=priority, appraise=appraise,
+                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)},
+                 rested=loss_of(cfg, kind, rests=True) if cfg.policy_delay > 1 else None)
 
 
-def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
-    """The critics' errors, item by item, and the policy's loss beside them."""
+def loss_of(cfg: Control, kind: Kind,
+            rests: bool = False) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
+    """The critics' errors, item by item, and unless it rests the policy's loss beside them."""
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         online = cast(control.PolicyAndCritics, net)
         rows, obs = batch.rows, batch.obs(0)
@@ -117,10 +135,12 @@ def loss_of(cfg: Control, kind: Kind) -> Callable[[nn.Module, nn.Module, Sample,
         found = [kind.compare(each, goal) for each in laws]
         per_item = torch.stack([error for error, _ in found]).sum(0)
         priority = torch.stack([urgency for _, urgency in found]).mean(0)
+        metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority}
+        if rests:
+            return Loss(per_item, priority, None, metrics, online.seen(obs))
         policy_loss = -kind.mean(critics[0].opinion(features[0], online.policy(seen))).mean()
-        metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority,
-                   "train/policy_loss": policy_loss.detach()}
-        return Loss(per_item, priority, policy_loss, metrics, online.seen(obs))
+        return Loss(per_item, priority, policy_loss, metrics | {"train/policy_loss": policy_loss.detach()},
+                    online.seen(obs))
 
     return loss
 
@@ -133,11 +153,20 @@ def followed(cfg: Control, kind: Kind, target: control.PolicyAndCritics, obs: Te
     if cfg.smoothing:
         noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
         action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
-    laws = [critic.law(critic.features(seen), action) for critic in critics_of(target)]
+    return lower(kind, [critic.law(critic.features(seen), action) for critic in critics_of(target)])
+
+
+def lower(kind: Kind, laws: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of one law, or of two [B, Z], that with the lower mean, item by item."""
     if len(laws) == 1:
         return laws[0]
     one, other = laws
     return torch.where((kind.mean(one) <= kind.mean(other))[:, None], one, other)
+
+
+def laws_of(net: control.PolicyAndCritics, seen: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+    """What every critic says of an action: [N, critics, Z]."""
+    return torch.stack([critic.law(critic.features(seen), action) for critic in critics_of(net)], 1)
 
 
 def critics_of(net: control.PolicyAndCritics) -> list[control.Critic]:

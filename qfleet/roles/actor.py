@@ -105,6 +105,7 @@ class Actor:
     ) -> None:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
         self.weights, self.recorder = weights, recorder
+        policy.hinting = recorder is not None and recorder.priority is not None
         self.steps = 0
         self.laps = Laps(metrics, (ENV, ACT, STORE, WAIT), TIMED_STEPS)
         self._sent: Choice | None = None

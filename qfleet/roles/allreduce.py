@@ -17,7 +17,7 @@ from qfleet.config import Config, Count, Positive, PositiveCount
 from qfleet.roles.early import Early
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Grads, norm_of
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices, within
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_rest, slices, within
 
 Table = list[list[float]]
 """What every rank said, rank by rank."""
@@ -114,6 +114,9 @@ class AllReduce:
             raise RuntimeError(f"rank {self.peers.rank} has lost step: a batch that it promised did not come")
         self._granted -= 1
         return 1.0
+
+    def rests(self) -> bool:
+        return self.cfg.clip_norm == 0 and all_rest(self.flat.parts, self.optimizer.count + 1)
 
     def apply(self, grads: Grads | None) -> float:
         """A gradient that is not finite, anywhere, is contagious: the sum is not finite either, and all skip it."""

@@ -19,6 +19,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.agent import Agent
+from qfleet.roles.tidy import tidy
 from qfleet.types import Sample
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Captured:
         try:
             _import_quietly()
             module = make_fx(update)(sample.weight, *sample.rows.values())
-            _tidy(module)
+            tidy(module)
             if _same(self._undisturbed(self.eager, sample), self._undisturbed(play, sample)):
                 return play
             reason = "the recording does not repeat it, as with randomness that is not the given generator's"
@@ -141,62 +142,3 @@ def _import_quietly() -> None:
 def _same(one: Derivative, other: Derivative) -> bool:
     pairs = [(one.total, other.total), (one.priority, other.priority), *zip(one.grads, other.grads, strict=True)]
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
-
-
-aten = torch.ops.aten
-SAME = (aten.detach.default, aten.alias.default)
-VIEWS = (aten.t.default, aten.view.default, aten.expand.default)
-SHAPED = (aten.arange.default, aten.scalar_tensor.default, aten.ones_like.default, aten.new_zeros.default)
-"""Made from shapes alone, whatever the batch: one value for ever."""
-PURE = (*VIEWS, aten.div.Scalar)
-
-
-def _tidy(module: torch.fx.GraphModule) -> None:
-    """Drop what costs time and changes nothing: detaches, transposes of transposes, and values that never change."""
-    for node in list(module.graph.nodes):
-        if node.op != "call_function":
-            continue
-        source: Any = node.args[0] if node.args else None
-        if node.target in SAME:
-            node.replace_all_uses_with(source)
-        elif node.target is aten.t.default and getattr(source, "target", None) is aten.t.default:
-            node.replace_all_uses_with(source.args[0])
-    module.graph.eliminate_dead_code()
-    if not any(_mutates(node) for node in module.graph.nodes):
-        _fold(module)
-    module.recompile()
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
-
-
-def _fold(module: torch.fx.GraphModule) -> None:
-    """Compute what never changes now. Views of parameters count: they show whatever the optimizer writes."""
-    known: dict[torch.fx.Node, torch.Tensor] = {}
-    for node in list(module.graph.nodes):
-        if node.op == "get_attr":
-            known[node] = getattr(module, node.target)
-        elif node.op == "call_function" and _constant(node, known):
-            args = torch.fx.node.map_arg(node.args, lambda arg: known[arg] if arg in known else _shape_of(arg))
-            name = f"_constant_{len(known)}"
-            known[node] = node.target(*args, **node.kwargs).detach()
-            module.register_buffer(name, known[node], persistent=False)
-            with module.graph.inserting_before(node):
-                constant = module.graph.get_attr(name)
-            known[constant] = known[node]
-            node.replace_all_uses_with(constant)
-    module.graph.eliminate_dead_code()
-
-
-def _shape_of(node: torch.fx.Node) -> torch.Tensor:
-    """A stand-in for a value of which only the shape matters."""
-    seen = node.meta["val"]
-    return torch.empty(seen.shape, dtype=seen.dtype, device=seen.device)
-
-
-def _constant(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
-    if node.target in SHAPED:
-        return True
-    inputs = node.all_input_nodes
-    return node.target in PURE and bool(inputs) and all(source in known for source in inputs)

@@ -49,8 +49,8 @@ class Flat:
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
         pairs = [(room, grad) for room, grad in zip(self.rooms, grads, strict=True) if grad is not None]
-        if len(pairs) < len(self.rooms):
-            self.grad.zero_()
+        if absent := [room for room, grad in zip(self.rooms, grads, strict=True) if grad is None]:
+            torch._foreach_zero_(absent)
         torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
         return self.grad
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from qfleet.roles.flat import Flat
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_rest
 
 __all__ = ["Gradients", "OptimizerConfig", "Solo"]
 
@@ -25,6 +25,10 @@ class Gradients(Protocol):
     def vote(self, peak: float | None) -> float | None:
         """Before every update. `peak` is the largest importance weight of the batch before normalisation, None if
         there is no batch. None = nobody updates now; else the factor that the batch's weights are multiplied by."""
+
+    def rests(self) -> bool:
+        """Whether it is known that the next update moves none of the parts that have a period: then it needs no
+        gradient of theirs. Where gradients are clipped by their norm, it does."""
 
     def apply(self, grads: Grads | None) -> float:
         """Step; the norm of the gradient that was applied. `None` says that the loss was not finite. A norm that is
@@ -46,6 +50,9 @@ class Solo:
 
     def vote(self, peak: float | None) -> float | None:
         return None if peak is None else 1.0
+
+    def rests(self) -> bool:
+        return self.cfg.clip_norm == 0 and all_rest(self.flat.parts, self.optimizer.count + 1)
 
     def apply(self, grads: Grads | None) -> float:
         if grads is None:

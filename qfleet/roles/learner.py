@@ -12,7 +12,7 @@ from pydantic import Field
 
 from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
-from qfleet.roles.derive import Captured, Derivative, Eager
+from qfleet.roles.derive import Captured, Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Gradients, Solo
@@ -78,9 +78,9 @@ class Learner:
             self.target.net.compile()
         self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
-        eager = Eager(agent, self.flat.net, self.target.net, self.rng)
-        self.derive = Captured(eager) if cfg.capture and not cfg.compile else eager
-        self._eager, self._doubt = eager, None
+        self._doubt, self._eager = None, list[Eager]()
+        self.derive = self._deriving(agent)
+        self._rested = None if agent.rested is None else self._deriving(replace(agent, loss=agent.rested))
         self.advance: Callable[[int], int] = lambda updates: updates + 1
         self.updates = 0
         self.limit: int | None = None
@@ -97,7 +97,13 @@ class Learner:
     def doubt(self, deviations: float) -> None:
         """From now on leave out losses that are beyond belief."""
         self._doubt = Doubt(deviations, self.flat.master.device)
-        self._eager.bound = self._doubt.bound
+        for eager in self._eager:
+            eager.bound = self._doubt.bound
+
+    def _deriving(self, agent: Agent) -> Derive:
+        eager = Eager(agent, self.flat.net, self.target.net, self.rng)
+        self._eager.append(eager)
+        return Captured(eager) if self.cfg.capture and not self.cfg.compile else eager
 
     def step(self) -> bool:
         made = 0
@@ -145,7 +151,8 @@ class Learner:
         self.updates, self._published = state["updates"], state["published"]
 
     def _update(self, sample: Sample) -> None:
-        found = self.derive(sample)
+        derive = self.derive if self._rested is None or not self.gradients.rests() else self._rested
+        found = derive(sample)
         value = float(found.total)
         norm = self.gradients.apply(found.grads if math.isfinite(value) else None)
         if not math.isfinite(norm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -62,18 +62,45 @@ def within(parts: Sequence[Part], piece: slice) -> tuple[Part, ...]:
     return tuple(part for part in found if part.where.start < part.where.stop)
 
 
+def all_rest(parts: Sequence[Part], count: int) -> bool:
+    """Whether the parts that rest at times do so in step `count`, all of them."""
+    periods = {part.rate.period for part in parts if part.rate.period > 1}
+    return bool(periods) and all(count % period for period in periods)
+
+
+class Plan(NamedTuple):
+    """What a step moves while some parts rest: `stretches` of the vector that begin and end at multiples of GRAIN, and
+    which numbers in these rest nevertheless."""
+
+    stretches: list[slice]
+    resting: torch.Tensor
+
+
+def plan_of(size: int, resting: Sequence[slice]) -> Plan:
+    moves = torch.ones(-(-size // GRAIN) * GRAIN, dtype=torch.bool)
+    moves[size:] = False
+    for where in resting:
+        moves[where] = False
+    grains = moves.view(-1, GRAIN).any(1)
+    edges = torch.diff(grains.int(), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
+    stretches = [slice(begin * GRAIN, min(size, end * GRAIN))
+                 for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+    return Plan(stretches, (grains.repeat_interleave(GRAIN) & ~moves)[:size].nonzero().flatten())
+
+
 class Optimizer:
     """Moves `weights`, a vector, in place. Every rule works element by element, so that `slices` of one vector with an
     optimizer each move as the whole would: bit by bit on one thread. `parts` of them have rates of their own."""
 
     def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor, parts: Sequence[Part] = ()) -> None:
         self.cfg, self.weights, self.parts = cfg, weights, parts
-        self.steps = torch.zeros((), device=weights.device)
+        self.steps, self.count = torch.zeros((), device=weights.device), 0
         self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
-        if parts:
-            self._factor = torch.ones_like(weights)
-            for part in parts:
-                self._factor[part.where] = part.rate.factor
+        self._plans: dict[tuple[bool, ...], Plan] = {}
+        factor = torch.ones_like(weights)
+        for part in parts:
+            factor[part.where] = part.rate.factor
+        self._factor = None if bool((factor == 1).all()) else factor
 
     @torch.no_grad()
     def step(self, gradient: torch.Tensor, norm: float) -> None:
@@ -81,41 +108,55 @@ class Optimizer:
         if 0 < self.cfg.clip_norm < norm:
             gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
         self.steps += 1
-        if not self.parts:
-            self._move(self.weights, gradient)
-            return
-        # Moved as one and corrected afterwards: kernels that began at the border of a part would round otherwise where
-        # a slice of the vector has another part of it.
-        count = int(self.steps) if any(part.rate.period > 1 for part in self.parts) else 0  # on a GPU it is waited for
-        resting = [part.where for part in self.parts if count % part.rate.period]
-        kept = [(moments, where, moments[where].clone()) for where in resting for moments in (self.mean, self.square)]
-        moved = torch.zeros_like(self.weights)
-        self._move(moved, gradient)
-        for moments, where, before in kept:
-            moments[where] = before
-        for where in resting:
-            moved[where] = 0
-        self.weights.addcmul_(moved, self._factor)
-
-    def _move(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
-        if self.cfg.optimizer == "adam":
-            self._adam(weights, gradient)
+        self.count += 1
+        if self.parts:
+            self._step_parts(gradient)
         else:
-            self._rmsprop(weights, gradient)
+            self._move(self.weights, gradient, self.mean, self.square)
 
-    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _step_parts(self, gradient: torch.Tensor) -> None:
+        """Parts are moved with their neighbours and corrected afterwards: kernels that began at the border of a part
+        would round otherwise where a slice of the vector has another part of it."""
+        stretches, which = self._plan()
+        kept = [(each, each[which]) for each in (self.weights, self.mean, self.square)] if len(which) else []
+        for at in stretches:
+            weights, mean, square = self.weights[at], self.mean[at], self.square[at]
+            if self._factor is None:
+                self._move(weights, gradient[at], mean, square)
+            else:
+                moved = torch.zeros_like(weights)
+                self._move(moved, gradient[at], mean, square)
+                weights.addcmul_(moved, self._factor[at])
+        for each, before in kept:
+            each[which] = before
+
+    def _plan(self) -> Plan:
+        rests = tuple(self.count % part.rate.period > 0 for part in self.parts)
+        if rests not in self._plans:
+            stretches, resting = plan_of(len(self.weights), [part.where for part, its in
+                                                             zip(self.parts, rests, strict=True) if its])
+            self._plans[rests] = Plan(stretches, resting.to(self.weights.device))
+        return self._plans[rests]
+
+    def _move(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
+        if self.cfg.optimizer == "adam":
+            self._adam(weights, gradient, mean, square)
+        else:
+            self._rmsprop(weights, gradient, mean, square)
+
+    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
         """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
         torch._fused_adam_(
-            [weights], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
+            [weights], [gradient], [mean], [square], [], [self.steps], amsgrad=False,
             lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
             maximize=False, grad_scale=None, found_inf=None)
 
-    def _rmsprop(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _rmsprop(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
         """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""
-        self.square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
-        self.mean.lerp_(gradient, 1 - RMS_DECAY)
+        square.mul_(RMS_DECAY).addcmul_(gradient, gradient, value=1 - RMS_DECAY)
+        mean.lerp_(gradient, 1 - RMS_DECAY)
         # The variance of a gradient that hardly changes is rounded below zero: clamped, or the root would be NaN.
-        variance = self.square.addcmul(self.mean, self.mean, value=-1).clamp_(min=0)
+        variance = square.addcmul(mean, mean, value=-1).clamp_(min=0)
         spread = variance.add_(self.cfg.optimizer_eps).sqrt_()
         weights.addcdiv_(gradient, spread, value=-self.cfg.learning_rate)
 
@@ -124,5 +165,6 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps.copy_(state["steps"])
+        self.count = int(state["steps"])
         self.mean.copy_(state["mean"])
         self.square.copy_(state["square"])

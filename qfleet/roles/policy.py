@@ -28,6 +28,7 @@ class Policy:
         self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False).eval(), PRECISIONS[precision])
         self.rng = torch.Generator(device).manual_seed(seed)
         self.version = -1
+        self.hinting = False  # whether somebody wants what priorities are computed from
         self.memory: Memory = None
         self._kept: Mapping[str, torch.Tensor] = {}
 
@@ -72,8 +73,10 @@ class Policy:
         if self.memory is None:
             self.begin(len(arm.epsilon))
         decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
-        self.memory = decision.memory
-        return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in decision.extras.items()}
+        self.memory, extras = decision.memory, decision.extras
+        if self.hinting and self.agent.appraise is not None:
+            extras = extras | self.agent.appraise(self.flat.net, tensors, decision.action)
+        return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in extras.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"version": self.version, "weights": self.flat.state(), "rng": self.rng.get_state(),

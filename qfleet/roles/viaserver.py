@@ -51,6 +51,10 @@ class ViaServer:
         """Nobody waits for anybody."""
         return None if peak is None else 1.0
 
+    def rests(self) -> bool:
+        """The server counts, and others push, too."""
+        return False
+
     def apply(self, grads: Grads | None) -> float:
         if grads is None:
             return math.nan

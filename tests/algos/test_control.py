@@ -176,6 +176,25 @@ def test_running_figures_of_observations_become_what_was_seen():
     assert view.mean(0).abs().max() < 1e-3 and view.std() == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("algo", ALGOS)
+@torch.no_grad()
+def test_actors_find_the_priority_that_the_learner_would(algo, twin, n):
+    """With one network in both places and nothing drawn, to the last digits; for every row as it was seen."""
+    made = agent(algo, twin=twin, n_step=n, normalise=True, gamma=0.9)
+    net, _ = twins(made)
+    batch = batch_of(n + 1, 12)
+    rows = dict(batch.rows)
+    hints = [made.appraise(net, batch.obs(t), rows["action"][:, t]) for t in range(n + 1)]
+    rows |= {name: torch.stack([row[name] for row in hints], 1) for name in made.hints}
+    assert all(rows[name].shape == (12, n + 1, *shape) for name, (shape, _) in made.hints.items())
+    found = made.priority({name: rows[name] for name in rows if not name.startswith("obs.")})
+    expected = made.loss(net, net, batch, torch.Generator()).priority
+    assert expected.max() > 2 * expected.min()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @torch.no_grad()
 def play(made, arm, steps, rng=None, over=None):
     """Actions [steps, lanes, A] of a network whose own are 0; episodes of `over` lanes have one step."""

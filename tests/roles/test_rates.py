@@ -1,5 +1,7 @@
 """Parts of a network with rates of their own: as two optimizers would move them, the same wherever they are moved."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fakes import ListMetrics
@@ -90,9 +92,9 @@ def test_slices_move_as_the_whole_does(name, pieces):
     assert torch.equal(whole, sliced)
 
 
-def fresh(agent):
+def fresh(agent, **options):
     return learner_with([batch(seed) for seed in range(7)], agent, target_period_updates=0, target_tau=0.05,
-                        learning_rate=0.01)[0]
+                        learning_rate=0.01, **options)[0]
 
 
 def trained(learner, meet):
@@ -134,3 +136,43 @@ def test_ranks_with_a_sharded_optimizer_move_as_those_without():
     whole, parts = ranks(TD3, 2, False), ranks(TD3, 2, True)
     assert torch.equal(whole[0].flat.master, parts[0].flat.master)
     assert torch.equal(parts[0].flat.master, parts[1].flat.master)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("capture", [False, True])
+def test_what_a_resting_policy_would_learn_is_not_computed_and_nothing_changes(factor, capture, caplog):
+    td3 = ddpg.build(ddpg.Config(hidden=(24, 24), twin=True, smoothing=0.2, policy_delay=3, policy_rate=factor), SPEC)
+    lazy, always = (trained(fresh(agent, clip_norm=0, capture=capture), lambda learner: None)
+                    for agent in (td3, replace(td3, rested=None)))
+    assert torch.equal(lazy.flat.master, always.flat.master) and torch.equal(lazy.target.master, always.target.master)
+    mine, its = lazy.state_dict(), always.state_dict()
+    assert all(torch.equal(value, its["gradients"][name]) for name, value in mine["gradients"].items())
+    assert torch.equal(mine["rng"], its["rng"])
+    assert "cannot be recorded" not in caplog.text
+
+
+def test_it_is_computed_where_somebody_needs_it():
+    """Of seven updates the policy rests in four. A norm is that of all gradients; a server has a count of its own."""
+    asked = []
+    spied = replace(TD3, rested=lambda *parts: asked.append(1) or TD3.rested(*parts))
+    trained(fresh(spied, clip_norm=0), lambda learner: None)
+    assert len(asked) == 4
+    trained(fresh(spied, clip_norm=10), lambda learner: None)
+    cfg = ServerConfig(shards=2)
+    trained(fresh(spied, clip_norm=0), lambda learner: learner.meet(ViaServer(
+        "one", shards_of(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics())))
+    assert len(asked) == 4
+    ranks(spied, 1, True)
+    assert len(asked) == 4, "clipped, by default"
+
+
+def test_a_restored_optimizer_knows_whose_turn_it_is():
+    whole = trained(fresh(TD3, clip_norm=0), lambda learner: None)
+    first = fresh(TD3, clip_norm=0)
+    first.burst = 3
+    first.step()
+    then = fresh(TD3, clip_norm=0)
+    then.load_state_dict(first.state_dict())
+    then.replay, first.burst = first.replay, None
+    then.step()
+    assert then.updates == 7 and torch.equal(whole.flat.master, then.flat.master)

@@ -10,6 +10,7 @@ from real_runs import newest, train, weights_hash
 from qfleet import api
 from qfleet.envs.toy import LQR
 from qfleet.recipe import recipe_for, resolve
+from qfleet.replay.host import HostReplay
 from qfleet.types import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -53,6 +54,24 @@ def test_lqr_is_learnt_to_within_five_percent(name):
     ratio = cost_over_best(result.directory)
     print(name, ratio)
     assert 1 <= ratio < 1.05
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6])
+def test_actors_bring_priorities_where_these_count(alpha, monkeypatch):
+    seen, add = [], HostReplay.add
+
+    def spy(replay, chunk, priority=None):
+        seen.append(priority)
+        return add(replay, chunk, priority)
+
+    monkeypatch.setattr(HostReplay, "add", spy)
+    train("toy/LQR-v0", *words_of("d4pg"), f"replay.alpha={alpha}", "total_steps=400")
+    assert len(seen) >= 8
+    if alpha:
+        found = np.concatenate(seen)
+        assert np.isfinite(found).all() and len(np.unique(found)) > len(found) / 2
+    else:
+        assert seen == [None] * len(seen)
 
 
 ROUGH = ["total_steps=2500", "learner.capture=false"]

@@ -1,0 +1,208 @@
+"""What TD3 and DDPG return after equal steps: ours and Stable-Baselines3's on MuJoCo, seed by seed.
+
+    python benchmarks/continuous_returns.py [--env HalfCheetah-v5] [--seeds 1 2 3] [--steps 100000] [--jobs 1]
+        [--only qfleet_td3 stable_baselines3_td3 ...] [--out benchmarks/results/continuous_returns.json] [key=value ...]
+    python benchmarks/continuous_returns.py --draw [--out ...]
+
+SB3's side has the hyper-parameters of rl-zoo3 for MuJoCo: 400 and 300 units, batch 256, rate 1e-3, an update after
+every step, 10,000 random steps, noise 0.1. Ours is the environment's recipe with the same networks, batch and number of
+updates per step; `key=value` changes it further. A return is the mean of 10 greedy episodes of the last policy, and
+every EVAL_STEPS steps of the one of that time. Every run has a process and a thread of its own. Runs are saved as they
+come; those already in OUT are not repeated. Needs `pip install stable-baselines3` and the extra mujoco; --draw makes
+OUT's picture, and needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from side_by_side import machine
+
+EVAL_STEPS = 10_000
+EPISODES = 10
+RECIPES = {"HalfCheetah-v5": "halfcheetah", "Hopper-v5": "hopper", "Walker2d-v5": "walker2d"}
+PLAIN = ["agent.twin=false", "agent.smoothing=0", "agent.policy_delay=1"]
+THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+Curve = list[tuple[int, float]]
+"""Steps of training, and what the policy of that time returned."""
+
+
+class Judgements:
+    """A metrics sink that notes what greedy evaluations returned."""
+
+    def __init__(self) -> None:
+        self.curve: Curve = []
+
+    def write(self, record: dict) -> None:
+        if "eval/mean_reward" in record:
+            self.curve.append((record["step"], record["eval/mean_reward"]))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def ours(env: str, seed: int, steps: int, overrides: list[str]) -> Curve:
+    import qfleet
+
+    found = Judgements()
+    with tempfile.TemporaryDirectory() as root:
+        qfleet.train(RECIPES[env], [
+            f"total_steps={steps}", f"seed={seed}", "agent.hidden=[400,300]", f"eval.period_steps={EVAL_STEPS}",
+            f"eval.episodes={EPISODES}", "checkpoint.period_steps=null", "checkpoint.replay=false", "run.threads=1",
+            f"run.root={root}", "run.tensorboard=false", *overrides], sinks=[found])
+    return found.curve
+
+
+def stable_baselines3(name: str, env: str, seed: int, steps: int) -> Curve:
+    import gymnasium
+    import numpy as np
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    torch.set_num_threads(1)
+    curve: Curve = []
+    stage = Monitor(gymnasium.make(env))
+    stage.reset(seed=10_000 + seed)
+
+    class Watch(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps % EVAL_STEPS == 0 and self.num_timesteps < steps:
+                self.judge()
+            return True
+
+        def judge(self) -> None:
+            mean, _ = evaluate_policy(self.model, stage, n_eval_episodes=EPISODES, deterministic=True)
+            curve.append((self.num_timesteps, float(mean)))
+
+    played = gymnasium.make(env)
+    shape = played.action_space.shape
+    watch = Watch()
+    model = getattr(stable_baselines3, name)(
+        "MlpPolicy", played, learning_rate=1e-3, batch_size=256, learning_starts=10_000, train_freq=1, gradient_steps=1,
+        action_noise=NormalActionNoise(np.zeros(shape), 0.1 * np.ones(shape)),
+        policy_kwargs={"net_arch": [400, 300]}, seed=seed, device="cpu", verbose=0)
+    model.learn(steps, callback=watch)
+    watch.judge()
+    return curve
+
+
+CONTENDERS: dict[str, Callable[[str, int, int, list[str]], Curve]] = {
+    "qfleet_td3": ours,
+    "stable_baselines3_td3": lambda env, seed, steps, _: stable_baselines3("TD3", env, seed, steps),
+    "qfleet_ddpg": lambda env, seed, steps, overrides: ours(env, seed, steps, [*PLAIN, *overrides]),
+    "stable_baselines3_ddpg": lambda env, seed, steps, _: stable_baselines3("DDPG", env, seed, steps),
+}
+
+
+def train(name: str, env: str, seed: int, steps: int, overrides: list[str]) -> dict:
+    begun = time.perf_counter()
+    curve = CONTENDERS[name](env, seed, steps, overrides)
+    return {"seed": seed, "steps": steps, "mean_reward": curve[-1][1], "curve": curve,
+            "seconds": round(time.perf_counter() - begun, 1), "cpu_seconds": round(time.process_time(), 1)}
+
+
+def train_apart(name: str, env: str, seed: int, steps: int, overrides: list[str]) -> dict:
+    command = [sys.executable, __file__, "--one", name, "--env", env, "--seeds", str(seed), "--steps", str(steps)]
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, env={**os.environ, **THREADS})
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    run: dict = json.loads(done.stdout.splitlines()[-1])
+    return run
+
+
+def report(rows: dict[str, list[dict]]) -> str:
+    width = max(len(name) for name in rows)
+    lines = []
+    for name, runs in rows.items():
+        returns = [run["mean_reward"] for run in runs]
+        lines.append(f"{name:{width}}  median {statistics.median(returns):8.0f} of "
+                     + ", ".join(f"{each:.0f}" for each in returns))
+    return "\n".join(lines)
+
+
+def draw(document: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    colours = dict(zip(CONTENDERS, ("#0072B2", "#D55E00", "#56B4E9", "#E69F00"), strict=True))
+    for name, runs in document["rows"].items():
+        x = [step for step, _ in runs[0]["curve"]]
+        curves = [[mean for _, mean in run["curve"]] for run in runs]
+        for curve in curves if len(curves) > 1 else []:
+            axis.plot(x, curve, color=colours[name], alpha=0.3, linewidth=1)
+        middle = [statistics.median(values) for values in zip(*curves, strict=True)]
+        axis.plot(x, middle, color=colours[name], linewidth=2.5, label=f"{name}, median of {len(curves)}")
+    axis.set(title=document["env"], xlabel="environment steps", ylabel=f"return of {EPISODES} greedy episodes")
+    axis.grid(alpha=0.3)
+    axis.legend(loc="upper left")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=list(RECIPES), default="HalfCheetah-v5")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/continuous_returns.json"))
+    parser.add_argument("--draw", action="store_true", help="only make the picture of what is in OUT")
+    parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes of our recipe")
+    args = parser.parse_intermixed_args()
+    if args.one:
+        print(json.dumps(train(args.one, args.env, args.seeds[0], args.steps, args.overrides)))
+        return
+    asked = {"env": args.env, "steps": args.steps, "overrides": args.overrides}
+    document: dict = json.loads(args.out.read_text()) if args.out.exists() else {**asked, "rows": {}}
+    rows = document["rows"]
+    if args.draw:
+        draw(document, args.out.with_suffix(".png"))
+        return
+    if {key: document[key] for key in asked} != asked:
+        raise SystemExit(f"{args.out} holds runs of another kind: give another --out")
+    todo = [(name, seed) for seed in args.seeds for name in args.only
+            if all(run["seed"] != seed for run in rows.get(name, []))]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    failed = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        under_way = {pool.submit(train_apart, name, args.env, seed, args.steps, args.overrides): (name, seed)
+                     for name, seed in todo}
+        for done in as_completed(under_way):
+            name, seed = under_way[done]
+            if (problem := done.exception()) is not None:
+                failed.append(f"{name}, seed {seed}: {problem}")
+                continue
+            run = done.result()
+            rows[name] = sorted([*rows.get(name, []), run], key=lambda run: run["seed"])
+            print(f"{name}, seed {run['seed']}: {run['mean_reward']:.0f} in {run['seconds']:.0f} s", flush=True)
+            args.out.write_text(json.dumps({**document, "machine": machine()}, indent=1) + "\n")
+    if rows:
+        print(report(rows))
+    if failed:
+        sys.exit("\n".join(["runs that failed:", *failed]))
+
+
+if __name__ == "__main__":
+    main()
