@@ -1,4 +1,4 @@
-"""Runs whose learners are several and average their gradients: what each rank does, and who starts the ranks.
+"""Runs whose learners are several and average their gradients: what each rank does, and who starts torchrun's.
 
     torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; the first makes the run
     srun ... qfleet train RECIPE gradients=allreduce              the same
@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ import torch
 
 from qfleet import head, recipe, session
 from qfleet.assemble import cast_of, make_env, plan_of, settle
-from qfleet.cellhost import Orders
-from qfleet.gallery import Gallery
+from qfleet.cellhost import Orders, as_text
+from qfleet.gallery import Gallery, Opening, beside
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
@@ -42,6 +42,7 @@ from qfleet.runtime.rank import OWN, Council, Rank, part_name
 from qfleet.runtime.ranks import Crew, Place, crew
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure
+from qfleet.runtime.tether import Tie
 from qfleet.runtime.threads import usable_cores
 from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
 from qfleet.settings import RunConfig
@@ -64,7 +65,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         source = source_of_weights(config, env.spec)
         with ExitStack() as stack:
             directory = _made(config, peers, stack)
-            part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory))
+            part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory), Post(place))
             origin = {"sources": dict(provenance), **_job()}
             return part.work(sinks, origin, source)
 
@@ -81,7 +82,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
             return before or _bystander(directory, "total_steps")
         with playing(config, size) as env:
             config = settle(config.model_copy(update={"cells": size}), env.spec)
-            return Part(config, env, directory, peers, checkpoint).work(sinks, _job(), None)
+            return Part(config, env, directory, peers, checkpoint, Post(place)).work(sinks, _job(), None)
 
 
 def run_rank(private: Path) -> int:
@@ -94,7 +95,11 @@ def run_rank(private: Path) -> int:
         raise UserError("a rank is started by torchrun")
     if not (private / Launch.HOPELESS).exists():
         try:
-            _be_rank(place, private)
+            if place.rank == 0:
+                replace_text(private / Launch.PID, str(os.getpid()))
+            result = be_rank(Orders.read(private), Post(place))
+            if place.rank == 0:
+                replace_text(private / Orders.RESULT, as_text(result))
         except (UserError, Diverged) as error:
             log.error("%s", error)
             told = {"text": str(error), "ours": not isinstance(error, UserError)}
@@ -102,18 +107,26 @@ def run_rank(private: Path) -> int:
     return 0
 
 
-def _be_rank(place: Place, private: Path) -> None:
-    orders = Orders.read(private)
+@dataclass(frozen=True)
+class Post:
+    """Where a rank stands: which of them it is, who may ask it to leave, and how its evaluator comes to the first.
+
+    Without a tie it leaves when whoever started it is gone; without an opening the first rank starts the evaluator.
+    """
+
+    place: Place | None
+    tie: Tie | None = None
+    opening: Opening | None = None
+
+
+def be_rank(orders: Orders, post: Post) -> TrainResult:
+    """Be a rank of a run that a head has prepared, from its newest checkpoint on if there is one."""
     directory = RunDirectory(Path(orders.directory))
     config = recipe.resolve(str(directory.config), []).config
-    if place.rank == 0:
-        replace_text(private / Launch.PID, str(os.getpid()))
-    with met(config, place) as peers, playing(config, place.size) as env:
+    with met(config, post.place) as peers, playing(config, peers.size) as env:
         source = source_of_weights(config, env.spec)
-        part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory))
-        result = part.work((), orders.origin, source)
-        if place.rank == 0:
-            replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
+        part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory), post)
+        return part.work((), orders.origin, source)
 
 
 class Launch(head.Head):
@@ -167,7 +180,8 @@ def playing(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
 
 
 def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
-    threads = config.env.threads or max(1, usable_cores() // ranks)
+    cores = int(config.ray.cell_cpus) if config.placement == "ray" else usable_cores() // ranks
+    threads = config.env.threads or max(1, cores)
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
@@ -231,8 +245,8 @@ class Part:
     """One rank's part of a run. Only the first is given the checkpoint; it tells the others which one it is."""
 
     def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, peers: Crew,
-                 checkpoint: Checkpoint | None) -> None:
-        self.config, self.env, self.directory, self.peers = config, env, directory, peers
+                 checkpoint: Checkpoint | None, post: Post) -> None:
+        self.config, self.env, self.directory, self.peers, self.post = config, env, directory, peers, post
         chosen = peers.exchange(b"" if checkpoint is None else checkpoint.path.name.encode())[0].decode()
         if peers.rank and chosen:
             checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # the first one did
@@ -274,21 +288,26 @@ class Part:
         cast = cast_of(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(cast.close)
         inline = Inline(cast, self._plan(), replace(outside, save=self.archive.saver(outside.save)))
-        bench = None
-        if self.peers.size > 1 and self.peers.rank == 0:
-            bench = Gallery(self.config, self.env.spec, inline.cell, self.directory)
+        bench, opening = None, self.post.opening
+        if self.peers.rank == 0 and (opening is not None or self.peers.size > 1):
+            bench = Gallery(self.config, self.env.spec, inline.cell, opening or beside(self.directory))
             stack.callback(bench.close)
         rank = Rank(inline, self.peers, self.config.allreduce, bench)
         self.archive.council = rank.council
-        if Place.here() is not None:
-            stack.callback(when_orphaned(lambda: setattr(rank.cell.stop, "reason", "preempted")))
+        self._heed(lambda: setattr(rank.cell.stop, "reason", "preempted"), stack)
         return rank
+
+    def _heed(self, leave: Callable[[], object], stack: ExitStack) -> None:
+        if self.post.tie is not None:
+            self.post.tie.on_orphan(leave)
+        elif self.post.place is not None:
+            stack.callback(when_orphaned(leave))
 
     def _plan(self) -> Plan:
         """Nothing is drawn from the same numbers on two ranks; the first draws as a run of one process would."""
         plan, rank = plan_of(self.config), self.peers.rank
         seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
-        return replace(plan, seed=seed, device=_device(self.config, Place.here()))
+        return replace(plan, seed=seed, device=_device(self.config, self.post.place))
 
 
 class Archive:

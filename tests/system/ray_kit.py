@@ -74,8 +74,8 @@ class RayYard:
                     "RAY_USAGE_STATS_ENABLED": "0"}
         self._log = (folder / "yard.txt").open("wb")
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=self._log, text=True, cwd=folder, env=ENVIRONMENT | self.env,
-                                         start_new_session=True)
+                                         stderr=self._log, text=True, cwd=folder, start_new_session=True,
+                                         env=ENVIRONMENT | self.env | {"RAY_TMPDIR": str(folder)})
         self.address = self._ask("start")["address"]
 
     def __enter__(self) -> RayYard:
@@ -188,9 +188,9 @@ class Obeying:
         import ray
         from ray.cluster_utils import Cluster
 
+        os.mkdir("ray")  # RAY_TMPDIR is here, and all of it goes with the test's own folder
         self.cluster = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False,
-            "temp_dir": os.path.join(os.getcwd(), "r")})  # it goes with the test's own folder
+            "num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False})
         ray.init(address=self.cluster.address, namespace="qfleet", log_to_driver=False)
         return {"address": self.cluster.address}
 

@@ -41,6 +41,13 @@ def address_of(cfg: RayConfig) -> str | None:
     return cfg.address or os.environ.get("RAY_ADDRESS") or None
 
 
+def node_address() -> str:
+    """This node's, as Ray knows it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
 class RaySession:
     """Connected while it lives. `own`: whether this Ray is the run's, and ends with it."""
 
