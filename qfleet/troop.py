@@ -88,11 +88,11 @@ class Troop(head.Head):
             shutil.rmtree(self._made, ignore_errors=True)
             raise
         try:
+            self.bundles = [self.needs[role] for role in self.packed]
+            self.group = self.session.place(self.bundles, "PACK", not config.ray.cell_anywhere)
             if config.ray.elastic:
                 config = config.model_copy(update={"actors": self._room()})
                 replace_text(directory.config, to_yaml(config))
-            self.group = self.session.place([self.needs[role] for role in self.packed], "PACK",
-                                            not config.ray.cell_anywhere)
             super().__init__(config, spec, directory, sinks, origin)
         except BaseException:
             self.session.close()
@@ -201,7 +201,7 @@ class Troop(head.Head):
                       self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))  # of environments
 
     def _room(self) -> int:
-        return max(1, self.session.room(self.needs[ACTOR], [self.needs[head.CELL], self.needs[EVALUATOR]]))
+        return max(1, self.session.room(self.needs[ACTOR], self.group, self.bundles))
 
     def _follow(self) -> None:
         """Have as many actors as there is room for; where there are too many, who is absent goes first."""

@@ -105,6 +105,21 @@ def test_ranks_of_two_nodes_go_on_when_their_time_is_up(slurm, tmp_path):
 
 
 @needs_slurm
+def test_a_ray_of_the_job_learns_on_two_nodes_and_saves_when_told(slurm, tmp_path):
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=ray", *ENDLESS, "--nodes", "2",
+                                    "-c", "2", "--name", "ray")
+    out = folder / "out.txt"
+    slurm.until(lambda: saved(run), about=out)  # learner and evaluator fill the first node: who plays is on the other
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    slurm.warn(number)
+    slurm.requeued(number, out)
+    assert newest(run).manifest.step == records(run)[-1]["step"], "it saved when it was told to stop"
+    slurm.ask("scancel", number)
+    slurm.ends(number, "CANCELLED", out)
+    slurm.assert_gone(number, folder)
+
+
+@needs_slurm
 def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path):
     words = command("train", "cartpole", *SMALL, "gradients=allreduce", "total_steps=900", "run.name=plain")
     done = subprocess.run(["srun", "--ntasks=2", f"--nodelist={slurm.host}", *words], cwd=tmp_path, env=slurm.env,
