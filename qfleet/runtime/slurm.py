@@ -59,7 +59,7 @@ class Job:
     join: Sequence[str] = ()
     actors: int = 0
     restarts: int = 0
-    object_store_mb: int = 0
+    object_store_mb: int = 256
     partition: str | None = None
     time: str | None = None
     sbatch: Sequence[str] = ()

@@ -124,7 +124,7 @@ task() {
     export TMPDIR=$base/qf-$SLURM_JOB_ID.$SLURM_PROCID
     rm -rf "$TMPDIR"  # of an earlier life that was not given time to clean up
     mkdir -m 700 "$TMPDIR" || exit 1
-    trap 'rm -rf "$TMPDIR"' EXIT
+    trap 'trap "" TERM; rm -rf "$TMPDIR"' EXIT  # Slurm tells everybody once more that the job is over, also rm
     turn=follow
     ((SLURM_PROCID > 0)) || turn=lead
     "layout_$layout"
