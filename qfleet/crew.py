@@ -23,22 +23,21 @@ from typing import Any
 import torch
 
 from qfleet import head, recipe, session
+from qfleet.archive import Archive
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.cellhost import Orders, as_text
 from qfleet.gallery import Gallery, Opening, beside
-from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
-from qfleet.runs.parts import Stage, pack_state, unpack_state
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.orphans import when_orphaned
 from qfleet.runtime.plan import Plan
-from qfleet.runtime.rank import OWN, Council, Rank, part_name
+from qfleet.runtime.rank import Rank
 from qfleet.runtime.ranks import Crew, Place, crew
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure
@@ -46,7 +45,7 @@ from qfleet.runtime.tether import Tie
 from qfleet.runtime.threads import usable_cores
 from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, ProcessFault, Segment, UserError, VectorEnv
+from qfleet.types import EnvSpec, ProcessFault, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
@@ -308,50 +307,3 @@ class Part:
         plan, rank = plan_of(self.config), self.peers.rank
         seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
         return replace(plan, seed=seed, device=_device(self.config, self.post.place))
-
-
-class Archive:
-    """Checkpoints of all ranks together: each writes its replay, the first collects their state and seals."""
-
-    def __init__(self, peers: Crew, folder: Path, checkpoint: Checkpoint | None) -> None:
-        self.peers, self.folder = peers, folder
-        self.stage = Stage(folder, peers.rank)
-        if checkpoint is not None:
-            self.stage.kept = {name for name, _ in checkpoint.segments()}
-        self.council: Council | None = None
-
-    def saver(self, write: Callable[[Snapshot], Any]) -> Callable[[Snapshot], None]:
-        """How a rank saves its snapshot when all do; `write` is how the first one writes the whole."""
-        return write if self.peers.size == 1 else lambda snapshot: self._save(write, snapshot)
-
-    def _save(self, write: Callable[[Snapshot], Any], snapshot: Snapshot) -> None:
-        rank = self.peers.rank
-        mine = [Segment(part_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
-        try:
-            self._together((lambda: self.stage.write(mine)) if rank else None)
-            told = self.peers.exchange(pack_state(_contribution(snapshot, mine)) if rank else b"")
-            whole = self._merged(snapshot, told) if rank == 0 else snapshot
-            self._together((lambda: write(whole)) if rank == 0 else None)
-            self.stage.kept = {segment.name for segment in mine}
-        except BaseException:
-            self.stage.kept = set()  # whatever is there now, next time everything is written
-            raise
-        finally:
-            self.stage.clear()
-
-    def _merged(self, snapshot: Snapshot, told: Sequence[bytes]) -> Snapshot:
-        parts = [unpack_state(text) for text in told[1:]]
-        theirs = [Stage(self.folder, rank).segment(name) for rank, part in enumerate(parts, start=1)
-                  for name in part["segments"]]
-        return replace(snapshot, state={**snapshot.state, "ranks": [part["state"] for part in parts]},
-                       segments=[*snapshot.segments, *theirs])
-
-    def _together(self, work: Callable[[], Any] | None) -> None:
-        assert self.council is not None
-        if failed := self.council.together(work):
-            raise OSError(f"rank {failed[0]} could not write its part")
-
-
-def _contribution(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
-    state = {name: snapshot.state[name] for name in OWN} | {"learner": {"rng": snapshot.state["learner"]["rng"]}}
-    return {"state": state, "segments": [segment.name for segment in segments]}

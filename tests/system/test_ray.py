@@ -94,12 +94,12 @@ def test_actors_follow_the_nodes(yard, run):
     yard.remove()
     run.until(lambda: len([name for name in yard.actors() if "/local/" in name]) == 1)
     learns(yard, run)
-    before = {each["name"]: each["incarnation"] for each in run.until(yard.pulse)["members"]}
+    before = run.until(lambda: len(now := members(yard)) == 2 and now)
     yard.add(cpus=2)
     run.until(lambda: members(yard).keys() == {"local/0", "local/1", "local/2", "evaluator"})
-    after = {each["name"]: (each["index"], each["incarnation"]) for each in members(yard).values()}
-    assert {index for index, _ in after.values()} == {-1, 0, 1, 2}
-    assert sum(lives for _, lives in after.values()) == sum(before.values()) + 2
+    after = run.until(lambda: len(now := members(yard)) == 4 and now)
+    assert {each["index"] for each in after.values()} == {-1, 0, 1, 2}
+    assert {name: after[name]["pid"] for name in before} == {name: each["pid"] for name, each in before.items()}
     learns(yard, run)
 
 
