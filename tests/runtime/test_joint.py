@@ -83,6 +83,12 @@ def test_who_lost_another_is_not_the_cause(pair):
     assert (one.killed, two.killed) == (False, False), "all are started again"
 
 
+def test_if_all_lost_each_other_the_connection_is_to_blame(pair):
+    joint, (one, two) = pair
+    one.code = two.code = LOST
+    assert joint.exited and joint.bury() == -signal.SIGKILL and "connection between" in joint.verdict
+
+
 def test_who_was_lost_is_not_waited_for_for_ever(pair, monkeypatch):
     joint, (one, two) = pair
     one.code, two.absent = LOST, True

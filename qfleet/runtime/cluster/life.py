@@ -218,7 +218,9 @@ class Joint:
         if len(codes) < len(self._lives) and all(code in (DONE, LOST) for code in codes) and not self._overdue(codes):
             return False
         number, culprit = self._culprit()
-        if culprit.code != DONE and culprit.verdict is not None:
+        if culprit.code == LOST:
+            self.verdict = "lost the connection between its members"
+        elif culprit.code != DONE and culprit.verdict is not None:
             self.verdict = f"lost its member {number}, which {culprit.verdict}"
         return True
 
@@ -246,7 +248,8 @@ class Joint:
             life.kill(self._asked or code in (DONE, *FINAL))
 
     def bury(self) -> int:
-        return self._culprit()[1].bury()
+        code = self._culprit()[1].bury()
+        return -signal.SIGKILL if code == LOST else code  # so that our verdict is what people read
 
     def written(self) -> str:
         return self._culprit()[1].written()
