@@ -93,7 +93,8 @@ def test_who_was_lost_is_not_waited_for_for_ever(pair, monkeypatch):
     joint, (one, two) = pair
     one.code, two.absent = LOST, True
     monkeypatch.setattr(module, "CULPRIT_S", -1.0)
-    assert joint.exited and joint.bury() == -signal.SIGKILL, "the one that does not answer"
+    assert joint.exited and joint.bury() == -signal.SIGKILL
+    assert joint.verdict == "lost its member 1, which does not answer"
 
 
 @pytest.mark.parametrize("code", [USER_ERROR, VAIN])

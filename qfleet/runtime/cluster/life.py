@@ -220,8 +220,8 @@ class Joint:
         number, culprit = self._culprit()
         if culprit.code == LOST:
             self.verdict = "lost the connection between its members"
-        elif culprit.code != DONE and culprit.verdict is not None:
-            self.verdict = f"lost its member {number}, which {culprit.verdict}"
+        elif culprit.code is None or culprit.verdict is not None:
+            self.verdict = f"lost its member {number}, which {culprit.verdict or 'does not answer'}"
         return True
 
     def listen(self, now: float) -> None:
