@@ -118,8 +118,8 @@ class RunConfig(Config):
         if data.get("placement") != "ray":
             raise ValueError("actors=auto needs placement=ray: elsewhere a number is needed")
         if data.get("gradients", "solo") != "solo":
-            raise ValueError(f"actors=auto with gradients={data['gradients']}: every cell plays for itself, with as many "
-                             "actors as you say; give a number")
+            raise ValueError(f"actors=auto with gradients={data['gradients']}: every cell plays for itself, with as "
+                             "many actors as you say; give a number")
         return data | {"actors": 1, "ray": dict(data.get("ray") or {}) | {"elastic": True}}
 
     @model_validator(mode="after")
