@@ -18,7 +18,6 @@ import test_control_runs as control
 from fleet_runs import SMALL, assert_goes_forward, processes
 from ray_kit import LOSSY, RayRun, RayYard, alive
 from real_runs import TINY, newest
-from test_memory_agents import CHAIN
 
 from qfleet import recipe
 from qfleet.envs.toy import Chain
@@ -69,6 +68,14 @@ def best(folder: Path) -> float:
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return max((line.get("eval/mean_reward", 0) for line in lines), default=0)
+
+
+def attempts(folder: Path) -> int:
+    return len(json.loads((folder / "run.json").read_text())["attempts"])
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def learns(yard, run) -> None:
@@ -207,7 +214,7 @@ def test_agents_of_other_kinds_learn_on_ray(yard):
              *(f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "actor"))]
     lqr = [*control.words_of("d4pg"), *control.ROUGH, "agent.normalise=true", "actors=2", "env.lanes=2"]
     agents = {"d4pg": ["toy/LQR-v0", *lqr], "iqn": ["toy/Chain-v0", *chain_rows.words_of("iqn"), "actors=1"],
-              "r2d2": ["toy/Chain-v0", *CHAIN, *TINY, "actors=1"]}
+              "r2d2": ["toy/Chain-v0", *TINY, *chain_rows.REMEMBERING, "actors=1"]}
     with ExitStack() as stack:
         runs = {name: stack.enter_context(yard.run("train", *words, *place, folder=name))
                 for name, words in agents.items()}
@@ -219,14 +226,6 @@ def test_agents_of_other_kinds_learn_on_ray(yard):
                                Chain.optimal_q(chain_rows.LENGTH, chain_rows.GAMMA), atol=0.15)
     assert ends["r2d2"][1]["best"] == 1 and newest(found["r2d2"]).manifest.updates > 800
     nobody_is_left(yard)
-
-
-def attempts(folder: Path) -> int:
-    return len(json.loads((folder / "run.json").read_text())["attempts"])
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):

@@ -75,7 +75,7 @@ class RayLife:
             self._log_start = log.tell()
         self._asked = self._killed = self._missed = False
         self._self = ""
-        self._count = 0
+        self._count = self._noted = 0
         self._word = ""
         self._code: int | None = None
         self._call: Any = None
@@ -106,11 +106,11 @@ class RayLife:
 
     def listen(self, now: float) -> None:
         """Take note of the child's beats; as long as there is no process, nobody is silent."""
-        before = self._count
         self._look()
         if self.awaited:
             self.first_beat = self.last_beat = now
-        elif self._count > before:
+        elif self._count > self._noted:  # also by a look of `exited`
+            self._noted = self._count
             self.first_beat = self.first_beat if self.beats else now
             self.last_beat, self.beats = now, True
 
