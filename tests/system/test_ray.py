@@ -11,16 +11,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import chain_rows
-import numpy as np
 import pytest
 import test_control_runs as control
+from chain_rows import REMEMBERING
 from fleet_runs import SMALL, assert_goes_forward, processes
 from ray_kit import LOSSY, RayRun, RayYard, alive
 from real_runs import TINY, newest
 
 from qfleet import recipe
-from qfleet.envs.toy import Chain
 from qfleet.types import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
@@ -209,21 +207,18 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
 
 
 def test_agents_of_other_kinds_learn_on_ray(yard):
-    """All at once: continuous actions, a distribution of returns, a memory; each as well as in processes."""
+    """Both at once: continuous actions with a distribution of returns, and a memory; each as well as in processes."""
     place = ["placement=ray", "run.threads=1", "run.tensorboard=false", "stop_at=null", "device=cpu", "run.name=x",
              *(f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "actor"))]
     lqr = [*control.words_of("d4pg"), *control.ROUGH, "agent.normalise=true", "actors=2", "env.lanes=2"]
-    agents = {"d4pg": ["toy/LQR-v0", *lqr], "iqn": ["toy/Chain-v0", *chain_rows.words_of("iqn"), "actors=1"],
-              "r2d2": ["toy/Chain-v0", *TINY, *chain_rows.REMEMBERING, "actors=1"]}
+    agents = {"d4pg": ["toy/LQR-v0", *lqr], "r2d2": ["toy/Chain-v0", *TINY, *REMEMBERING, "actors=1"]}
     with ExitStack() as stack:
         runs = {name: stack.enter_context(yard.run("train", *words, *place, folder=name))
                 for name, words in agents.items()}
-        ends = {name: run.ended() for name, run in runs.items()}
+        ends = {name: run.ended(300) for name, run in runs.items()}
     assert {name: code for name, (code, _) in ends.items()} == dict.fromkeys(agents, 0), ends
     found = {name: run.cwd / "runs" / "x" for name, run in runs.items()}
     assert newest(found["d4pg"]).manifest.updates > 1500 and control.cost_over_best(found["d4pg"]) < 2
-    np.testing.assert_allclose(chain_rows.values_of(found["iqn"]),
-                               Chain.optimal_q(chain_rows.LENGTH, chain_rows.GAMMA), atol=0.15)
     assert ends["r2d2"][1]["best"] == 1 and newest(found["r2d2"]).manifest.updates > 800
     nobody_is_left(yard)
 
