@@ -1,4 +1,4 @@
-"""Runs whose learners are several and average their gradients: what each rank does, and who starts the ranks.
+"""Runs whose learners are several and average their gradients: what each rank does, and who starts torchrun's.
 
     torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; the first makes the run
     srun ... qfleet train RECIPE gradients=allreduce              the same
@@ -16,36 +16,36 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from qfleet import head, recipe, session
+from qfleet.archive import Archive
 from qfleet.assemble import cast_of, make_env, plan_of, settle
-from qfleet.cellhost import Orders
-from qfleet.gallery import Gallery
-from qfleet.roles.checkpointer import Snapshot
+from qfleet.cellhost import Orders, as_text
+from qfleet.gallery import Gallery, Opening, beside
 from qfleet.roles.learner import Diverged
 from qfleet.roles.metrics import Sink
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
-from qfleet.runs.parts import Stage, pack_state, unpack_state
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.orphans import when_orphaned
 from qfleet.runtime.plan import Plan
-from qfleet.runtime.rank import OWN, Council, Rank, part_name
+from qfleet.runtime.rank import Rank
 from qfleet.runtime.ranks import Crew, Place, crew
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure
+from qfleet.runtime.tether import Tie
 from qfleet.runtime.threads import usable_cores
 from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, ProcessFault, Segment, UserError, VectorEnv
+from qfleet.types import EnvSpec, ProcessFault, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         source = source_of_weights(config, env.spec)
         with ExitStack() as stack:
             directory = _made(config, peers, stack)
-            part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory))
+            part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory), Post(place))
             origin = {"sources": dict(provenance), **_job()}
             return part.work(sinks, origin, source)
 
@@ -81,7 +81,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
             return before or _bystander(directory, "total_steps")
         with playing(config, size) as env:
             config = settle(config.model_copy(update={"cells": size}), env.spec)
-            return Part(config, env, directory, peers, checkpoint).work(sinks, _job(), None)
+            return Part(config, env, directory, peers, checkpoint, Post(place)).work(sinks, _job(), None)
 
 
 def run_rank(private: Path) -> int:
@@ -94,7 +94,11 @@ def run_rank(private: Path) -> int:
         raise UserError("a rank is started by torchrun")
     if not (private / Launch.HOPELESS).exists():
         try:
-            _be_rank(place, private)
+            if place.rank == 0:
+                replace_text(private / Launch.PID, str(os.getpid()))
+            result = be_rank(Orders.read(private), Post(place))
+            if place.rank == 0:
+                replace_text(private / Orders.RESULT, as_text(result))
         except (UserError, Diverged) as error:
             log.error("%s", error)
             told = {"text": str(error), "ours": not isinstance(error, UserError)}
@@ -102,18 +106,26 @@ def run_rank(private: Path) -> int:
     return 0
 
 
-def _be_rank(place: Place, private: Path) -> None:
-    orders = Orders.read(private)
+@dataclass(frozen=True)
+class Post:
+    """Where a rank stands: which of them it is, who may ask it to leave, and how its evaluator comes to the first.
+
+    Without a tie it leaves when whoever started it is gone; without an opening the first rank starts the evaluator.
+    """
+
+    place: Place | None
+    tie: Tie | None = None
+    opening: Opening | None = None
+
+
+def be_rank(orders: Orders, post: Post) -> TrainResult:
+    """Be a rank of a run that a head has prepared, from its newest checkpoint on if there is one."""
     directory = RunDirectory(Path(orders.directory))
     config = recipe.resolve(str(directory.config), []).config
-    if place.rank == 0:
-        replace_text(private / Launch.PID, str(os.getpid()))
-    with met(config, place) as peers, playing(config, place.size) as env:
+    with met(config, post.place) as peers, playing(config, peers.size) as env:
         source = source_of_weights(config, env.spec)
-        part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory))
-        result = part.work((), orders.origin, source)
-        if place.rank == 0:
-            replace_text(private / Orders.RESULT, json.dumps(asdict(result) | {"directory": str(result.directory)}))
+        part = Part(config, env, directory, peers, None if peers.rank else _newest(config, directory), post)
+        return part.work((), orders.origin, source)
 
 
 class Launch(head.Head):
@@ -167,7 +179,8 @@ def playing(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
 
 
 def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
-    threads = config.env.threads or max(1, usable_cores() // ranks)
+    cores = int(config.ray.cell_cpus) if config.placement == "ray" else usable_cores() // ranks
+    threads = config.env.threads or max(1, cores)
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
@@ -231,8 +244,8 @@ class Part:
     """One rank's part of a run. Only the first is given the checkpoint; it tells the others which one it is."""
 
     def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, peers: Crew,
-                 checkpoint: Checkpoint | None) -> None:
-        self.config, self.env, self.directory, self.peers = config, env, directory, peers
+                 checkpoint: Checkpoint | None, post: Post) -> None:
+        self.config, self.env, self.directory, self.peers, self.post = config, env, directory, peers, post
         chosen = peers.exchange(b"" if checkpoint is None else checkpoint.path.name.encode())[0].decode()
         if peers.rank and chosen:
             checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # the first one did
@@ -274,65 +287,23 @@ class Part:
         cast = cast_of(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(cast.close)
         inline = Inline(cast, self._plan(), replace(outside, save=self.archive.saver(outside.save)))
-        bench = None
-        if self.peers.size > 1 and self.peers.rank == 0:
-            bench = Gallery(self.config, self.env.spec, inline.cell, self.directory)
+        bench, opening = None, self.post.opening
+        if self.peers.rank == 0 and (opening is not None or self.peers.size > 1):
+            bench = Gallery(self.config, self.env.spec, inline.cell, opening or beside(self.directory))
             stack.callback(bench.close)
         rank = Rank(inline, self.peers, self.config.allreduce, bench)
         self.archive.council = rank.council
-        if Place.here() is not None:
-            stack.callback(when_orphaned(lambda: setattr(rank.cell.stop, "reason", "preempted")))
+        self._heed(lambda: setattr(rank.cell.stop, "reason", "preempted"), stack)
         return rank
+
+    def _heed(self, leave: Callable[[], object], stack: ExitStack) -> None:
+        if self.post.tie is not None:
+            self.post.tie.on_orphan(leave)
+        elif self.post.place is not None:
+            stack.callback(when_orphaned(leave))
 
     def _plan(self) -> Plan:
         """Nothing is drawn from the same numbers on two ranks; the first draws as a run of one process would."""
         plan, rank = plan_of(self.config), self.peers.rank
         seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
-        return replace(plan, seed=seed, device=_device(self.config, Place.here()))
-
-
-class Archive:
-    """Checkpoints of all ranks together: each writes its replay, the first collects their state and seals."""
-
-    def __init__(self, peers: Crew, folder: Path, checkpoint: Checkpoint | None) -> None:
-        self.peers, self.folder = peers, folder
-        self.stage = Stage(folder, peers.rank)
-        if checkpoint is not None:
-            self.stage.kept = {name for name, _ in checkpoint.segments()}
-        self.council: Council | None = None
-
-    def saver(self, write: Callable[[Snapshot], Any]) -> Callable[[Snapshot], None]:
-        """How a rank saves its snapshot when all do; `write` is how the first one writes the whole."""
-        return write if self.peers.size == 1 else lambda snapshot: self._save(write, snapshot)
-
-    def _save(self, write: Callable[[Snapshot], Any], snapshot: Snapshot) -> None:
-        rank = self.peers.rank
-        mine = [Segment(part_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
-        try:
-            self._together((lambda: self.stage.write(mine)) if rank else None)
-            told = self.peers.exchange(pack_state(_contribution(snapshot, mine)) if rank else b"")
-            whole = self._merged(snapshot, told) if rank == 0 else snapshot
-            self._together((lambda: write(whole)) if rank == 0 else None)
-            self.stage.kept = {segment.name for segment in mine}
-        except BaseException:
-            self.stage.kept = set()  # whatever is there now, next time everything is written
-            raise
-        finally:
-            self.stage.clear()
-
-    def _merged(self, snapshot: Snapshot, told: Sequence[bytes]) -> Snapshot:
-        parts = [unpack_state(text) for text in told[1:]]
-        theirs = [Stage(self.folder, rank).segment(name) for rank, part in enumerate(parts, start=1)
-                  for name in part["segments"]]
-        return replace(snapshot, state={**snapshot.state, "ranks": [part["state"] for part in parts]},
-                       segments=[*snapshot.segments, *theirs])
-
-    def _together(self, work: Callable[[], Any] | None) -> None:
-        assert self.council is not None
-        if failed := self.council.together(work):
-            raise OSError(f"rank {failed[0]} could not write its part")
-
-
-def _contribution(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
-    state = {name: snapshot.state[name] for name in OWN} | {"learner": {"rng": snapshot.state["learner"]["rng"]}}
-    return {"state": state, "segments": [segment.name for segment in segments]}
+        return replace(plan, seed=seed, device=_device(self.config, self.post.place))

@@ -1,4 +1,4 @@
-"""The evaluator of a crew of ranks: a process of its own, which the first rank starts, looks after and listens to."""
+"""The evaluator of a crew of ranks: a process of its own, which the first rank listens to, and mostly starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import shutil
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from qfleet.cellhost import Orders
@@ -34,27 +35,56 @@ NAME = "evaluator"
 GRACE_S = 5.0
 
 
+Opening = Callable[[Desk, Registry, Inbox, RunConfig], AbstractContextManager[Callable[[], object] | None]]
+"""How the evaluator comes to the desk while the context is open; what it yields is called at every turn."""
+
+
+def beside(directory: RunDirectory) -> Opening:
+    """An evaluator that this process starts and looks after."""
+
+    @contextmanager
+    def opened(desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[Callable[[], object]]:
+        fleet = config.fleet
+        with ExitStack() as stack:
+            private = Path(tempfile.mkdtemp(prefix="qfleet-"))
+            stack.callback(shutil.rmtree, private, ignore_errors=True)
+            token, socket = private / Orders.TOKEN, private / Orders.SOCKET
+            write_token(token)
+            server = Server(desk, registry, inbox, FleetConfig(max_message_mb=fleet.max_message_mb), socket,
+                            [read_token(token)])
+            stack.callback(server.close, 0.0)
+            server.start()
+            films = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
+            contact = Contact(f"unix:{socket}", NAME, str(token), fleet.patience_s)
+            child = Child(NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.words(), *films],
+                          {"PYTHONUNBUFFERED": "1"}, directory.path / "logs" / f"{NAME}.log")
+            patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+            supervisor = Supervisor([child], log.warning, patience, lambda name: None, private)
+            stack.callback(supervisor.terminate, GRACE_S)
+
+            def look() -> None:
+                supervisor.step()
+                if supervisor.failure is not None:
+                    raise ProcessFault(supervisor.failure.text)
+
+            yield look
+
+    return opened
+
+
 class Gallery:
     """Implements `rank.Bench`: training goes on while others watch. Only the last weights are waited for."""
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, cell: Cell, directory: RunDirectory) -> None:
-        self.cell, fleet = cell, config.fleet
-        self.private = Path(tempfile.mkdtemp(prefix="qfleet-"))
-        token, socket = self.private / Orders.TOKEN, self.private / Orders.SOCKET
-        write_token(token)
+    def __init__(self, config: RunConfig, spec: EnvSpec, cell: Cell, opening: Opening) -> None:
+        self.cell = cell
         self.desk = Desk(to_yaml(config), json.dumps(spec.to_json()), 0)
-        self.registry = Registry(0, fleet.heartbeat_timeout_s)
-        inbox = Inbox(fleet.inbox_messages)
-        self.server = Server(self.desk, self.registry, inbox, FleetConfig(max_message_mb=fleet.max_message_mb), socket,
-                             [read_token(token)])
+        self.registry = Registry(0, config.fleet.heartbeat_timeout_s)
+        inbox = Inbox(config.fleet.inbox_messages)
         self.intake = Intake(cell, self.registry, inbox, Shares())
-        films = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
-        contact = Contact(f"unix:{socket}", NAME, str(token), fleet.patience_s)
-        child = Child(NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.words(), *films],
-                      {"PYTHONUNBUFFERED": "1"}, directory.path / "logs" / f"{NAME}.log")
-        patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
-        self.supervisor = Supervisor([child], log.warning, patience, lambda name: None, self.private)
-        self._open = False
+        self._door = opening(self.desk, self.registry, inbox, config)
+        self._open = ExitStack()
+        self._look: Callable[[], object] | None = None
+        self._begun = False
 
     def step(self) -> bool:
         """Hand out the newest weights if somebody took those before, and book what was judged."""
@@ -72,18 +102,14 @@ class Gallery:
 
     def close(self) -> None:
         self.desk.stop()
-        with ExitStack() as stack:
-            stack.callback(shutil.rmtree, self.private, ignore_errors=True)
-            stack.callback(self.server.close, 0.0)
-            stack.callback(self.supervisor.terminate, GRACE_S)
+        self._open.close()
 
     def _serve(self, nap_s: float) -> None:
         self.desk.tell(*self.cell.progress(), "training")
-        if not self._open:
-            self._open = True
-            self.server.start()
-        self.supervisor.step()
-        if self.supervisor.failure is not None:
-            raise ProcessFault(self.supervisor.failure.text)
+        if not self._begun:
+            self._begun = True
+            self._look = self._open.enter_context(self._door)
+        if self._look is not None:
+            self._look()
         if nap_s:
             rest(nap_s)

@@ -86,10 +86,12 @@ class RunConfig(Config):
                                    if alone or name not in SUPERVISION], why)
         if self.placement == "ray":
             idle |= dict.fromkeys([f"fleet.{name}" for name in DOOR], "with placement=ray nodes join the cluster")
-            served = self.gradients == "server"
-            idle |= dict.fromkeys(RAY_ACTORS if served else ["ray.server_cpus"],
-                                  "with gradients=server every cell plays for itself" if served else
-                                  "unless gradients=server")
+            if self.gradients != "server":
+                idle["ray.server_cpus"] = "unless gradients=server"
+            if self.gradients != "solo":
+                idle |= dict.fromkeys(RAY_ACTORS, f"with gradients={self.gradients} every cell plays for itself")
+            if self.gradients == "allreduce":
+                idle["fleet.restarts"] = "ranks are started anew allreduce.max_restarts times"
         else:
             idle |= dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless placement=ray")
         rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ServerConfig}
@@ -115,6 +117,9 @@ class RunConfig(Config):
             return data
         if data.get("placement") != "ray":
             raise ValueError("actors=auto needs placement=ray: elsewhere a number is needed")
+        if data.get("gradients", "solo") != "solo":
+            raise ValueError(f"actors=auto with gradients={data['gradients']}: every cell plays for itself, with as "
+                             "many actors as you say; give a number")
         return data | {"actors": 1, "ray": dict(data.get("ray") or {}) | {"elastic": True}}
 
     @model_validator(mode="after")
@@ -165,11 +170,10 @@ def _placement(cfg: RunConfig) -> list[str]:
     if cfg.placement == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
         found.append(f"device={cfg.device} with placement=ray: Ray chooses the GPU and shows the learner no other; set "
                      "device=cuda")
-    if (cfg.placement == "processes" and cfg.gradients != "solo") or (
-            cfg.placement == "ray" and cfg.gradients == "allreduce"):
+    if cfg.placement == "processes" and cfg.gradients != "solo":
         each = "rank" if cfg.gradients == "allreduce" else "cell"
         found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
-                     "set placement=inline")
+                     "set placement=inline, or ray")
     return found
 
 

@@ -2,7 +2,7 @@
 
     head (this process) ──▶ cell                   in a placement group with the evaluator, on this node unless told
          driver of Ray  ──▶ evaluator              otherwise: the run's directory is here
-                        ──▶ actors                 spread over the nodes
+                        ──▶ actors                 spread over the nodes; or ranks, or cells, which play for themselves
     actors, evaluator ──▶ cell                     the messages of any fleet, as Ray calls
 
 The loops, the messages and the supervisor are those of `head`; all actors belong to this process and end with it.
@@ -12,41 +12,31 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from qfleet import head, recipe
-from qfleet.bundle import hold, push
-from qfleet.cellhost import Orders, as_text, learn, sole_writer
+from qfleet import head
+from qfleet.cellhost import Orders
 from qfleet.config import to_yaml
-from qfleet.members import run_actor, run_evaluator
-from qfleet.roles.learner import Diverged
+from qfleet.duties import SHARDS, Errand, act, average, bundle, hold_shard, judge, lead
 from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.runtime.cluster.carrier import RayCaller, RayShard, answering, methods_of
-from qfleet.runtime.cluster.host import Host
-from qfleet.runtime.cluster.life import RayLife, Stand
-from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, require_ray
-from qfleet.runtime.supervise import VAIN, Child, Failure, Patience, Supervisor
-from qfleet.runtime.tether import Tie
-from qfleet.runtime.wire.client import Link
-from qfleet.runtime.wire.desk import Desk
-from qfleet.runtime.wire.inbox import Inbox
-from qfleet.runtime.wire.registry import Registry
-from qfleet.runtime.wire.server import Answers
-from qfleet.runtime.wire.shards import RemoteShard
+from qfleet.runtime.cluster.life import Joint, RayLife, Stand
+from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, node_address, require_ray
+from qfleet.runtime.ranks import Place, keep_store
+from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
 from qfleet.session import EXIT_CODES, TrainResult, show_plan
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, UserError
+from qfleet.types import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +44,6 @@ RESIZE_S = 2.0
 """How often the cluster is asked for its size."""
 
 ACTOR, EVALUATOR, SERVER = "actor", "evaluator", "server"
-SHARDS = ".shards"
 WAITING_S = 60.0
 """After so long without room for an actor people are told."""
 
@@ -71,107 +60,39 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
     return head.go_on(directory, config, sinks, Troop)
 
 
-@dataclass(frozen=True)
-class Errand:
-    """The `Way` of a Ray actor to its cell, which is another."""
-
-    cell: Any
-    name: str
-    address: str
-    patience_s: float
-    cores: int
-    line: Tie | None = None
-    trusted: bool = True  # whoever may call Ray actors may do anything here
-
-    def tie(self) -> Tie | None:
-        return self.line
-
-    def link(self, role: str) -> Link:
-        return Link(RayCaller(self.cell, self.address), self.name, role, self.patience_s)
-
-
-class Reception:
-    """A cell's: calls come to its Ray actor, which keeps its result for whoever looks."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    @contextmanager
-    def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
-        with answering(self._host, methods_of(Answers(desk, registry, inbox, config.fleet.max_message_bytes))):
-            yield
-
-    def tell(self, result: TrainResult) -> None:
-        self._host.word = as_text(result)
-
-
-def shelves_of(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
-    return lambda config: [RemoteShard(RayShard(handle, f"shard {index}"), config.fleet.patience_s)
-                           for index, handle in enumerate(handles)]
-
-
-def lead(host: Host, orders: Orders, shards: Sequence[Any] = ()) -> int:
-    """What the cell's Ray actor does; or the registrar's, where there are shards."""
-    run = Path(orders.directory)
-    if not run.is_dir():
-        raise UserError(f"the node of the learner does not see {run}: with ray.cell_anywhere=true all nodes must share "
-                        "the disk of run.root")
-    try:
-        with sole_writer(run):
-            learn(orders, host.line, Reception(host), shelves_of(shards))
-    except Diverged as error:
-        host.word = f"training failed: {error}"
-        return VAIN
-    return 0
-
-
-def act(host: Host, errand: Errand) -> int:
-    return run_actor(replace(errand, line=host.line))
-
-
-def hold_shard(host: Host, orders: Orders, index: int) -> int:
-    run = Path(orders.directory)
-    config = recipe.resolve(str(RunDirectory(run).config), []).config
-    return hold(config, orders.spec, index, run / SHARDS, host.line, lambda service: answering(host, service.methods))
-
-
-def bundle(host: Host, errand: Errand, orders: Orders, shards: Sequence[Any]) -> int:
-    return push(replace(errand, line=host.line), Path(orders.directory), shelves_of(shards))
-
-
-def judge(host: Host, errand: Errand, videos: str | None) -> int:
-    return run_evaluator(replace(errand, line=host.line), None if videos is None else Path(videos))
-
-
 class Troop(head.Head):
-    """A head whose children are Ray actors. Those of a parameter server are cells that play, shards and a registrar."""
+    """A head whose children are Ray actors.
+
+    Those of a parameter server are cells that play, shards and a registrar. Ranks are one child, for they live, die
+    and are started again together.
+    """
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
-        served = config.gradients == "server"
-        self.main = "registrar" if served else head.CELL
+        alone, served = config.gradients == "solo", config.gradients == "server"
+        self.main = {"solo": head.CELL, "allreduce": "crew", "server": "registrar"}[config.gradients]
         self.needs = {role: config.ray.needs(role, config.device) for role in (head.CELL, EVALUATOR, ACTOR, SERVER)}
-        self.packed = [SERVER] * (1 + config.server.shards) + [head.CELL] * config.cells if served else [head.CELL]
-        self.packed.append(EVALUATOR)
+        self.packed = [SERVER] * (1 + config.server.shards) * served + [head.CELL] * config.cells + [EVALUATOR]
+        self._ranks = [f"rank/{rank}" for rank in range(config.cells)] if config.gradients == "allreduce" else []
         self.roles: dict[str, str] = {}
         self.stands: dict[str, Stand] = {}
-        self.lives: dict[str, RayLife] = {}
+        self.lives: dict[str, RayLife | Joint] = {}
         self._leaving: set[str] = set()
         self._looked_at = self._present_at = time.monotonic()
         self._made = _short_folder()
         try:
-            roles = [*self.packed, *([] if served else [ACTOR] * config.actors)]
+            roles = [*self.packed, *[ACTOR] * config.actors * alone]
             cpus = sum(self.needs[role]["CPU"] for role in roles)
             self.session = RaySession(config.ray, self._made / "ray", cpus)
         except BaseException:
             shutil.rmtree(self._made, ignore_errors=True)
             raise
         try:
+            self.bundles = [self.needs[role] for role in self.packed]
+            self.group = self.session.place(self.bundles, "PACK", not config.ray.cell_anywhere)
             if config.ray.elastic:
                 config = config.model_copy(update={"actors": self._room()})
                 replace_text(directory.config, to_yaml(config))
-            self.group = self.session.place([self.needs[role] for role in self.packed], "PACK",
-                                            not config.ray.cell_anywhere)
             super().__init__(config, spec, directory, sinks, origin)
         except BaseException:
             self.session.close()
@@ -200,12 +121,16 @@ class Troop(head.Head):
     def _supervised(self, patience: Patience) -> Supervisor:
         return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private, self._begin)
 
-    def _begin(self, child: Child, number: int, now: float) -> RayLife:
+    def _begin(self, child: Child, number: int, now: float) -> RayLife | Joint:
         def heard(word: str) -> None:
             if child.name == self.main and word.startswith("{"):
                 replace_text(self.private / Orders.RESULT, word)
 
-        self.lives[child.name] = RayLife(self.stands[child.name], child, number, now, heard)
+        if child.name in self.stands:
+            self.lives[child.name] = RayLife(self.stands[child.name], child, number, now, heard)
+        else:
+            self.lives[child.name] = Joint([RayLife(self.stands[name], replace(child, name=name), number, now, heard)
+                                            for name in self._ranks], now)
         return self.lives[child.name]
 
     def _pass_on(self, number: signal.Signals) -> bool:
@@ -231,6 +156,8 @@ class Troop(head.Head):
             players = [self._child(f"cell/{i}", head.CELL, bundle, self._errand(f"cell/{i}"), self.orders, handles,
                                    appetite="cells, env.lanes or replay.capacity", **silence)
                        for i in range(config.cells)]
+        elif config.gradients == "allreduce":
+            first, players = [self._crew()], []
         else:
             first = [self._child(self.main, head.CELL, lead, self.orders, max_restarts=config.fleet.restarts,
                                  appetite="replay.capacity or learner.batch_size")]
@@ -239,12 +166,27 @@ class Troop(head.Head):
                              **silence)
         return [*first, *players, judged]
 
+    def _crew(self) -> Child:
+        config, size = self.config, self.config.cells
+        self._store, meeting = keep_store(node_address())
+        gpus = self.needs[head.CELL].get("GPU", 0.0)
+        place = Place(0, size, 0, math.ceil(1 / gpus) if gpus else size, meeting=meeting)  # on a GPU that it may share
+        path = self.directory.path / "logs" / "ranks.log"
+        for rank, name in enumerate(self._ranks):
+            self._stand(name, head.CELL, path, average, self.orders, replace(place, rank=rank))
+        self.roles[self.main] = head.CELL
+        return Child(self.main, [], {}, path, config.allreduce.max_restarts, "replay.capacity or learner.batch_size")
+
     def _actor(self, index: int) -> Child:
         name = f"local/{index}"
         return self._child(name, ACTOR, act, self._errand(name), silence_s=self._silence_s())
 
     def _child(self, name: str, role: str, job: Callable[..., int], *args: Any, **patience: Any) -> Child:
         path = self.directory.path / "logs" / f"{name.replace('local/', 'actor-').replace('/', '-')}.log"
+        self._stand(name, role, path, job, *args)
+        return Child(name, [], {}, path, **patience)
+
+    def _stand(self, name: str, role: str, path: Path, job: Callable[..., int], *args: Any) -> None:
         self.roles[name] = role
         place: dict[str, Any] = {}
         if role != ACTOR:
@@ -252,14 +194,14 @@ class Troop(head.Head):
             self.packed[place["bundle"]] = ""  # taken
         self.stands[name] = Stand(
             lambda: self.session.create(f"{self.private.name}/{name}", path, self.needs[role], **place), job, *args)
-        return Child(name, [], {}, path, **patience)
 
     def _errand(self, name: str) -> Errand:
-        return Errand(self.stands[self.main].handle, name, f"the learner of {self.directory.path}",
+        asked = self.stands[self._ranks[0] if self._ranks else self.main]
+        return Errand(asked.handle, name, f"the learner of {self.directory.path}",
                       self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))  # of environments
 
     def _room(self) -> int:
-        return max(1, self.session.room(self.needs[ACTOR], [self.needs[head.CELL], self.needs[EVALUATOR]]))
+        return max(1, self.session.room(self.needs[ACTOR], self.group, self.bundles))
 
     def _follow(self) -> None:
         """Have as many actors as there is room for; where there are too many, who is absent goes first."""

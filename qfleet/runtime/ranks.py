@@ -1,11 +1,14 @@
-"""The ranks of a torchrun job: who they are, and how they reach each other (gloo between CPUs, nccl between GPUs)."""
+"""Ranks: who they are, where they meet, and how they reach each other (gloo between CPUs, nccl between GPUs)."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import socket
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -19,12 +22,16 @@ from qfleet.types import ProcessFault
 MEETING_PORT = 20_000
 """Ranks that srun started meet at one of the ten thousand from here on, below those that systems hand out."""
 
+STORE = "store://"
+"""A meeting at a store that somebody else keeps, whoever of the ranks dies."""
+
+SIOCGIFADDR = 0x8915
 MESSAGE = 1 << 20
 """Numbers per message of a reduction: several are under way at once."""
 
 
 class RankLost(ProcessFault):
-    """Another rank died, or was silent for too long; exit 1, so that torchrun starts all of them again."""
+    """Another rank died, or was silent for too long; exit 1, so that whoever watches starts all of them again."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Place:
     size: int
     local: int
     neighbours: int
-    attempt: int = 0  # how often torchrun has started all ranks anew
+    attempt: int = 0  # how often all ranks were started anew
     meeting: str = "env://"  # where they meet, as torch.distributed takes it
 
     @staticmethod
@@ -66,6 +73,22 @@ def first_host(hosts: str) -> str:
     """Of `gpu[07-12,15],cpu1`, as Slurm writes it, `gpu07`."""
     first = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\]([^,\[]*))?", hosts)
     return hosts if first is None else "".join(part or "" for part in first.groups())
+
+
+def keep_store(host: str) -> tuple[object, str]:
+    """A store of this process, which is there as long as somebody holds it, and the meeting at this host that it is."""
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return store, f"{STORE}{host}:{store.port}"
+
+
+def interface_of(address: str) -> str | None:
+    """Which of this host's interfaces has this IPv4 address: where names are not resolved, ranks must be told."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            packed = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            if socket.inet_ntoa(packed[20:24]) == address:
+                return name
+    return None
 
 
 class Crew(Peers, Protocol):
@@ -177,11 +200,10 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
     try:
-        store, rank, size = next(dist.rendezvous(place.meeting, place.rank, place.size, timeout=timeout))
-        # torchrun keeps one store for all attempts: whoever looks early would find the address of a rank that died.
-        store = dist.PrefixStore(f"attempt{place.attempt}", store)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", store=store, rank=rank, world_size=size,
-                                timeout=timeout)
+        # One store serves all attempts: whoever looks early would find the address of a rank that died.
+        store = dist.PrefixStore(f"attempt{place.attempt}", _store(place, timeout))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", store=store, rank=place.rank,
+                                world_size=place.size, timeout=timeout)
     except RuntimeError as error:
         raise RankLost(f"rank {place.rank} did not meet all of {place.size} ranks within {timeout_s:g} s "
                        f"(allreduce.timeout_s): {str(error).splitlines()[0]:.200}") from error
@@ -189,3 +211,11 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
         yield Ranks(timeout_s, direct)
     finally:
         dist.destroy_process_group()
+
+
+def _store(place: Place, timeout: timedelta) -> dist.Store:
+    if not place.meeting.startswith(STORE):
+        store, _, _ = next(dist.rendezvous(place.meeting, place.rank, place.size, timeout=timeout))
+        return store
+    host, _, port = place.meeting.removeprefix(STORE).rpartition(":")
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)

@@ -46,7 +46,8 @@ class Job:
     """One run under Slurm. `train` begins it and `resume` goes on with it, as words for qfleet; no `train`: it exists.
 
     `join` are further words for those who join, `actors` is how many they start together, `restarts` how often
-    ranks are started anew, `sbatch` are options for Slurm as they are.
+    ranks are started anew, `object_store_mb` how much Ray may keep under way, `sbatch` are options for Slurm as they
+    are.
     """
 
     layout: Layout
@@ -58,6 +59,7 @@ class Job:
     join: Sequence[str] = ()
     actors: int = 0
     restarts: int = 0
+    object_store_mb: int = 256
     partition: str | None = None
     time: str | None = None
     sbatch: Sequence[str] = ()
@@ -111,7 +113,7 @@ def _settings(job: Job) -> list[str]:
     return [f"layout={job.layout}", f"run={shlex.quote(str(job.run))}", f"job={shlex.quote(str(job.folder))}",
             f"nodes={job.size.nodes} per_node={job.size.per_node} cpus={job.size.cpus} gpus={job.size.gpus}",
             f"tasks={tasks} tasks_per_node={per_node} task_cpus={cpus}",
-            f"actors={job.actors} restarts={job.restarts}",
+            f"actors={job.actors} restarts={job.restarts} object_store_mb={job.object_store_mb}",
             f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{job.size.cpus}}}",
             *(f"{name}=({shlex.join(words)})" for name, words in (
                 ("qfleet", job.qfleet), ("train", job.train), ("resume", job.resume), ("join", job.join)))]

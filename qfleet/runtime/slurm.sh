@@ -21,9 +21,13 @@ lead() {
     outlast "$head"; code=$?
     rm -f "$job/pid"
     [[ ! -s $job/stopped ]] || read -r code < "$job/stopped"
-    echo "$code" > "$job/exit"
+    conclude "$code"
+}
+
+conclude() {
+    echo "$1" > "$job/exit"
     ((SLURM_NTASKS == 1)) || scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
-    return "$code"
+    return "$1"
 }
 
 follow() { [[ $leaving ]] || { "$@" & outlast $!; }; }
@@ -61,25 +65,54 @@ layout_ranks() {
 
 # A Ray of this job alone: every port and folder is its own, and nobody without the token is let in.
 layout_ray() {
-    local ray=("${qfleet[0]}" -m ray.scripts.scripts) cluster code
-    local start=("${ray[@]}" start --block --temp-dir="$TMPDIR" --num-cpus=$((per_node * cpus)) --num-gpus="$gpus"
-        --node-manager-port=$((port + 1)) --object-manager-port=$((port + 2)) --metrics-export-port=$((port + 3))
-        --dashboard-agent-listen-port=$((port + 4)) --dashboard-agent-grpc-port=$((port + 5))
-        --runtime-env-agent-port=$((port + 6)) --disable-usage-stats)
+    local cluster code
     export RAY_ADDRESS=$host:$port RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$job/token
+    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # when Ray is told to end, nobody is left who would need it
     if ((SLURM_PROCID > 0)); then
-        until [[ $leaving ]] || follow "${start[@]}" --address="$RAY_ADDRESS"; do sleep 2; done
+        until [[ $leaving ]]; do
+            ! listens "$host" $((port + 1)) || follow raylet --address="$RAY_ADDRESS"
+            sleep 1
+        done
         return
     fi
-    "${start[@]}" --head --node-ip-address="$host" --port="$port" --ray-client-server-port=$((port + 7)) \
-        --include-dashboard=false & cluster=$!
-    until "${ray[@]}" status --address="$RAY_ADDRESS" > /dev/null 2>&1; do
-        kill -0 "$cluster" 2> /dev/null || { echo "ray did not start" >&2; return 1; }
-        sleep 1
-    done
+    await_ray --head --node-ip-address="$host" --port="$port" --ray-client-server-port=$((port + 7)) \
+        --include-dashboard=false || { conclude $?; return; }
     train_or_resume; code=$?
     kill -TERM "$cluster"; outlast "$cluster"
     return "$code"
+}
+
+raylet() {  # with further words
+    local own=$port
+    while listens 127.0.0.1 $((own + 1)); do own=$((own + 10)); done  # another node of the job may be this very host
+    exec "${qfleet[0]}" -m ray.scripts.scripts start "$@" --block --temp-dir="$TMPDIR" --num-cpus=$((per_node * cpus)) \
+        --num-gpus="$gpus" --object-store-memory=$((object_store_mb << 20)) --node-manager-port=$((own + 1)) \
+        --object-manager-port=$((own + 2)) --metrics-export-port=$((own + 3)) --disable-usage-stats \
+        --dashboard-agent-listen-port=$((own + 4)) --dashboard-agent-grpc-port=$((own + 5)) \
+        --runtime-env-agent-port=$((own + 6)) &> "$TMPDIR/ray.txt"
+}
+
+listens() { (exec 3<> "/dev/tcp/$1/$2") 2> /dev/null; }
+
+# Ray gives itself 30 s to start, which are not enough on a busy node: tried again until $ray_s have passed. Its process is
+# then "$cluster"; what it says is shown if it fails.
+await_ray() {  # with further words
+    local said=$TMPDIR/ray.txt deadline=$((SECONDS + ray_s))
+    while ((SECONDS < deadline)); do
+        raylet "$@" & cluster=$!
+        while kill -0 "$cluster" 2> /dev/null; do
+            ! grep -qs "runtime started" "$said" || return 0
+            [[ ! $leaving && ! -e $job/told ]] || { kill -TERM "$cluster"; outlast "$cluster"; return 75; }
+            sleep 0.2
+        done
+        [[ ! $leaving ]] || return 75
+        echo "$(date +%T) ray did not start on $(hostname), once more" >&2
+        sleep 2
+    done
+    tail -n 20 "$said" >&2
+    echo "error: ray did not start on $(hostname) within $ray_s s: is the node overloaded, or is a port from $port to" \
+        "$((port + 9)) taken?" >&2
+    return 1
 }
 
 task() {
@@ -91,7 +124,7 @@ task() {
     export TMPDIR=$base/qf-$SLURM_JOB_ID.$SLURM_PROCID
     rm -rf "$TMPDIR"  # of an earlier life that was not given time to clean up
     mkdir -m 700 "$TMPDIR" || exit 1
-    trap 'rm -rf "$TMPDIR"' EXIT
+    trap 'trap "" TERM; rm -rf "$TMPDIR"' EXIT  # Slurm tells everybody once more that the job is over, also rm
     turn=follow
     ((SLURM_PROCID > 0)) || turn=lead
     "layout_$layout"
@@ -130,8 +163,8 @@ begin() {
     host=127.0.0.1 listen=127.0.0.1
     ((nodes == 1)) || host=$(hostname) listen=0.0.0.0
     port=$((20000 + SLURM_JOB_ID % 1000 * 10))  # ten for each job, below those that systems hand out
-    while (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do port=$((port + 10)); done
-    export mode host listen port
+    while listens 127.0.0.1 "$port"; do port=$((port + 10)); done
+    export mode host listen port ray_s=${ray_s:-300}
     echo "$(date +%T) job $SLURM_JOB_ID, life $((lives + 1)): $mode $run"
 }
 

@@ -81,8 +81,8 @@ def job_of(args: Namespace) -> Job:
         raise UserError(f"{run} has a name already: leave --name and --prefix out")
     # Another node may go on with it, where it is nobody's own: we have seen here whose it is.
     return Job(layout, run, size, train, ["resume", str(run), "--trust", *overrides], [sys.executable, "-m", "qfleet"],
-               _joining(config, size), config.actors, config.allreduce.max_restarts, args.partition, args.time,
-               args.sbatch)
+               _joining(config, size), config.actors, config.allreduce.max_restarts, config.ray.object_store_mb,
+               args.partition, args.time, args.sbatch)
 
 
 def _existing(source: str) -> Path | None:
@@ -172,9 +172,9 @@ def _check(args: Namespace, layout: Layout, size: Size, config: RunConfig) -> No
 def _room_on_ray(size: Size, config: RunConfig) -> list[str]:
     """Roles for which Ray would look for room for ever."""
     ray, served = config.ray, config.gradients == "server"
-    packed = ray.evaluator_cpus + (config.cells if served else 1) * ray.cell_cpus
+    packed = ray.evaluator_cpus + config.cells * ray.cell_cpus
     packed += (1 + config.server.shards) * ray.server_cpus if served else 0
-    actor, node = 0 if served else ray.actor_cpus, size.per_node * size.cpus
+    actor, node = ray.actor_cpus if config.gradients == "solo" else 0, size.per_node * size.cpus
     if packed + actor <= node * size.nodes and (ray.cell_anywhere or packed <= node):
         return []
     return [f"--cpus-per-task {size.cpus} with placement=ray: the learner and those beside it ask for {packed:g} CPUs "

@@ -1,12 +1,14 @@
 """`qfleet submit slurm`: what the script says for each layout, and what is refused before Slurm sees it."""
 
+import os
 import shlex
 import subprocess
+import sys
 
 import pytest
 
 from qfleet.cli import VERBS, main, parse
-from qfleet.runtime.slurm import Job, Size, script
+from qfleet.runtime.slurm import Job, Size, script, write
 from qfleet.verbs.submit import job_of
 
 SUBMIT = next(verb for verb in VERBS if verb.name == "submit")
@@ -57,6 +59,20 @@ def test_a_ray_of_the_job_has_ports_a_folder_and_a_token_of_its_own(tmp_path):
     for words in ('--temp-dir="$TMPDIR"', '--port="$port"', "--num-cpus=$((per_node * cpus))", "RAY_AUTH_MODE=token",
                   "RAY_ADDRESS=$host:$port", "--include-dashboard=false"):
         assert words in text
+
+
+def test_a_ray_that_does_not_start_is_tried_again_and_then_told(tmp_path):
+    """A busy node: `ray start` gives up, and is started again until the time for it is over."""
+    (tmp_path / "ray" / "scripts").mkdir(parents=True)
+    (tmp_path / "ray" / "__init__.py").touch()
+    (tmp_path / "ray" / "scripts" / "scripts.py").write_text(
+        "import pathlib, sys\nprint('timed out')\npathlib.Path('tries').open('a').write('x')\nsys.exit(1)\n")
+    given = Job("ray", tmp_path / "x", Size(), ["train", "cartpole"], ["resume", "x"], [sys.executable, "-m", "qfleet"])
+    write(given, local=True)
+    done = subprocess.run(["bash", str(given.script)], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path), "ray_s": "4"})
+    assert done.returncode == 1 and "error: ray did not start on" in done.stderr and "timed out" in done.stderr
+    assert len((tmp_path / "tries").read_text()) > 1 and not (tmp_path / "x").exists()
 
 
 def test_options_of_slurm_stand_in_the_script(tmp_path):

@@ -14,8 +14,8 @@ from pathlib import Path
 import qfleet
 from qfleet.config import Config
 
-FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "crew", "squad", "troop", "gallery", "head", "join", "bundle",
-        "cellhost", "bureau", "members", "session", "films", "assemble", "recipe", "settings"]
+FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "squad", "troop", "duties", "crew", "archive", "gallery",
+        "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "recipe", "settings"]
 """The top of the house, in order: each may import those after it, and every room."""
 
 ROOMS: dict[str, set[str]] = {

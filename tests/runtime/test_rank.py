@@ -143,7 +143,7 @@ def test_a_failing_evaluation_ends_all(crews):
 
 
 def merged(worlds):
-    """What the first rank saves, as crew.Archive puts it together."""
+    """What the first rank saves, as Archive puts it together."""
     taken = [world.saved[-1] for world in worlds]
     own = ("actors", "replay", "clock", "torch_rng", "begin")
     parts = [{name: each.state[name] for name in own} | {"learner": {"rng": each.state["learner"]["rng"]}}

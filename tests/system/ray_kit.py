@@ -27,6 +27,9 @@ LOSSY = {"RAY_testing_rpc_failure": json.dumps({"CoreWorkerService.grpc_client.P
     "num_failures": -1, "req_failure_prob": 10, "resp_failure_prob": 30, "in_flight_failure_prob": 0}})}
 """Of the calls between workers of a node so many per cent are lost: before they are made, or the answers to them."""
 
+HASTY = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
+"""Ray looks more often whether a node is there than the three seconds of its own, and gives it up sooner."""
+
 
 class RayRun:
     """`qfleet train` or `resume` as a driver of Ray; what it says is gathered in a file."""
@@ -72,10 +75,11 @@ class RayYard:
         self.token.write_text("t" * 64)
         self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), "PYTHONPATH": PATHS,
                     "RAY_USAGE_STATS_ENABLED": "0"}
+        own = {"RAY_TMPDIR": str(folder), **HASTY}
         self._log = (folder / "yard.txt").open("wb")
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=self._log, text=True, cwd=folder, env=ENVIRONMENT | self.env,
-                                         start_new_session=True)
+                                         stderr=self._log, text=True, cwd=folder, start_new_session=True,
+                                         env=ENVIRONMENT | self.env | own)
         self.address = self._ask("start")["address"]
 
     def __enter__(self) -> RayYard:
@@ -188,9 +192,9 @@ class Obeying:
         import ray
         from ray.cluster_utils import Cluster
 
+        os.mkdir("ray")  # RAY_TMPDIR is here, and all of it goes with the test's own folder
         self.cluster = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False,
-            "temp_dir": os.path.join(os.getcwd(), "r")})  # it goes with the test's own folder
+            "num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False})
         ray.init(address=self.cluster.address, namespace="qfleet", log_to_driver=False)
         return {"address": self.cluster.address}
 
@@ -243,7 +247,7 @@ class Obeying:
 
         from qfleet.runtime.cluster.carrier import RayCaller
 
-        cells = [name for name in self.actors()["actors"] if name.endswith(("/cell", "/registrar"))]
+        cells = [name for name in self.actors()["actors"] if name.endswith(("/cell", "/registrar", "/rank/0"))]
         try:
             found = RayCaller(ray.get_actor(cells[0]), "the cell").pulse(5.0)
         except (IndexError, ValueError, grpc.RpcError):

@@ -1,9 +1,10 @@
 """Two hosts of a Ray cluster, network namespaces with addresses of their own, and a cable between them that is pulled.
 
-    python tests/system/ray_soak.py [--seconds 20]
+    python tests/system/ray_soak.py [--seconds 20]     actors far away
+    python tests/system/ray_soak.py --ranks            a rank on each, and gradients between them
 
 A run on both learns on while the far actors are out of reach, and has them back in their places when the cable is in
-again. Needs root and iproute2; part of `make soak`.
+again. Ranks begin anew when it is. Needs root and iproute2; part of `make soak`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fleet_runs import SMALL, assert_goes_forward
@@ -24,8 +26,10 @@ from real_runs import ENVIRONMENT, records
 
 RAY = str(Path(sys.executable).parent / "ray")
 WORDS = ["train", "cartpole", "placement=ray", *(word for word in SMALL if not word.startswith("placement=")),
-         "actors=2", "ray.actor_resources={far: 0.1}", "total_steps=1000000", "run.name=x",
-         "checkpoint.period_steps=null", "eval.period_steps=null"]
+         "total_steps=1000000", "run.name=x", "eval.period_steps=null"]
+FAR = ["actors=2", "ray.actor_resources={far: 0.1}", "checkpoint.period_steps=null"]
+RANKS = ["gradients=allreduce", "cells=2", "ray.cell_anywhere=true", "ray.cell_cpus=1.5", "ray.evaluator_cpus=0.5",
+         "allreduce.timeout_s=5", "checkpoint.period_steps=500"]
 
 
 def start_ray(words: list[str], folder: Path, env: dict[str, str], within: list[str], stack: ExitStack) -> None:
@@ -46,7 +50,9 @@ def steps(run: RayRun) -> int:
     return found[-1]["step"] if found else 0
 
 
-def soak(seconds: float) -> None:
+@contextmanager
+def two_hosts(words: list[str]) -> Iterator[tuple[RayRun, Cable]]:
+    """A Ray of two hosts, and a run on both that has taken a thousand steps."""
     with tempfile.TemporaryDirectory(prefix="qr", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
         token = folder / "token"
@@ -61,8 +67,13 @@ def soak(seconds: float) -> None:
         time.sleep(10)
         start_ray([f"--address={cable.here}:{port}", f"--node-ip-address={cable.there}", "--resources", '{"far": 1}'],
                   folder / "b", env, ["ip", "netns", "exec", cable.host], stack)
-        run = stack.enter_context(RayRun(WORDS, folder, env | {"RAY_ADDRESS": f"{cable.here}:{port}"}))
+        run = stack.enter_context(RayRun([*WORDS, *words], folder, env | {"RAY_ADDRESS": f"{cable.here}:{port}"}))
         run.until(lambda: steps(run) > 1000)
+        yield run, cable
+
+
+def soak(words: list[str], seconds: float) -> None:
+    with two_hosts(words) as (run, cable):
         cable.pull()
         since = time.monotonic()
         time.sleep(seconds)
@@ -72,7 +83,8 @@ def soak(seconds: float) -> None:
         print(f"cut for {seconds:g} s at step {silent:,}; 1,000 steps further after {time.monotonic() - since:.0f} s")
         print(run.complaints)
         last = records(run.cwd / "runs" / "x")[-1]
-        print({tag: last.get(tag, 0) for tag in ("fleet/actors", "fleet/restarts", "wire/retries", "wire/duplicates")})
+        print({tag: last.get(tag, 0) for tag in ("fleet/actors", "fleet/restarts", "wire/retries", "wire/duplicates",
+                                                 "comm/bytes_per_update")})
         run.head.terminate()
         code, result = run.ended()
         assert code == 75 and result["saved_at"] == result["steps"], run.complaints
@@ -82,4 +94,6 @@ def soak(seconds: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
-    soak(parser.parse_args().seconds)
+    parser.add_argument("--ranks", action="store_true")
+    args = parser.parse_args()
+    soak(RANKS if args.ranks else FAR, args.seconds)

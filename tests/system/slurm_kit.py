@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import shutil
@@ -152,9 +151,9 @@ class Slurm:
         self.ask("scancel", "--signal=USR1", "--batch", number)
 
     def cut_short(self, number: str) -> None:
-        """Give a job a time limit that is nearly reached, so that Slurm warns it when it looks next."""
+        """Give a job a time limit that is 60 to 120 s away, so that Slurm warns it when it looks next."""
         hours, minutes, seconds = map(int, self.job(number)["RunTime"].split(":"))
-        limit = math.ceil((hours * 3600 + minutes * 60 + seconds + 90) / 60)
+        limit = (hours * 3600 + minutes * 60 + seconds + 120) // 60
         self.ask("scontrol", "update", f"JobId={number}", f"TimeLimit={limit}")
 
     def requeued(self, number: str, about: Path) -> None:

@@ -8,7 +8,7 @@ from roundtable import Roundtable
 from test_inline import TINY
 from test_rank import Crews
 
-from qfleet.crew import Archive
+from qfleet.archive import Archive
 from qfleet.recipe import resolve
 from qfleet.runs.checkpoint import Checkpoints, Meta
 from qfleet.runs.parts import Stage, pack_state, unpack_state

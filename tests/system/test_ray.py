@@ -8,20 +8,24 @@ import re
 import signal
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import test_control_runs as control
+from chain_rows import REMEMBERING
 from fleet_runs import SMALL, assert_goes_forward, processes
 from ray_kit import LOSSY, RayRun, RayYard, alive
-from real_runs import newest
+from real_runs import TINY, newest
 
 from qfleet import recipe
 from qfleet.types import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
 SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
-ENDLESS = [*SMALL_RAY, "actors=auto", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=400",
-           "fleet.max_restarts=20", "run.name=x"]
+ENDLESS = ["placement=ray", "actors=auto", "env.lanes=2", "stop_at=null", "total_steps=1000000", "run.threads=1",
+           "run.tensorboard=false", "run.log_period_steps=100", "eval.period_steps=1000",
+           "checkpoint.period_steps=1000", "fleet.max_restarts=20", "device=cpu", "run.name=x"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def yard():
 
 @pytest.fixture(scope="module")
 def run(yard):
-    """A run that would never end."""
+    """A run that would never end; whatever is done to it, it shall learn."""
     with yard.run("train", "cartpole", *ENDLESS, "--restarts", "3", folder="endless") as made:
         made.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
         yield made
@@ -64,6 +68,14 @@ def best(folder: Path) -> float:
     return max((line.get("eval/mean_reward", 0) for line in lines), default=0)
 
 
+def attempts(folder: Path) -> int:
+    return len(json.loads((folder / "run.json").read_text())["attempts"])
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def learns(yard, run) -> None:
     before = run.until(lambda: (now := updates(yard)) >= 0 and now)
     run.until(lambda: updates(yard) > before + 10)
@@ -82,22 +94,23 @@ def test_an_actor_killed_comes_back_in_its_place_while_the_others_go_on(yard, ru
 
 
 def test_actors_follow_the_nodes(yard, run):
-    """A node dies in the middle of the run: its actor is given up; when there is room again, the place is taken."""
+    """A node dies in the middle of the run: its actor is given up; when there is room again, its place is taken, and
+    another, for the new node is larger."""
     yard.remove()
     run.until(lambda: len([name for name in yard.actors() if "/local/" in name]) == 1)
     learns(yard, run)
-    before = {each["name"]: each["incarnation"] for each in run.until(yard.pulse)["members"]}
-    yard.add(cpus=1)
-    run.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
-    after = {each["name"]: (each["index"], each["incarnation"]) for each in members(yard).values()}
-    assert {index for index, _ in after.values()} == {-1, 0, 1}
-    assert sum(lives for _, lives in after.values()) == sum(before.values()) + 1
+    before = run.until(lambda: len(now := members(yard)) == 2 and now)
+    yard.add(cpus=2)
+    run.until(lambda: members(yard).keys() == {"local/0", "local/1", "local/2", "evaluator"})
+    after = run.until(lambda: len(now := members(yard)) == 4 and now)
+    assert {each["index"] for each in after.values()} == {-1, 0, 1, 2}
+    assert {name: after[name]["pid"] for name in before} == {name: each["pid"] for name, each in before.items()}
     learns(yard, run)
 
 
 def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
     folder = run.cwd / "runs" / "x"
-    run.until(lambda: newest(folder))
+    run.until(lambda: list(folder.glob("checkpoints/step-*")))
     before = {name: each["pid"] for name, each in members(yard).items()}
     epoch = run.until(yard.pulse)["epoch"]
     os.kill(run.until(lambda: yard.pid("cell")), signal.SIGKILL)
@@ -107,6 +120,11 @@ def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
     run.until(lambda: {name: each["pid"] for name, each in members(yard).items()} == before)
     learns(yard, run)
     assert_goes_forward(folder)
+
+
+def test_cartpole_is_learnt_on_two_nodes(yard, run):
+    run.until(lambda: best(run.cwd / "runs" / "x") >= 150, 300)
+    assert {name for name in members(yard) if name != "evaluator"} == {"local/0", "local/1", "local/2"}
 
 
 def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves_nobody(yard, run):
@@ -129,27 +147,11 @@ def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves
 
 def test_though_replies_are_lost_each_message_counts_once(yard):
     """Some calls of the node's workers are lost, others made and their answers lost: what is told is stored once."""
-    yard.remove()
     yard.add(cpus=2, env=LOSSY)
     found = yard.flood(3)
+    yard.remove()
     assert found["code"] == 0, found["told"]
     assert found["repeats"] >= 3 and found["stored"] == list(range(int(found["told"]) + 1)), found
-
-
-def test_cartpole_is_learnt_on_two_nodes(yard):
-    yard.remove()
-    yard.add(cpus=2)
-    with yard.run("train", "cartpole", "placement=ray", "actors=3", "env.lanes=2", "stop_at=null", "run.name=x",
-                  "total_steps=1000000", "eval.period_steps=1000", "run.tensorboard=false", "run.threads=1",
-                  folder="learnt") as run:
-        folder = run.cwd / "runs" / "x"
-        run.until(lambda: members(yard).keys() == {"local/0", "local/1", "local/2", "evaluator"})
-        run.until(lambda: best(folder) >= 150, 300)
-        run.head.send_signal(signal.SIGINT)
-        code, _ = run.ended()
-    assert code == 130, run.complaints
-    nobody_is_left(yard)
-    assert_goes_forward(folder)
 
 
 def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard):
@@ -169,6 +171,55 @@ def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard
         code, result = run.ended()
     assert code == 75 and result["saved_at"] == result["steps"], run.complaints
     assert not (run.cwd / "runs" / "x" / ".shards").exists()
+    nobody_is_left(yard)
+
+
+def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
+    """Gradients cross from node to node; whoever goes takes the attempt with it, and not the evaluator."""
+    room = ["ray.cell_anywhere=true", "ray.cell_cpus=2"]  # of the first node's three CPUs, and of the other's two
+    with yard.run("train", "cartpole", *SMALL_RAY, *room, "gradients=allreduce", "cells=2", "total_steps=1000000",
+                  "checkpoint.period_steps=400", "eval.period_steps=300", "run.name=x", folder="ranks") as run:
+        folder = run.cwd / "runs" / "x"
+        run.until(lambda: list(folder.glob("checkpoints/step-*")) and members(yard).get("evaluator"))
+        ranks = [run.until(lambda rank=rank: yard.pid(f"rank/{rank}")) for rank in range(2)]
+        assert len({parent_of(pid) for pid in ranks}) == 2, "each has a raylet of its own"
+        judge = members(yard)["evaluator"]["pid"]
+        os.kill(ranks[1], signal.SIGKILL)
+        run.until(lambda: attempts(folder) == 2)
+        learns(yard, run)
+        assert "crew lost its member 1, which is gone: its process died, or its node; restart 1 of at most 3" in (
+            run.complaints)
+        assert run.until(lambda: yard.pid("rank/0")) != ranks[0]
+        yard.remove()
+        run.until(lambda: "restart 2 of at most 3" in run.complaints)
+        yard.add(cpus=2)
+        run.until(lambda: attempts(folder) == 3)
+        learns(yard, run)
+        assert run.until(lambda: members(yard).get("evaluator"))["pid"] == judge
+        run.head.send_signal(signal.SIGTERM)
+        code, result = run.ended()
+    assert code == 75 and result["saved_at"] == result["steps"], run.complaints
+    nobody_is_left(yard)
+    assert_goes_forward(folder)
+    state = newest(folder).state()
+    assert state["clock"]["steps"] + state["ranks"][0]["clock"]["steps"] == result["steps"]
+    assert not (folder / "parts").exists()
+
+
+def test_agents_of_other_kinds_learn_on_ray(yard):
+    """Both at once: continuous actions with a distribution of returns, and a memory; each as well as in processes."""
+    place = ["placement=ray", "run.threads=1", "run.tensorboard=false", "stop_at=null", "device=cpu", "run.name=x",
+             *(f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "actor"))]
+    lqr = [*control.words_of("d4pg"), *control.ROUGH, "agent.normalise=true", "actors=2", "env.lanes=2"]
+    agents = {"d4pg": ["toy/LQR-v0", *lqr], "r2d2": ["toy/Chain-v0", *TINY, *REMEMBERING, "actors=1"]}
+    with ExitStack() as stack:
+        runs = {name: stack.enter_context(yard.run("train", *words, *place, folder=name))
+                for name, words in agents.items()}
+        ends = {name: run.ended(300) for name, run in runs.items()}
+    assert {name: code for name, (code, _) in ends.items()} == dict.fromkeys(agents, 0), ends
+    found = {name: run.cwd / "runs" / "x" for name, run in runs.items()}
+    assert newest(found["d4pg"]).manifest.updates > 1500 and control.cost_over_best(found["d4pg"]) < 2
+    assert ends["r2d2"][1]["best"] == 1 and newest(found["r2d2"]).manifest.updates > 800
     nobody_is_left(yard)
 
 
@@ -197,7 +248,8 @@ def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
     (["placement=ray", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
     (["ray.actor_cpus=2"], "unless placement=ray"),
     (["placement=ray", "gradients=server", "cells=2", "ray.actor_cpus=2"], "every cell plays for itself"),
-    (["placement=ray", "gradients=allreduce", "cells=2"], "set placement=inline")])
+    (["placement=ray", "gradients=allreduce", "cells=2", "actors=auto"], "every cell plays for itself"),
+    (["placement=ray", "gradients=allreduce", "cells=2", "fleet.restarts=2"], "allreduce.max_restarts")])
 def test_what_cannot_be_is_refused_with_its_remedy(words, remedy):
     with pytest.raises(UserError, match=remedy):
         recipe.resolve("cartpole", words)

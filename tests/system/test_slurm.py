@@ -53,24 +53,39 @@ def saved(run):
     return list(run.glob("checkpoints/step-*"))
 
 
-@needs_slurm
-def test_cartpole_is_solved_though_its_time_was_up_once(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", "device=cpu", "checkpoint.period_steps=500",
+@pytest.fixture(scope="module")
+def solving(slurm, tmp_path_factory):
+    """A job that was told that its time is nearly up; in its second life it learns on while other tests go on."""
+    place = tmp_path_factory.mktemp("solving")
+    number, run, folder = submitted(slurm, place, "cartpole", "device=cpu", "checkpoint.period_steps=500",
                                     "total_steps=200000", "--name", "solved", "--prefix", "group", "--time", "60",
                                     "-p", "main")
     out = folder / "out.txt"
-    assert run == tmp_path / "runs" / "group" / "solved"
+    assert run == place / "runs" / "group" / "solved"
     slurm.until(lambda: saved(run), about=out)
     slurm.warn(number)
     slurm.requeued(number, out)
-    step = newest(run).manifest.step
-    assert step == records(run)[-1]["step"], "it saved when it was told to stop"
+    step, last = newest(run).manifest.step, records(run)[-1]["step"]
     slurm.lives_again(number, out)
-    slurm.ends(number, "COMPLETED", out)
+    return number, run, folder, step, last
+
+
+@pytest.fixture(scope="module")
+def limited(slurm, tmp_path_factory):
+    """Ranks on two nodes whose time limit is nearly reached: Slurm looks every half minute."""
+    number, run, folder = submitted(slurm, tmp_path_factory.mktemp("limited"), "cartpole", *SMALL, *ENDLESS,
+                                    "gradients=allreduce", "--nodes", "2", "--name", "ranks")
+    slurm.until(lambda: saved(run), about=folder / "out.txt")
+    slurm.cut_short(number)
+    return number, run, folder
+
+
+@needs_slurm
+def test_a_job_that_is_told_to_saves_and_lives_again(slurm, solving):
+    _, run, folder, step, last = solving
+    assert step == last, "it saved when it was told to stop"
+    slurm.until(lambda: len(attempts(run)) == 2, about=folder / "out.txt")
     assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
-    assert max(record.get("eval/mean_reward", 0) for record in records(run)) >= 475
-    assert_goes_forward(run)
-    slurm.assert_gone(number, folder)
 
 
 @needs_slurm
@@ -89,23 +104,22 @@ def test_head_and_joined_node_are_cancelled_and_leave_nothing(slurm, tmp_path):
 
 
 @needs_slurm
-def test_ranks_of_two_nodes_go_on_when_their_time_is_up(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "gradients=allreduce", *ENDLESS,
-                                    "--nodes", "2", "--name", "ranks")
+def test_a_ray_of_the_job_learns_on_two_nodes_and_saves_when_told(slurm, tmp_path):
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=ray", *ENDLESS, "--nodes", "2",
+                                    "-c", "2", "--name", "ray")
     out = folder / "out.txt"
-    slurm.until(lambda: saved(run), about=out)
-    slurm.cut_short(number)
+    slurm.until(lambda: saved(run), about=out)  # learner and evaluator fill the first node: who plays is on the other
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    slurm.warn(number)
     slurm.requeued(number, out)
-    step = end_soon(run)
-    slurm.lives_again(number, out)
-    slurm.ends(number, "COMPLETED", out)
-    assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
-    assert newest(run).manifest.step >= step + 300 and len(newest(run).state()["ranks"]) == 1
+    assert newest(run).manifest.step == records(run)[-1]["step"], "it saved when it was told to stop"
+    slurm.ask("scancel", number)
+    slurm.ends(number, "CANCELLED", out)
     slurm.assert_gone(number, folder)
 
 
 @needs_slurm
-def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path):
+def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path, limited):
     words = command("train", "cartpole", *SMALL, "gradients=allreduce", "total_steps=900", "run.name=plain")
     done = subprocess.run(["srun", "--ntasks=2", f"--nodelist={slurm.host}", *words], cwd=tmp_path, env=slurm.env,
                           capture_output=True, text=True, timeout=400)
@@ -120,6 +134,19 @@ def test_what_sbatch_refuses_is_told_and_leaves_nothing(slurm, tmp_path):
                           env=slurm.env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 2 and "invalid partition" in done.stderr and "sinfo" in done.stderr, done.stderr
     assert not (tmp_path / "runs" / "slurm" / "x").exists()
+
+
+@needs_slurm
+def test_ranks_of_two_nodes_go_on_when_their_time_is_up(slurm, limited):
+    number, run, folder = limited
+    out = folder / "out.txt"
+    slurm.requeued(number, out)
+    step = end_soon(run)
+    slurm.lives_again(number, out)
+    slurm.ends(number, "COMPLETED", out)
+    assert [attempt.get("resumed_from") for attempt in attempts(run)] == [None, f"step-{step:012d}"]
+    assert newest(run).manifest.step >= step + 300 and len(newest(run).state()["ranks"]) == 1
+    slurm.assert_gone(number, folder)
 
 
 def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_path):
@@ -144,6 +171,16 @@ def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_p
     assert len(attempts(run)) == 3 and not ranks_of(tmp_path)
     assert sorted(path.name for path in (tmp_path / "runs" / "slurm" / "here").iterdir()) == ["job.sh"]
     assert not list(Path("/tmp").glob(f"qf-{shell.pid}.*"))
+
+
+@needs_slurm
+def test_cartpole_is_solved_though_its_time_was_up_once(slurm, solving):
+    number, run, folder, _, _ = solving
+    slurm.ends(number, "COMPLETED", folder / "out.txt")
+    assert max(record.get("eval/mean_reward", 0) for record in records(run)) >= 475
+    assert len(attempts(run)) == 2
+    assert_goes_forward(run)
+    slurm.assert_gone(number, folder)
 
 
 def until(ready, process, out, timeout=420):

@@ -63,13 +63,16 @@ class Desktop(Protocol):
 
 
 class Host:
-    """The Ray actor. `reception` answers calls while there is one; `word` is kept for whoever looks."""
+    """The Ray actor. `reception` answers calls while there is one; `word` is kept for whoever looks.
+
+    `number` is the job's: of a role that was started for the third time, 3.
+    """
 
     def __init__(self, log_path: str, paths: Sequence[str]) -> None:
         self.line = Line()
         self.word = ""
         self.reception: Desktop | None = None
-        self._self, self._number = secrets.token_hex(8), 0
+        self._self, self.number = secrets.token_hex(8), 0
         self._code: int | None = None
         self._starting = threading.Lock()
         sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
@@ -78,13 +81,13 @@ class Host:
     def begin(self, number: int, job: Callable[..., int], *args: Any) -> None:
         """Start a job, unless it is under way: while its first call still imports the job, more of them come."""
         with self._starting:
-            if self._number == number:
+            if self.number == number:
                 return
-            self._number = number
+            self.number = number
         threading.Thread(target=self._run, args=(job, args), name="job", daemon=True).start()
 
     def look(self) -> Look:
-        return Look(self._self, os.getpid(), self._number, self.line.beats, self.word, self._code)
+        return Look(self._self, os.getpid(), self.number, self.line.beats, self.word, self._code)
 
     def leave(self) -> None:
         """Ask the job to end in order."""

@@ -29,7 +29,7 @@ LONGEST_FOLDER = 40
 
 CALLS_AT_ONCE = 64
 HEAD = "node:__internal_head__"
-PLACED_S = 60.0
+PLACED_S = 60
 
 
 def require_ray() -> None:
@@ -39,6 +39,13 @@ def require_ray() -> None:
 
 def address_of(cfg: RayConfig) -> str | None:
     return cfg.address or os.environ.get("RAY_ADDRESS") or None
+
+
+def node_address() -> str:
+    """This node's, as Ray knows it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 class RaySession:
@@ -66,7 +73,7 @@ class RaySession:
             raise UserError(f"no Ray at {address or 'this host'}: {str(error).splitlines()[0]}; is it running "
                             "(ray status), and is its token in RAY_AUTH_TOKEN_PATH?") from None
 
-    def place(self, bundles: list[Mapping[str, float]], strategy: str, here: bool) -> Any:
+    def place(self, bundles: Sequence[Mapping[str, float]], strategy: str, here: bool) -> Any:
         """Reserve what belongs together; `here`: on this very node. UserError if the cluster has no such place."""
         import ray
         from ray.util import placement_group, remove_placement_group
@@ -75,7 +82,7 @@ class RaySession:
         names = (name for node in ray.nodes() if node["NodeID"] == mine for name in node["Resources"])
         pin = {name: 0.001 for name in names if name.startswith("node:") and name != HEAD} if here else {}
         group = placement_group([dict(bundle) | pin for bundle in bundles], strategy=strategy)
-        if not group.wait(PLACED_S):
+        if not any(group.wait(1) for _ in range(PLACED_S)):  # between two of them Ctrl-C is heard
             remove_placement_group(group)
             asked = "; ".join(", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles)
             raise UserError(f"the cluster has no room{' on this node' * here} for the learner and the evaluator, which "
@@ -98,13 +105,17 @@ class RaySession:
         paths = [os.getcwd(), *filter(None, sys.path)]
         return ray.remote(**options)(Host).remote(str(log_path.resolve()), paths)
 
-    def room(self, needs: Mapping[str, float], beside: Sequence[Mapping[str, float]]) -> int:
-        """How many who need so much all living nodes together have room for, beside those others."""
+    def room(self, needs: Mapping[str, float], group: Any, bundles: Sequence[Mapping[str, float]]) -> int:
+        """How many who need so much the living nodes have room for, each by itself, beside the bundles of a group."""
         import ray
+        from ray.util import placement_group_table
 
-        total = ray.cluster_resources()
-        free = {name: total.get(name, 0.0) - sum(other.get(name, 0.0) for other in beside) for name in needs}
-        return min(int(free[name] / amount + 1e-6) for name, amount in needs.items())
+        free = {node["NodeID"]: dict(node["Resources"]) for node in ray.nodes() if node["Alive"]}
+        for index, where in placement_group_table(group)["bundles_to_node_id"].items():
+            for name, amount in bundles[index].items() if where in free else ():
+                free[where][name] = free[where].get(name, 0.0) - amount
+        return sum(max(0, min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()))
+                   for node in free.values())
 
     def close(self) -> None:
         """Leave nothing behind in a cluster that goes on, and no Ray that was ours."""

@@ -1,0 +1,130 @@
+"""Lives that are one: they begin when all are there, and end with the first that fails for a reason of its own."""
+
+import signal
+
+import pytest
+
+from qfleet.runtime.cluster import life as module
+from qfleet.runtime.cluster.life import GONE, LOST, Joint
+from qfleet.runtime.ranks import interface_of
+from qfleet.runtime.supervise import DONE, USER_ERROR, VAIN
+
+
+class Lived:
+    """A `RayLife` whose host says what the test wants."""
+
+    def __init__(self):
+        self.beats, self.first_beat, self.last_beat, self.verdict, self.pid = False, 0.0, 0.0, None, 7
+        self.awaited, self.absent, self.code = True, True, None
+        self.killed, self.asked = None, False
+
+    @property
+    def exited(self):
+        return self.code is not None
+
+    def arrive(self):
+        self.awaited = self.absent = False
+
+    def listen(self, now):
+        if not self.awaited and self.may_begin():
+            self.first_beat = self.first_beat if self.beats else now
+            self.beats, self.last_beat = True, now
+
+    def ask(self):
+        self.asked = True
+
+    def kill(self, for_good=None):
+        self.killed = for_good
+
+    def bury(self):
+        return -signal.SIGKILL if self.code is None else self.code
+
+    def written(self):
+        return f"code {self.code}"
+
+
+@pytest.fixture
+def pair():
+    lives = [Lived(), Lived()]
+    return Joint(lives, 0.0), lives
+
+
+def test_jobs_begin_when_all_are_there_and_nobody_is_silent_before(pair):
+    joint, (one, two) = pair
+    one.arrive()
+    joint.listen(100.0)
+    assert not one.may_begin() and joint.absent and not joint.beats and joint.last_beat == joint.first_beat == 100
+    two.arrive()
+    joint.listen(130.0)
+    joint.listen(131.0)
+    assert one.may_begin() and joint.beats and not joint.awaited and joint.last_beat == 131
+    assert not joint.exited
+
+
+def test_it_is_done_when_all_are(pair):
+    joint, (one, two) = pair
+    one.code = DONE
+    assert not joint.exited
+    two.code = DONE
+    assert joint.exited and joint.bury() == DONE and joint.verdict is None
+    joint.kill()
+    assert (one.killed, two.killed) == (True, True)
+
+
+def test_who_lost_another_is_not_the_cause(pair):
+    joint, (one, two) = pair
+    one.code = LOST
+    two.absent = True
+    assert not joint.exited, "who was lost is waited for"
+    two.code, two.verdict = -signal.SIGKILL, GONE
+    assert joint.exited and joint.bury() == -signal.SIGKILL and joint.written() == f"code {-signal.SIGKILL}"
+    assert joint.verdict == f"lost its member 1, which {GONE}"
+    joint.kill()
+    assert (one.killed, two.killed) == (False, False), "all are started again"
+
+
+def test_if_all_lost_each_other_the_connection_is_to_blame(pair):
+    joint, (one, two) = pair
+    one.code = two.code = LOST
+    assert joint.exited and joint.bury() == -signal.SIGKILL and "connection between" in joint.verdict
+
+
+def test_who_was_lost_is_not_waited_for_for_ever(pair, monkeypatch):
+    joint, (one, two) = pair
+    one.code, two.absent = LOST, True
+    monkeypatch.setattr(module, "CULPRIT_S", -1.0)
+    assert joint.exited and joint.bury() == -signal.SIGKILL
+    assert joint.verdict == "lost its member 1, which does not answer"
+
+
+@pytest.mark.parametrize("code", [USER_ERROR, VAIN])
+def test_what_no_restart_mends_is_said_whoever_else_has_failed(pair, code):
+    joint, (one, two) = pair
+    one.code, two.code = 1, code
+    assert joint.exited and joint.bury() == code
+    joint.kill()
+    assert one.killed and two.killed
+
+
+def test_all_are_asked_and_then_end_for_good(pair):
+    joint, (one, two) = pair
+    joint.ask()
+    one.code = -signal.SIGTERM
+    assert one.asked and two.asked and joint.exited
+    joint.kill()
+    assert one.killed and two.killed
+
+
+def test_the_one_that_was_silent_for_longest_is_named(pair):
+    joint, (one, two) = pair
+    one.arrive()
+    two.arrive()
+    one.last_beat, two.last_beat = 50.0, 20.0
+    joint.verdict = "gave no sign of life for 30 s and was killed"
+    joint.kill()
+    assert joint.exited and joint.bury() == -signal.SIGKILL and joint.written() == "code None"
+    assert joint._culprit()[0] == 1
+
+
+def test_an_interface_is_known_by_its_address():
+    assert interface_of("127.0.0.1") == "lo" and interface_of("203.0.113.7") is None
