@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,dev]'
 	touch $@
 
-train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
+train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a report
 	$(BIN)/qfleet train cartpole --show
 
 test: $(READY)  ## all checks and all tests

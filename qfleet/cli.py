@@ -80,6 +80,11 @@ VERBS = (
     Verb("plot", "draw learning curves; seeds of one configuration become a band", "RUN [RUN ...] [options]", (1, 999),
          verbs.plot, ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
                   "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
+    Verb("report", "one page about runs: curves, scores, films, speed, configuration", "RUN [RUN ...] [options]",
+         (1, 999), verbs.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
+         options.report, False,
+         "Writes one HTML file that opens in any browser, offline. Runs that differ in nothing but their seed become "
+         "one curve with a band; the interquartile mean of their scores comes with a bootstrap interval."),
     Verb("recipes", "list the recipes", "[options]", (0, 0), verbs.recipes,
          ("qfleet recipes", "qfleet recipes --json"), options.as_json),
     Verb("config", "show, explain or compare configurations",

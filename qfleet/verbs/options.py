@@ -66,7 +66,8 @@ def quiet(parser: argparse.ArgumentParser) -> None:
 def finish(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", action="store_true", help="film one episode of the best agent at the end")
     parser.add_argument("--show", action="store_true",
-                        help="at the end evaluate 20 greedy episodes, draw the learning curve and film the agent")
+                        help="at the end evaluate 20 greedy episodes, draw the learning curve, film the agent and "
+                             "write a report")
 
 
 def train(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +122,15 @@ def plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smooth", type=at_least(1), default=5, metavar="K",
                         help="moving mean over K records, the raw curve stays faint behind it; 1 = none (default: 5)")
     parser.add_argument("--out", metavar="FILE", help=".png, .svg or .pdf (default: RUN/plots/...)")
+    root(parser)
+    as_json(parser)
+
+
+def report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", "-o", metavar="FILE", help="the page, ending in .html (default: RUN/report.html)")
+    parser.add_argument("--films", type=at_least(0), metavar="N",
+                        help="how many films of each run to put into the page, the newest first (default: about six in "
+                             "all)")
     root(parser)
     as_json(parser)
 

@@ -1,0 +1,71 @@
+"""The records of a run as columns that a page can draw: few enough points, whatever the run's length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from qfleet.runs.bottleneck import RECENT_RECORDS, bottleneck
+from qfleet.runs.plots import AXES
+
+Record = Mapping[str, Any]
+
+MOST_POINTS = 500
+CLOCKS = {field for field, _ in AXES.values()}
+
+
+def columns(records: Sequence[Record], most: int = MOST_POINTS) -> dict[str, Any]:
+    """`{"x": {axis: [P]}, "y": {tag: [P]}, "limits": [P], "each": K}`: a point is the mean of at most K records.
+
+    None stands for a figure that was not logged. `limits` says what limited the run at that time.
+    """
+    merged = _by_step(records)
+    each = max(1, math.ceil(len(merged) / most))
+    places = [range(start, min(start + each, len(merged))) for start in range(0, len(merged), each)]
+    points = [_mean([merged[place] for place in some]) for some in places]
+    limits = [bottleneck(merged[max(0, some.stop - RECENT_RECORDS):some.stop]) for some in places]
+    tags = sorted({tag for point in points for tag in point if "/" in tag})
+    return {"x": {axis: [_short(point.get(field)) for point in points] for axis, (field, _) in AXES.items()},
+            "y": {tag: [_short(point.get(tag)) for point in points] for tag in tags},
+            "limits": [None if verdict is None else verdict.limit for verdict in limits], "each": each}
+
+
+def evaluations(records: Iterable[Record]) -> list[tuple[float, float]]:
+    """(step, mean return) of every evaluation; of two at one step the later counts."""
+    found = {float(record["step"]): float(record["eval/mean_reward"]) for record in records
+             if record.get("eval/mean_reward") is not None and "step" in record}
+    return sorted(found.items())
+
+
+def _by_step(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """One record for each step. That of an evaluation repeats figures that say nothing new: it only adds its own."""
+    merged: list[dict[str, Any]] = []
+    for record in records:
+        known = {tag: value for tag, value in record.items() if _is_number(value)}
+        if merged and merged[-1].get("step") == known.get("step"):
+            judged = {tag: value for tag, value in known.items() if tag.startswith("eval/")}
+            merged[-1] = {**known, **merged[-1], **judged}
+        else:
+            merged.append(known)
+    return merged
+
+
+def _mean(records: Sequence[Record]) -> dict[str, float]:
+    """Clocks as they stand at the end, the mean of all else."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for tag, value in record.items():
+            values.setdefault(tag, []).append(value)
+    return {tag: found[-1] if tag in CLOCKS else sum(found) / len(found) for tag, found in values.items()}
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a screen can show."""
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
