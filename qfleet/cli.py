@@ -22,7 +22,7 @@ from qfleet.verbs import options
 from qfleet.verbs.telling import complain, say
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
-SYNONYMS = {"enjoy": "play", "watch": "play", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
+SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
             "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "eval", "help": "--help"}
 HABITS = {"--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=", "--algo": "agent.algo=",
           "--total-timesteps": "total_steps=", "--timesteps": "total_steps=", "--steps": "total_steps=",
@@ -71,6 +71,11 @@ VERBS = (
          ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
          "Shows the live view of a run that another process trains, until it ends or you press Ctrl-C; the run does "
          "not notice. Of a run that has ended it shows the last state. --json prints where it stands now, and leaves."),
+    Verb("watch", "follow a run in the browser while it trains", "[RUN] [options]", (0, 1), verbs.watch,
+         ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
+         "Serves a page with curves, the rate and health of every role, and the newest film, until you press Ctrl-C; "
+         "the run does not notice. Without RUN the newest that is running is followed. Only this machine can open the "
+         "page; --listen lets others, who need the token that stands in the address."),
     Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
          ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
     Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,

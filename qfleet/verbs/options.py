@@ -141,6 +141,16 @@ def top(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
+def watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=at_least(0), metavar="N",
+                        help="of this machine (default: 8420, or any that is free; 0 = any)")
+    parser.add_argument("--listen", metavar="ADDR:PORT", help="let other machines look on, too, with a token")
+    parser.add_argument("--token-file", metavar="FILE", help="holds the token for --listen (default: a fresh one)")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    root(parser)
+    as_json(parser)
+
+
 def export(parser: argparse.ArgumentParser) -> None:
     which(parser)
     root(parser)

@@ -123,7 +123,10 @@ class Chart {
       this.frame(low, high), this.lines(spec), curves.map(curve => this.curve(curve, spec)));
     this.cross = svg("line", { y1: box.top, y2: box.bottom, stroke: "var(--soft)", "stroke-dasharray": "3 3", visibility: "hidden" });
     picture.append(this.cross);
+    const held = this.plot.contains(document.activeElement);
     this.plot.replaceChildren(picture);
+    if (held) picture.focus({ preventScroll: true });
+    if (this.cursor !== null) this.show(Math.min(right, Math.max(left, this.cursor)));
     this.figures.replaceChildren(...curves.map(({ label, line }) => el("tr", {}, el("th", { scope: "row" }, label),
       [line.ys[0], line.ys.at(-1), Math.min(...line.ys), Math.max(...line.ys)].map(value =>
         el("td", { class: "number" }, figure(value))))));
