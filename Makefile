@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test check learn soak bench clean help
+.PHONY: train test check docs learn soak bench clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -14,7 +14,7 @@ help:  ## what can be made
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,wandb,hub,docs,dev]'
 	touch $@
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a report
@@ -30,6 +30,9 @@ check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+docs: $(READY)  ## the documentation as a site, under build/site; a link that leads nowhere fails
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py
