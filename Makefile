@@ -36,6 +36,7 @@ docs: $(READY)  ## the documentation as a site, under build/site; a link that le
 
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py
+	$(BIN)/python benchmarks/results_page.py
 
 soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while processes are killed
 	$(BIN)/python tests/system/fleet_soak.py --cells 20 --seconds 300
