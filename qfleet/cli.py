@@ -108,6 +108,11 @@ VERBS = (
          "With key=value pairs, and for a recipe, it says what training would take."),
     Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
          verbs.export, ("qfleet export my-run my-policy",), options.export),
+    Verb("share", "put the policy on the Hugging Face hub, with a card and a film",
+         "RUN|CHECKPOINT USER/NAME [options]", (2, 2), verbs.share,
+         ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
+         "Evaluates and films the policy, writes a model card, and uploads all of it. --dry-run leaves the folder here "
+         "and uploads nothing."),
     Verb("join", "add actors of this host to a fleet", "HOST:PORT --token-file FILE [options]", (1, 1), verbs.join,
          ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
          "The fleet is started by `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "

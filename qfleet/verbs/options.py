@@ -157,6 +157,16 @@ def export(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
+def share(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="DIR", help="keep the folder that is uploaded, under this name")
+    parser.add_argument("--private", action="store_true", help="a new repository is for its owner only")
+    parser.add_argument("--dry-run", action="store_true", help="prepare the folder, NAME or --out, and upload nothing")
+    parser.add_argument("--episodes", type=at_least(1), default=20, help="whole episodes to evaluate (default: 20)")
+    seed(parser)
+    which(parser)
+    place(parser)
+
+
 FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.restarts"}
 """Options that are shorter than the keys they stand for."""
 
