@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPLETE := $(VENV)/.complete
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 2
 
@@ -14,13 +15,17 @@ help:  ## what can be made
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,wandb,hub,docs,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,dev]'
+	touch $@
+
+$(COMPLETE): $(READY)  # what only tests and the site need
+	$(PIP) --constraint constraints.txt --editable '.[wandb,hub,docs]'
 	touch $@
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a report
 	$(BIN)/qfleet train cartpole --show
 
-test: $(READY)  ## all checks and all tests
+test: $(COMPLETE)  ## all checks and all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --durations=20
@@ -31,7 +36,7 @@ check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-docs: $(READY)  ## the documentation as a site, under build/site; a link that leads nowhere fails
+docs: $(COMPLETE)  ## the documentation as a site, under build/site; a link that leads nowhere fails
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results

@@ -11,7 +11,7 @@ from qfleet.runs.plots import AXES
 
 Record = Mapping[str, Any]
 
-MOST_POINTS = 500
+MOST_POINTS, MOST_VERDICTS = 500, 100
 CLOCKS = {field for field, _ in AXES.values()}
 
 
@@ -24,11 +24,10 @@ def columns(records: Sequence[Record], most: int = MOST_POINTS) -> dict[str, Any
     each = max(1, math.ceil(len(merged) / most))
     places = [range(start, min(start + each, len(merged))) for start in range(0, len(merged), each)]
     points = [_mean([merged[place] for place in some]) for some in places]
-    limits = [bottleneck(merged[max(0, some.stop - RECENT_RECORDS):some.stop]) for some in places]
     tags = sorted({tag for point in points for tag in point if "/" in tag})
     return {"x": {axis: [_short(point.get(field)) for point in points] for axis, (field, _) in AXES.items()},
             "y": {tag: [_short(point.get(tag)) for point in points] for tag in tags},
-            "limits": [None if verdict is None else verdict.limit for verdict in limits], "each": each}
+            "limits": _limits(merged, [some.stop for some in places]), "each": each}
 
 
 def evaluations(records: Iterable[Record]) -> list[tuple[float, float]]:
@@ -36,6 +35,17 @@ def evaluations(records: Iterable[Record]) -> list[tuple[float, float]]:
     found = {float(record["step"]): float(record["eval/mean_reward"]) for record in records
              if record.get("eval/mean_reward") is not None and "step" in record}
     return sorted(found.items())
+
+
+def _limits(records: Sequence[Record], ends: Sequence[int]) -> list[str | None]:
+    """What limited the run up to each of these records; where there are many, neighbours share a verdict."""
+    stride = max(1, math.ceil(len(ends) / MOST_VERDICTS))
+    found: list[str | None] = []
+    for place in range(0, len(ends), stride):
+        end = ends[min(place + stride, len(ends)) - 1]
+        verdict = bottleneck(records[max(0, end - RECENT_RECORDS):end])
+        found += [None if verdict is None else verdict.limit] * min(stride, len(ends) - place)
+    return found
 
 
 def _by_step(records: Iterable[Record]) -> list[dict[str, Any]]:

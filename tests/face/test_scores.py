@@ -97,3 +97,11 @@ def test_of_two_evaluations_at_a_step_the_later_counts():
     records = [record(5, **{"eval/mean_reward": 1.0}), record(9, **{"eval/mean_reward": 2.0}),
                record(9, **{"eval/mean_reward": 3.0}), record(12), {"eval/mean_reward": 4.0}]
     assert evaluations(records) == [(5, 1), (9, 3)]
+
+
+def test_of_a_long_run_there_is_a_limit_for_every_point_all_the_same():
+    busy = {"actor/env_ms": 9.0, "actor/act_ms": 1.0, "actor/store_ms": 0.0, "actor/wait_ms": 0.0,
+            "train/sample_ms": 0.1, "train/update_ms": 0.2, "time/actor_share": 0.9, "time/learner_share": 0.1}
+    idle = busy | {"actor/env_ms": 1.0, "train/update_ms": 20.0, "time/actor_share": 0.1, "time/learner_share": 0.9}
+    limits = columns([record(step, **(busy if step <= 250 else idle)) for step in range(1, 451)])["limits"]
+    assert len(limits) == 450 and limits[0] == limits[240] == "env" and limits[300] == limits[-1] == "learner"
