@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from qfleet.config import read_yaml
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.roll import Roll
-from qfleet.runs.series import columns
+from qfleet.runs.series import Thinned, columns
 from qfleet.runs.state import WORDS, state_of
 from qfleet.runs.tail import Tail
 from qfleet.runs.tally import BY_ROLE, Goal, Tally
@@ -40,7 +40,7 @@ class Follower:
         env = settings.get("env")
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
         self.tally = Tally(Goal.of(settings))
-        self.records: list[dict[str, Any]] = []
+        self.known = Thinned()  # so that what a page costs each second does not grow with the run
         self._tail, self._roll = Tail(run.metrics, from_start=True), Roll(run.path)
         self._version = 0
         self._lock = threading.Lock()
@@ -56,14 +56,14 @@ class Follower:
             verdict, roles = self.tally.verdict(), self.tally.roles()
             steps_s, updates_s = self.tally.rates()
             return {"name": self.run.name, "env": self.env, "state": state, "words": WORDS[state],
-                    "headline": self.tally.headline() if self.records else "there is no record yet",
+                    "headline": self.tally.headline() if self.known else "there is no record yet",
                     "fraction": self.tally.goal.fraction(self.tally.latest), "steps_s": steps_s,
                     "updates_s": updates_s, "updates": self.tally.count("updates"), "roles": roles,
                     "figures": [row for row in self.tally.figures() if not (roles and row[0] in BY_ROLE)],
                     "loop": self.tally.loop(), "members": members, "events": list(self._roll.events),
                     "limit": None if verdict is None else asdict(verdict), "film": self.newest_film(),
                     "version": self._version, "ratio": self.tally.goal.ratio,
-                    "series": columns(self.records) if seen != self._version else None}
+                    "series": columns(self.known.records) if seen != self._version else None}
 
     def newest_film(self) -> str | None:
         return max(self.films(), key=lambda path: (path.stat().st_mtime, path.name)).name if self.films() else None
@@ -72,11 +72,7 @@ class Follower:
         return [path for path in self.run.videos.glob("*.mp4") if not path.name.startswith(".")]
 
     def _add(self, record: dict[str, Any]) -> None:
-        """A run that went on from a checkpoint is behind what was seen: that has not happened."""
-        step = record.get("step", 0)
-        while self.records and self.records[-1].get("step", 0) > step:
-            self.records.pop()
-        self.records.append(record)
+        self.known.add(record)
         self.tally.add(record)
         self._version += 1
 

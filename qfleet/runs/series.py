@@ -30,6 +30,40 @@ def columns(records: Sequence[Record], most: int = MOST_POINTS) -> dict[str, Any
             "limits": _limits(merged, [some.stop for some in places]), "each": each}
 
 
+class Thinned:
+    """The records of a run that goes on, never more than a few: in the end each is the mean of as many as it takes."""
+
+    def __init__(self, most: int = 2 * MOST_POINTS) -> None:
+        self.most, self.each = most, 1
+        self._means: list[Record] = []
+        self._fresh: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        """Take one in. A run that went on from a checkpoint is behind what was seen: that has not happened."""
+        step = record.get("step", 0)
+        for kept in (self._means, self._fresh):
+            while kept and kept[-1].get("step", 0) > step:
+                kept.pop()
+        self._fresh.append(record)
+        if len(self._fresh) >= 2 * self.each:  # two at least: an evaluation belongs to the record before it
+            self._means += self._packed(self._fresh[:-1])
+            self._fresh = self._fresh[-1:]
+        if len(self._means) > self.most:
+            self.each *= 2
+            self._means = [_mean(self._means[place:place + 2]) for place in range(0, len(self._means), 2)]
+
+    def _packed(self, records: Sequence[Record]) -> list[Record]:
+        merged = _by_step(records)
+        return [_mean(merged)] if self.each > 1 else list(merged)
+
+    def __len__(self) -> int:
+        return len(self._means) + len(self._fresh)
+
+    @property
+    def records(self) -> list[Record]:
+        return [*self._means, *self._fresh]
+
+
 def evaluations(records: Iterable[Record]) -> list[tuple[float, float]]:
     """(step, mean return) of every evaluation; of two at one step the later counts."""
     found = {float(record["step"]): float(record["eval/mean_reward"]) for record in records

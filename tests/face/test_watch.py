@@ -81,6 +81,17 @@ def test_what_a_resumed_run_has_forgotten_is_forgotten(run):
     assert follower.news(-1)["series"]["x"]["steps"] == [500, 1000, 1200]
 
 
+def test_a_long_run_costs_no_more_than_a_short_one(run):
+    run.metrics.write_text("".join(json.dumps({"step": step, "time_s": step / 10, "train/loss": float(step)}) + "\n"
+                                   for step in range(1, 20_001)))
+    follower = Follower(run)
+    series = follower.news(-1)["series"]
+    steps, losses = series["x"]["steps"], series["y"]["train/loss"]
+    assert len(follower.known) <= 1100 and 250 <= len(steps) <= 500
+    assert steps == sorted(steps) and steps[-1] == 20_000 and losses[0] < 100 and losses[-1] > 19_900
+    assert all(abs(step - loss) < 60 for step, loss in zip(steps, losses, strict=True))
+
+
 def test_the_newest_film_is_named(run):
     run.videos.mkdir()
     for age, name in enumerate(("step-2.mp4", "step-1.mp4", ".step-3.partial-1.mp4")):

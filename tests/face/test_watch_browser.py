@@ -7,11 +7,12 @@ import threading
 import pytest
 from chromium_kit import CHROMIUM, Browser
 from fleet_runs import SMALL, FleetRun
+from report_kit import records, write_run
 
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.live import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180),
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180),
               pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
 WORDS = [*SMALL, "actors=2", "total_steps=1000000", "eval.period_steps=500", "eval.video_period=1",
          "eval.episodes=1", "env.max_episode_steps=60", "run.name=x"]
@@ -37,6 +38,23 @@ def test_the_page_shows_a_fleet_that_loses_an_actor(tmp_path):
         finally:
             server.shutdown()
             server.server_close()
+
+
+def test_a_run_of_one_process_that_has_ended(tmp_path):
+    rows = [{tag: value for tag, value in row.items() if not tag.startswith("fleet/")} for row in records(1)]
+    server = Server(RunDirectory(write_run(tmp_path, "<b>x", rows=rows)), "127.0.0.1", 0, None)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        with Browser() as browser:
+            browser.screen(390, 844, "dark")
+            browser.open(server.url)
+            browser.sees("document.querySelectorAll('path.curve').length > 8")
+            text = browser.ask("document.getElementById('page').innerText")
+            assert "has ended" in text and "<b>x" in text and "All roles share one process" in text
+            assert browser.ask("document.documentElement.scrollWidth") == 390 and browser.complaints == []
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def follow(browser, fleet):
