@@ -1,5 +1,6 @@
 """A hook of mkdocs: the site is made of the repository as it lies, so that every link between its files holds."""
 
+import atexit
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,9 +16,6 @@ def on_config(config):
         target = stage / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    atexit.register(shutil.rmtree, stage, ignore_errors=True)
     config.docs_dir = str(stage)
     return config
-
-
-def on_post_build(config):
-    shutil.rmtree(config.docs_dir)

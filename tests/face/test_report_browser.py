@@ -136,3 +136,17 @@ def test_a_telephone_is_wide_enough(browser, page, tmp_path):
     browser.sees("document.querySelectorAll('path.curve').length > 10")
     assert browser.ask("document.documentElement.scrollWidth") == 390 and browser.complaints == []
     assert browser.picture(tmp_path / "telephone.png", whole=False).stat().st_size > 10_000
+
+
+ODD = {"one record": [{"step": 1, "time_s": 1.0}],
+       "no clock": [{"step": 1, "train/loss": 3.0}, {"step": 2, "eval/mean_reward": -3.0, "train/loss": None}],
+       "extremes": [{"step": i, "time_s": 0.0, "eval/mean_reward": 1e12 * i, "train/loss": 1e-12 * i} for i in (0, 1)]}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_runs_with_hardly_a_figure_make_a_page_all_the_same(browser, tmp_path, name):
+    browser.open(report([write_run(tmp_path, "x", rows=ODD[name])]))
+    browser.sees("document.getElementById('config-table') !== null")
+    browser.ask("document.querySelector('input[value=time]').click()")
+    broken = "[...document.querySelectorAll('svg path')].some(line => line.getAttribute('d').includes('NaN'))"
+    assert browser.complaints == [] and browser.ask(broken) is False
