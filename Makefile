@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPLETE := $(VENV)/.complete
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test check learn soak bench clean help
+.PHONY: train test check docs learn soak bench clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -17,10 +18,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,dev]'
 	touch $@
 
-train: $(READY)  ## train CartPole, evaluate it, leave a curve and a film
+$(COMPLETE): $(READY)  # what only tests and the site need
+	$(PIP) --constraint constraints.txt --editable '.[wandb,hub,docs]'
+	touch $@
+
+train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a report
 	$(BIN)/qfleet train cartpole --show
 
-test: $(READY)  ## all checks and all tests
+test: $(COMPLETE)  ## all checks and all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --durations=20
@@ -31,8 +36,12 @@ check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
+docs: $(COMPLETE)  ## the documentation as a site, under build/site; a link that leads nowhere fails
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py
+	$(BIN)/python benchmarks/results_page.py
 
 soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while processes are killed
 	$(BIN)/python tests/system/fleet_soak.py --cells 20 --seconds 300

@@ -22,7 +22,7 @@ from qfleet.verbs import options
 from qfleet.verbs.telling import complain, say
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
-SYNONYMS = {"enjoy": "play", "watch": "play", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
+SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
             "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "eval", "help": "--help"}
 HABITS = {"--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=", "--algo": "agent.algo=",
           "--total-timesteps": "total_steps=", "--timesteps": "total_steps=", "--steps": "total_steps=",
@@ -71,6 +71,11 @@ VERBS = (
          ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
          "Shows the live view of a run that another process trains, until it ends or you press Ctrl-C; the run does "
          "not notice. Of a run that has ended it shows the last state. --json prints where it stands now, and leaves."),
+    Verb("watch", "follow a run in the browser while it trains", "[RUN] [options]", (0, 1), verbs.watch,
+         ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
+         "Serves a page with curves, the rate and health of every role, and the newest film, until you press Ctrl-C; "
+         "the run does not notice. Without RUN the newest that is running is followed. Only this machine can open the "
+         "page; --listen lets others, who need the token that stands in the address."),
     Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
          ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
     Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
@@ -80,6 +85,11 @@ VERBS = (
     Verb("plot", "draw learning curves; seeds of one configuration become a band", "RUN [RUN ...] [options]", (1, 999),
          verbs.plot, ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
                   "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
+    Verb("report", "one page about runs: curves, scores, films, speed, configuration", "RUN [RUN ...] [options]",
+         (1, 999), verbs.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
+         options.report, False,
+         "Writes one HTML file that opens in any browser, offline. Runs that differ in nothing but their seed become "
+         "one curve with a band; the interquartile mean of their scores comes with a bootstrap interval."),
     Verb("recipes", "list the recipes", "[options]", (0, 0), verbs.recipes,
          ("qfleet recipes", "qfleet recipes --json"), options.as_json),
     Verb("config", "show, explain or compare configurations",
@@ -98,6 +108,11 @@ VERBS = (
          "With key=value pairs, and for a recipe, it says what training would take."),
     Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
          verbs.export, ("qfleet export my-run my-policy",), options.export),
+    Verb("share", "put the policy on the Hugging Face hub, with a card and a film",
+         "RUN|CHECKPOINT USER/NAME [options]", (2, 2), verbs.share,
+         ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
+         "Evaluates and films the policy, writes a model card, and uploads all of it. --dry-run leaves the folder here "
+         "and uploads nothing."),
     Verb("join", "add actors of this host to a fleet", "HOST:PORT --token-file FILE [options]", (1, 1), verbs.join,
          ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
          "The fleet is started by `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from qfleet.roles.schedule import Progress
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import find_checkpoint
+from qfleet.runs.roll import write_roll
 from qfleet.runs.transfer import fitting
 from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, read_metrics
 from qfleet.runtime.cell import Cell, Outside
@@ -220,7 +222,8 @@ class Attempt:
             self.resume_step = 0  # an attempt that died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
         self.films = Films(config, directory.videos)
-        self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film))
+        self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
+                                 partial(write_roll, directory.path)))
         self.cell = self.run.cell
         if checkpoint is not None:
             self._restore(checkpoint)

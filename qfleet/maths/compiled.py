@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _import_numba() -> Any:
+    # With colorama installed, numba would colour its errors, and an escape would follow the last line of every command.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     try:
         import numba
     except ImportError:  # an interpreter newer than numba, or a platform without it

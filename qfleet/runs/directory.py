@@ -157,6 +157,11 @@ class RunDirectory:
         attempts = record.get("attempts")
         self._write_record(record | {"attempts": [*(attempts if isinstance(attempts, list) else []), description]})
 
+    def attempts(self) -> list[dict[str, Any]]:
+        """Every start and resume, as `describe` saw it; what is not readable is left out."""
+        found = self._read_record().get("attempts")
+        return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
+
     def at_home(self) -> bool:
         """Whether this user made the run, here: not so for a copy or a download, still so when moved or renamed."""
         try:

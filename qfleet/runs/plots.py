@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,13 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True)
 class Run:
-    """One run as read from its directory; `settings` are the dotted keys of its config, incidental ones left out."""
+    """One run as read from its directory; `config` has all dotted keys, `settings` no incidental ones."""
 
     name: str
     env_id: str
     settings: Mapping[str, str]
     records: Sequence[Mapping[str, Any]]
+    config: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self, x: str, tag: str) -> tuple[np.ndarray, np.ndarray]:
         """The points of one tag, [P] and [P], by growing x; empty if the run never logged it.
@@ -108,10 +109,11 @@ def read_run(directory: Path) -> Run:
         raise UserError(f"{directory} has no metrics.jsonl: name a run directory, such as runs/NAME")
     records = read_metrics(directory / "metrics.jsonl")
     if not records:
-        raise UserError(f"{directory} has not logged anything yet: train it further, then plot again")
+        raise UserError(f"{directory} has not logged anything yet: train it further, then look again")
     config = read_yaml(directory / "config.yaml") if (directory / "config.yaml").is_file() else {}
-    settings = {key: str(value) for key, value in _flat(config) if not key.startswith(INCIDENTAL)}
-    return Run(directory.resolve().name, settings.get("env.id", ""), settings, records)
+    flat = {key: str(value) for key, value in _flat(config)}
+    settings = {key: value for key, value in flat.items() if not key.startswith(INCIDENTAL)}
+    return Run(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)
 
 
 def group(runs: Sequence[Run]) -> list[Group]:

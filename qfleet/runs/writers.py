@@ -184,7 +184,7 @@ class WandbWriter:
             raise UserError("run.wandb=true needs Weights & Biases: pip install 'qfleet[wandb]'") from error
         self._complaint = Complaint("wandb")
         self._run: Any = None
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             for part in ("cache", "config", "data"):  # else they land in the home directory
                 os.environ.setdefault(f"WANDB_{part.upper()}_DIR", str(folder.resolve() / "wandb" / part))

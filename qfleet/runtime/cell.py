@@ -26,13 +26,15 @@ from qfleet.types import EnvSpec, Sample, Weights
 
 @dataclass(frozen=True)
 class Outside:
-    """What a run needs of the world around it: where figures, checkpoints and bad batches go, and who films."""
+    """What a run needs of the world around it: where figures, checkpoints and bad batches go, who films, and
+    who is told of the members of a fleet."""
 
     sinks: Sequence[Sink]
     save: Callable[[Snapshot], Any]
     save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], bool]
     on_bad: Callable[[Sample, int], None]
     film: Callable[[Policy, int], None] = lambda policy, evaluation: None
+    roll: Callable[[Sequence[Mapping[str, Any]]], None] = lambda members: None
 
 
 class Cell:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 MESSAGES_PER_TURN = 32
 """Between two updates; more would only wait for the replay."""
 
+ROLL_S = 1.0
+
 EVALUATOR_GRACE_S = 60.0
 """How long a run that ended waits for an evaluator of which nothing is heard."""
 
@@ -113,6 +115,7 @@ class Fleet:
         self.checkpointer = Checkpointer(self.snapshot, self.save, plan.checkpoint, self.cell.progress,
                                          self.cell.meter)
         self._lives: dict[tuple[int, str], int] = {}
+        self._called_at = -ROLL_S
 
     def run(self) -> str:
         """Train to the end, let the evaluator judge and save; returns why it ended."""
@@ -149,10 +152,21 @@ class Fleet:
     def serve(self, nap_s: float) -> None:
         self.desk.tell(*self.cell.progress(), "ending" if self.intake.closing else "training")
         self.beat()
+        self._call_the_roll()
         if nap_s:
             since = time.perf_counter()
             rest(nap_s)
             self.shares.book("time/idle_share", time.perf_counter() - since)
+
+    def _call_the_roll(self) -> None:
+        """Tell now and then who takes part, for people who look on."""
+        now, live_s = time.monotonic(), self.registry.live_s
+        if now - self._called_at < ROLL_S:
+            return
+        self._called_at = now
+        self.outside.roll([{"name": member.name, "role": member.role, "host": member.host, "pid": member.pid,
+                            "incarnation": member.incarnation, "steps": member.steps, "version": member.version,
+                            "silent_s": now - member.heard, "live_s": live_s} for member in self.registry.members()])
 
     def save(self, snapshot: Snapshot) -> None:
         self.desk.tell(*self.cell.progress(), "saving a checkpoint")

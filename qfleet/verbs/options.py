@@ -66,7 +66,8 @@ def quiet(parser: argparse.ArgumentParser) -> None:
 def finish(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", action="store_true", help="film one episode of the best agent at the end")
     parser.add_argument("--show", action="store_true",
-                        help="at the end evaluate 20 greedy episodes, draw the learning curve and film the agent")
+                        help="at the end evaluate 20 greedy episodes, draw the learning curve, film the agent and "
+                             "write a report")
 
 
 def train(parser: argparse.ArgumentParser) -> None:
@@ -125,8 +126,27 @@ def plot(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
+def report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", "-o", metavar="FILE", help="the page, ending in .html (default: RUN/report.html)")
+    parser.add_argument("--films", type=at_least(0), metavar="N",
+                        help="how many films of each run to put into the page, the newest first (default: about six in "
+                             "all)")
+    root(parser)
+    as_json(parser)
+
+
 def top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print where the run stands now, and leave")
+    root(parser)
+    as_json(parser)
+
+
+def watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=at_least(0), metavar="N",
+                        help="of this machine (default: 8420, or any that is free; 0 = any)")
+    parser.add_argument("--listen", metavar="ADDR:PORT", help="let other machines look on, too, with a token")
+    parser.add_argument("--token-file", metavar="FILE", help="holds the token for --listen (default: a fresh one)")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
     root(parser)
     as_json(parser)
 
@@ -135,6 +155,16 @@ def export(parser: argparse.ArgumentParser) -> None:
     which(parser)
     root(parser)
     as_json(parser)
+
+
+def share(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="DIR", help="keep the folder that is uploaded, under this name")
+    parser.add_argument("--private", action="store_true", help="a new repository is for its owner only")
+    parser.add_argument("--dry-run", action="store_true", help="prepare the folder, NAME or --out, and upload nothing")
+    parser.add_argument("--episodes", type=at_least(1), default=20, help="whole episodes to evaluate (default: 20)")
+    seed(parser)
+    which(parser)
+    place(parser)
 
 
 FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.restarts"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,19 +31,12 @@ def say(text: str = "") -> None:
 def outcome(args: Namespace, lines: Iterable[str], document: Any) -> None:
     """The result of a verb: lines for people, or one JSON document."""
     if args.json:
-        say(json.dumps(_finite(document), indent=2, default=str))
+        from qfleet.runs.webpage import finite
+
+        say(json.dumps(finite(document), indent=2, default=str))
         return
     for line in lines:
         say(line)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for NaN and infinity: null stands for them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @contextlib.contextmanager

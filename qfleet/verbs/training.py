@@ -147,13 +147,14 @@ def _further(result: TrainResult) -> str:
 
 
 def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
-    """Evaluate, draw and film a finished run: the lines that say so, and the same as data.
+    """Evaluate, draw, film and report a finished run: the lines that say so, and the same as data.
 
     What cannot be shown (an environment without pictures, say) is told and does not spoil the training.
     """
     lines: list[str] = []
     document: dict[str, Any] = {}
-    parts = {"evaluation": _evaluated, "curve": _drawn, "film": _filmed} if args.show else {"film": _filmed}
+    shown = {"evaluation": _evaluated, "curve": _drawn, "film": _filmed, "report": _reported}
+    parts = shown if args.show else {"film": _filmed}
     for name, part in parts.items():
         try:
             texts, document[name] = part(run)
@@ -181,6 +182,13 @@ def _filmed(run: Path) -> tuple[list[tuple[str, str]], Any]:
     path = film_path(run, "best", SHOWN_SEED)
     film(Reel(run, 1, SHOWN_SEED, "best", True), path, SHOWN_FPS)
     return [("film", str(path))], str(path)
+
+
+def _reported(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    from qfleet.runs.report import report
+
+    path = str(report([run]))
+    return [("report", path)], path
 
 
 def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:

@@ -21,8 +21,8 @@ EXAMPLE_KEYS = {"agent.gap"}
 """Keys of algorithms in examples/."""
 
 SHOWN_WRONG_OPTIONS = {("train", "--seed")}
-OTHER_NAMES = {"run.json"}
-"""Looks like a key and is none."""
+OTHER_NAMES = {"run.json", "fleet.json"}
+"""Look like keys and are none."""
 
 TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire|fleet)/[a-z_]+\b")
 
@@ -163,7 +163,7 @@ def test_unknown_names_are_found():
     assert unknown_verbs(block) == ["trian"]
     assert unknown_options(block.replace("trian", "train")) == [("train", "--sedes")]
     assert unknown_verbs("qfleet trains agents") == []
-    assert unknown_verbs("see `qfleet\nevaluate x`, or\n\n    qfleet watch x") == ["watch", "evaluate"]
+    assert unknown_verbs("see `qfleet\nevaluate x`, or\n\n    qfleet gaze x") == ["gaze", "evaluate"]
     assert unknown_keys("set `replay.alhpa`, agent.n_step=3 env.kwargs.size=5 env.kwarg.size=5") == \
         ["env.kwarg", "replay.alhpa"]
     assert missing_paths("see qfleet/types.py and qfleet/typos.py") == ["qfleet/typos.py"]

@@ -190,7 +190,9 @@ def test_show_evaluates_draws_and_films(tape, capsys):
     out = capsys.readouterr().out
     assert Path("runs/x/plots/learning_curve.png").stat().st_size > 1000
     assert Path("runs/x/videos/best-seed1000.mp4").stat().st_size > 500
+    assert "reel-0" in Path("runs/x/report.html").read_text()
     for text in ("curve      runs/x/plots/learning_curve.png", "film       runs/x/videos/best-seed1000.mp4",
+                 "report     runs/x/report.html",
                  "evaluation mean return 12.50 ± nan over 20 episodes (greedy, classic, full games, seed 1000)"):
         assert text in out
     assert out.splitlines()[-1] == "runs/x" and tape.calls[1][0:2] == ("evaluate", "runs/x")

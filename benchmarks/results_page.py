@@ -1,0 +1,131 @@
+"""Writes docs/results.md from the committed results: every learning row, wins and losses alike.
+
+    python benchmarks/results_page.py [--check]
+
+`--check` writes nothing and fails if the page is not what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from learn import MATRIX
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+TITLES = {"learn": "CartPole, Catch, Pendulum", "learn_memory": "Tasks that need memory or curiosity",
+          "learn_chain": "Wiring: every algorithm in every place"}
+
+HEAD = """# Results
+
+<!-- Written by benchmarks/results_page.py from benchmarks/results: change those, and run it again. -->
+
+What was trained, on how many seeds, and what came of it. A seed counts as solved when the mean return of 20 fresh
+greedy episodes of its best policy, played after training, reaches the threshold within the step budget of the recipe.
+The page is written by `python benchmarks/results_page.py` from the files in `benchmarks/results`, failures included; a
+test fails if it is not up to date. A row is trained again, its seeds one after the other, by
+
+```console
+$ python benchmarks/learn.py --only "ROW"
+```
+
+Speed and memory are on [another page](benchmarks.md).
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text)
+    elif PAGE.read_text() != text:
+        sys.exit("docs/results.md is not what the results say: run `python benchmarks/results_page.py`")
+
+
+def page() -> str:
+    files = sorted(RESULTS.glob("learn*.json"), key=lambda path: (list(TITLES).index(path.stem)
+                                                                  if path.stem in TITLES else 99, path.stem))
+    return "\n".join([HEAD, *published(), *(line for path in files for line in learning(path))]).rstrip() + "\n"
+
+
+def learning(path: Path) -> Iterator[str]:
+    """One file of the learning matrix as a table."""
+    data = json.loads(path.read_text())
+    runs = [run for row in data["rows"].values() for run in row]
+    solved = sum(run["mean_reward"] >= MATRIX[name][1] for name, row in data["rows"].items() if name in MATRIX
+                 for run in row)
+    counted = sum(len(row) for name, row in data["rows"].items() if name in MATRIX)
+    yield f"## {TITLES.get(path.stem, path.stem)}\n"
+    raw = f"[Raw data](../benchmarks/results/{path.name})."
+    yield f"{made_with(data['machine'], runs)} {raw} {data.get('notes', '')}".rstrip()
+    yield f"\n{solved} of {counted} runs reached their threshold.\n"
+    yield "| row | threshold | solved | steps, median of the solved | score: mean over seeds (worst) | command |"
+    yield "|---|---|---|---|---|---|"
+    for name, row in data["rows"].items():
+        yield f"| {' | '.join([name, *cells(name, row)])} |"
+    yield ""
+
+
+def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
+    scores = [run["mean_reward"] for run in row]
+    score = f"{figure(statistics.fmean(scores))} ({figure(min(scores))})" if row else "-"
+    if name not in MATRIX:
+        return ["-", f"{len(row)} seeds", "-", score, "a row of an earlier matrix"]
+    recipe, goal, overrides = MATRIX[name]
+    steps = [run["steps"] for run in row if run["mean_reward"] >= goal]
+    words = " ".join(["qfleet train", recipe, *(quoted(word) for word in overrides)]).replace("|", "\\|")
+    words = words.replace(" joined", " --no-local-actors --listen 127.0.0.1:4440 --token-file token")
+    return [f"{goal:g}", f"{len(steps)} of {len(row)}", f"{statistics.median(steps):,.0f}" if steps else "-", score,
+            f"`{words}`"]
+
+
+def published() -> Iterator[str]:
+    """What others have published, beside ours where there is one."""
+    yield "## Beside published scores\n"
+    yield ("Ours is the mean over seeds of the last evaluation that all of them have, with the number of decisions "
+           "until then. Most have not been run here to any length: that is said, not hidden.\n")
+    yield "| environment | theirs | their score and protocol | ours | decisions | seeds |"
+    yield "|---|---|---|---|---|---|"
+    for row in json.loads((ROOT / "benchmarks" / "published.json").read_text()):
+        theirs = f"{figure(row['score'])}, {row['protocol']}"
+        yield f"| {row['environment']} | {row['who']} | {theirs} | {' | '.join(ours(row['ours']))} |"
+    yield ""
+
+
+def ours(place: list[str] | None) -> list[str]:
+    if place is None:
+        return ["not run yet", "-", "-"]
+    file, name = place
+    rows = json.loads((RESULTS / file).read_text())["rows"][name]
+    count = min(len(run["evaluations"]) for run in rows)
+    last = [run["evaluations"][count - 1] for run in rows]
+    scores = [score for _, score, _ in last]
+    link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{file}) ({name}, worst {figure(min(scores))})"
+    return [link, f"{max(step for step, _, _ in last):,}", str(len(rows))]
+
+
+def made_with(machine: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    cpus = dict.fromkeys([*(run["cpu"] for run in runs if "cpu" in run), machine["cpu"]])
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (f"{' and '.join(cpus)}, {machine['cores']} cores, no GPU, {machine['date']}; Python {machine['python']}, "
+            f"{versions}.")
+
+
+def quoted(word: str) -> str:
+    return f"'{word}'" if any(letter in word for letter in " {}[]") else word
+
+
+def figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""A page that follows a run: what it is told, again and again, and the small server that tells it.
+
+The run does not notice: only its files are read. Whoever is on this machine may look; anybody else needs the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import socket
+import threading
+import time
+from dataclasses import asdict
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from qfleet.config import read_yaml
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.roll import Roll
+from qfleet.runs.series import Thinned, columns
+from qfleet.runs.state import WORDS, state_of
+from qfleet.runs.tail import Tail
+from qfleet.runs.tally import BY_ROLE, Goal, Tally
+from qfleet.runs.webpage import document, page
+
+SCRIPTS = ("charts.js", "panels.js", "watch.js")
+LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
+
+
+class Follower:
+    """What is known of a run, and what has been added since somebody asked last."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        settings = read_yaml(run.config) if run.config.is_file() else {}
+        env = settings.get("env")
+        self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
+        self.tally = Tally(Goal.of(settings))
+        self.known = Thinned()  # so that what a page costs each second does not grow with the run
+        self._tail, self._roll = Tail(run.metrics, from_start=True), Roll(run.path)
+        self._version = 0
+        self._lock = threading.Lock()
+
+    def news(self, seen: int) -> dict[str, Any]:
+        """Where the run stands now; its curves only if they are newer than version `seen`."""
+        with self._lock:
+            state = state_of(self.run)
+            for record in self._tail.news():
+                self._add(record)
+            running = state in ("running", "elsewhere")
+            members = self._roll.look(time.time()) if running else []
+            verdict, roles = self.tally.verdict(), self.tally.roles()
+            steps_s, updates_s = self.tally.rates()
+            return {"name": self.run.name, "env": self.env, "state": state, "words": WORDS[state],
+                    "headline": self.tally.headline() if self.known else "there is no record yet",
+                    "fraction": self.tally.goal.fraction(self.tally.latest), "steps_s": steps_s,
+                    "updates_s": updates_s, "updates": self.tally.count("updates"), "roles": roles,
+                    "figures": [row for row in self.tally.figures() if not (roles and row[0] in BY_ROLE)],
+                    "loop": self.tally.loop(), "members": members, "events": list(self._roll.events),
+                    "limit": None if verdict is None else asdict(verdict), "film": self.newest_film(),
+                    "version": self._version, "ratio": self.tally.goal.ratio,
+                    "series": columns(self.known.records) if seen != self._version else None}
+
+    def newest_film(self) -> str | None:
+        return max(self.films(), key=lambda path: (path.stat().st_mtime, path.name)).name if self.films() else None
+
+    def films(self) -> list[Path]:
+        return [path for path in self.run.videos.glob("*.mp4") if not path.name.startswith(".")]
+
+    def _add(self, record: dict[str, Any]) -> None:
+        self.known.add(record)
+        self.tally.add(record)
+        self._version += 1
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page of one run. Without a token only under a name of this very machine."""
+
+    daemon_threads = True
+
+    def __init__(self, run: RunDirectory, host: str, port: int, token: str | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.follower, self.token = Follower(run), token
+        super().__init__((host, port), Handler)
+
+    @property
+    def url(self) -> str:
+        host, port = str(self.server_address[0]), self.server_address[1]
+        where = f"[{host}]" if ":" in host else host
+        return f"http://{where}:{port}/" + (f"?token={quote(self.token)}" if self.token else "")
+
+    @property
+    def cookie(self) -> str:
+        return f"qfleet-{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of an answer is nothing to be told of."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """`/` the page, `/news?seen=N` where the run stands, `/film/NAME` a film, in parts if asked so."""
+
+    server: Server
+    server_version = "qfleet"
+    sys_version = ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        if self.server.token is None:
+            if not LOOPBACK.fullmatch(self.headers.get("Host", "")):  # another site's name that leads here
+                return self._say(HTTPStatus.FORBIDDEN, b"this page is for 127.0.0.1 and localhost only\n")
+        elif parts.path == "/" and self._knows(query.get("token", [""])[0]):
+            return self._let_in()
+        elif not self._known():
+            return self._say(HTTPStatus.UNAUTHORIZED, b"open the address that `qfleet watch` printed\n")
+        follower = self.server.follower
+        if parts.path == "/":
+            text = page(f"{follower.run.name} · qfleet", SCRIPTS, {}, connect="'self'")
+            return self._say(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
+        if parts.path == "/news":
+            seen = query.get("seen", ["-1"])[0]
+            text = document(follower.news(int(seen) if re.fullmatch(r"-?\d{1,12}", seen) else -1))
+            return self._say(HTTPStatus.OK, text.encode(), "application/json")
+        name = unquote(parts.path).removeprefix("/film/")
+        for path in follower.films():
+            if path.name == name:
+                return self._film(path)
+        return self._say(HTTPStatus.NOT_FOUND, b"there is nothing of that name\n")
+
+    def _knows(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), str(self.server.token).encode())
+
+    def _known(self) -> bool:
+        try:
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+        except CookieError:
+            cookie = None
+        bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return self._knows(bearer) or (cookie is not None and self._knows(cookie.value))
+
+    def _let_in(self) -> None:
+        """The token goes into a cookie, so that it stands in no address bar, history or screenshot."""
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Location", "/")
+        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _film(self, path: Path) -> None:
+        data = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked is None:
+            return self._say(HTTPStatus.OK, data, "video/mp4")
+        start, end = int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)
+        if start > end:
+            return self._say(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, b"")
+        return self._say(HTTPStatus.PARTIAL_CONTENT, data[start:end + 1], "video/mp4",
+                         ("Content-Range", f"bytes {start}-{end}/{len(data)}"))
+
+    def _say(self, status: HTTPStatus, body: bytes, kind: str = "text/plain", *more: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
+                            ("Accept-Ranges", "bytes"), ("X-Content-Type-Options", "nosniff"),
+                            ("X-Frame-Options", "DENY"), ("Referrer-Policy", "no-referrer"), *more):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Every poll would be a line."""

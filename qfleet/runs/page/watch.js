@@ -1,0 +1,93 @@
+"use strict";
+// The live page: asks once a second where the run stands, and draws what is new.
+
+const live = { groups: [{ label: "" }], runs: [{ name: "", group: 0, series: { x: {}, y: {}, limits: [] }, ratio: null }] };
+const runs = () => live.runs;
+const place = name => document.getElementById(name);
+let version = -1, tags = "", film = null;
+
+document.getElementById("page").replaceChildren(
+  el("header", {}, el("div", {}, el("h1", { id: "name" }, "…"), el("p", { class: "soft", id: "env" })), themeButton()),
+  el("p", { id: "alarm", class: "bad", role: "alert", hidden: true }),
+  el("section", { class: "card", "aria-label": "Progress" }, el("div", { id: "state", class: "state", role: "status" }), el("div", { class: "bar" }, el("div", { id: "bar" })),
+    el("div", { id: "headline" }), el("p", { id: "limit", class: "small soft" })),
+  el("div", { class: "grid wide", style: { marginTop: "14px" } },
+    el("section", { class: "card", "aria-label": "Roles" }, el("h3", {}, "Roles"), el("div", { id: "roles" })),
+    el("section", { class: "card", "aria-label": "Newest film" }, el("h3", {}, "Newest evaluation film"), el("div", { id: "film", class: "empty" }, "none yet: set eval.video_period"))),
+  el("section", { class: "card", style: { marginTop: "14px" }, "aria-label": "Figures" }, el("h3", {}, "Now"), el("div", { id: "figures", class: "now" })),
+  el("div", { class: "controls" }, axisChoice(), smoothing()), el("div", { id: "charts" }));
+
+const percent = share => `${Math.round(100 * share)} %`;
+const HEALTH = { well: ["good", "well"], silent: ["bad", "silent"], lost: ["bad", "lost"] };
+
+function roleRows(news) {
+  const head = ["role", "health", "rate", "done", "policy lag", "life", "where"];
+  const rows = [["learner", news.state === "running" ? "well" : "silent", news.updates_s === null ? "–" : `${figure(news.updates_s)} updates/s`, `${figure(news.updates)} updates`, "", "", ""],
+    ...news.members.map(member => [member.name, member.health, member.rate === null || member.role !== "actor" ? "–" : `${figure(member.rate)} steps/s`,
+      member.role === "actor" ? `${figure(member.steps)} steps` : "", member.version >= 0 ? figure(Math.max(0, news.updates - member.version)) : "–", member.incarnation, `${member.host} ${member.pid}`])];
+  return [el("div", { class: "scroll", style: { border: 0 } }, el("table", { id: "members" }, el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
+    el("tbody", {}, rows.map(([name, health, ...rest]) => el("tr", { "data-member": name, "data-health": health }, el("th", { scope: "row" }, name),
+      el("td", { class: HEALTH[health][0] }, HEALTH[health][1]), rest.map(text => el("td", {}, text))))))),
+  el("div", { id: "events", class: "small soft", role: "log" }, news.events.slice(-6).reverse().map(([at, text]) => el("p", {}, `${new Date(1000 * at).toLocaleTimeString()} ${text}`)))];
+}
+
+function soloRows(news) {
+  const shares = Object.entries(news.loop);
+  return shares.length ? [el("p", { class: "small soft" }, "All roles share one process. Its time goes to"), el("dl", {}, shares.map(([name, share]) => [el("dt", {}, name), el("dd", {}, percent(share))]))]
+    : [el("p", { class: "small soft" }, "nothing is known yet")];
+}
+
+function showFilm(name) {
+  if (name === film || !name) return;
+  film = name;
+  const video = el("video", { controls: true, loop: true, playsinline: true, "aria-label": name, src: `film/${encodeURIComponent(name)}` });
+  video.muted = true;
+  video.autoplay = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const step = /^step-0*(\d+)/.exec(name);
+  place("film").className = "";
+  place("film").replaceChildren(video, el("p", { class: "small soft" }, step ? `step ${(+step[1]).toLocaleString("en")}` : name));
+}
+
+function charts() {  // built anew when the run logs something for the first time
+  view.charts.length = strips.length = 0;
+  const known = tagsOf(runs()), returns = Object.entries(RETURNS).filter(([tag]) => known.has(tag)).map(([tag, look]) => chartOf(live, tag, look, runs, 260));
+  place("charts").replaceChildren(returns.length ? section("Learning curves", el("div", { class: "grid wide" }, returns)) : "",
+    ...panelSections(live, runs).map(([title, nodes]) => section(title, el("div", { class: "grid" }, nodes))));
+}
+
+function show(news) {
+  const going = news.state === "running" || news.state === "elsewhere";
+  document.title = `${Math.round(100 * news.fraction)} % ${news.name}`;
+  place("name").textContent = news.name; place("env").textContent = news.env;
+  place("state").className = `state ${going ? "good" : news.state === "died" ? "bad" : "soft"}`;
+  if (place("state").textContent !== news.words) place("state").replaceChildren(el("span", { class: "dot" }), news.words);
+  place("state").dataset.state = news.state;
+  place("bar").style.width = `${100 * news.fraction}%`;
+  place("headline").textContent = news.headline;
+  place("limit").textContent = news.limit ? `Limited by ${LIMIT_WORDS[news.limit.limit] || news.limit.limit}: ${news.limit.evidence}. Remedy: ${news.limit.advice}.` : "";
+  place("roles").replaceChildren(...(news.members.length || news.roles.length ? roleRows(news) : soloRows(news)));
+  place("figures").replaceChildren(...news.figures.map(([name, text]) => el("div", {}, el("span", { class: "soft small" }, `${name} `), el("b", {}, text))));
+  showFilm(news.film);
+  if (news.series) {
+    version = news.version;
+    live.groups[0].label = news.name;
+    Object.assign(live.runs[0], { name: news.name, series: news.series, ratio: news.ratio });
+    const now = Object.keys(news.series.y).join();
+    if (now !== tags) { tags = now; charts(); }
+    redraw();
+  }
+}
+
+async function follow() {
+  try {
+    const reply = await fetch(`news?seen=${version}`);
+    if (!reply.ok) throw new Error(`${reply.status} ${reply.statusText}`);
+    show(await reply.json());
+    place("alarm").hidden = true;
+  } catch (error) {
+    place("alarm").hidden = false;
+    place("alarm").textContent = `qfleet watch does not answer (${error.message}): what you see is old.`;
+  }
+  setTimeout(follow, document.hidden ? 5000 : 1000);
+}
+follow();

@@ -1,0 +1,71 @@
+"""A page of one file: the scripts and the style of `page/`, and data that stays data.
+
+The scripts that may run are named by their hashes in the page's own content policy, so markup that slipped into a
+name or a setting could not run anything; and nothing may be loaded from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+FRAME = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="qfleet">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main id="page"><noscript>This page draws itself with JavaScript, which is turned off.</noscript></main>
+<script type="application/json" id="data">{data}</script>
+{reels}<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page(title: str, scripts: Sequence[str], data: Any, reels: Sequence[str] = (), connect: str = "'none'") -> str:
+    """The text of a page; `reels` are films as base64, `connect` is where its scripts may ask for more."""
+    script = "\n".join(asset(name) for name in scripts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (f"default-src 'none'; img-src data:; media-src 'self' blob:; style-src 'unsafe-inline'; "
+              f"script-src 'sha256-{digest}'; connect-src {connect}; base-uri 'none'; form-action 'none'")
+    films = "".join(f'<script type="text/plain" id="reel-{index}">{reel}</script>\n'
+                    for index, reel in enumerate(reels))
+    return FRAME.format(policy=policy, title=html.escape(title), style=asset("page.css"), data=embedded(data),
+                        reels=films, script=script)
+
+
+def asset(name: str) -> str:
+    """A file of `page/`."""
+    return (files("qfleet.runs") / "page" / name).read_text(encoding="utf-8")
+
+
+def embedded(data: Any) -> str:
+    """JSON that cannot end the element that it stands in, and knows neither NaN nor infinity."""
+    return document(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def document(data: Any) -> str:
+    return json.dumps(finite(data), separators=(",", ":"), default=str, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

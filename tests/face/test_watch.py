@@ -1,0 +1,255 @@
+"""`qfleet watch`: what the page is told, who may ask, and what is refused. How it looks, a browser says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+from report_kit import records, write_run
+
+from qfleet.cli import main
+from qfleet.runs import roll
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.live import Follower, Server
+from qfleet.runs.owner import Owner
+from qfleet.runs.roll import Roll, read_roll, write_roll
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def member(name="local/0", **changes):
+    return {"name": name, "role": "actor", "host": "here", "pid": 7, "incarnation": 1, "steps": 100, "version": 4,
+            "silent_s": 0.2, "live_s": 30.0} | changes
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = write_run(tmp_path / "runs", "x", rows=records(1, 6))
+    (folder / "lock").write_text(f"{Owner.current()}\n")
+    return RunDirectory(folder)
+
+
+@pytest.fixture
+def served(run):
+    servers = []
+
+    def serve(token=None):
+        server = Server(run, "127.0.0.1", 0, token)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(server, path, **headers):
+    line = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    line.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    reply = line.getresponse()
+    return reply, reply.read()
+
+
+# ---- What is known of a run ----
+
+def test_curves_are_told_once(run):
+    follower = Follower(run)
+    first = follower.news(-1)
+    assert first["state"] == "running" and first["env"] == "ALE/Pong-v5" and first["film"] is None
+    assert first["series"]["x"]["steps"] == [500 * i for i in range(1, 7)]
+    assert follower.news(first["version"])["series"] is None
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"step": 3500, "time_s": 10.0, "train/loss": 0.1}) + "\n")
+    again = follower.news(first["version"])
+    assert again["series"]["x"]["steps"][-1] == 3500 and again["headline"].startswith("3,500 / 12,000 steps")
+
+
+def test_what_a_resumed_run_has_forgotten_is_forgotten(run):
+    follower = Follower(run)
+    follower.news(-1)
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"step": 1200, "time_s": 10.0, "train/loss": 0.1}) + "\n")
+    assert follower.news(-1)["series"]["x"]["steps"] == [500, 1000, 1200]
+
+
+def test_a_long_run_costs_no_more_than_a_short_one(run):
+    run.metrics.write_text("".join(json.dumps({"step": step, "time_s": step / 10, "train/loss": float(step)}) + "\n"
+                                   for step in range(1, 20_001)))
+    follower = Follower(run)
+    series = follower.news(-1)["series"]
+    steps, losses = series["x"]["steps"], series["y"]["train/loss"]
+    assert len(follower.known) <= 1100 and 250 <= len(steps) <= 500
+    assert steps == sorted(steps) and steps[-1] == 20_000 and losses[0] < 100 and losses[-1] > 19_900
+    assert all(abs(step - loss) < 60 for step, loss in zip(steps, losses, strict=True))
+
+
+def test_the_newest_film_is_named(run):
+    run.videos.mkdir()
+    for age, name in enumerate(("step-2.mp4", "step-1.mp4", ".step-3.partial-1.mp4")):
+        (run.videos / name).write_bytes(b"film")
+        os.utime(run.videos / name, (1000 - age, 1000 - age))
+    assert Follower(run).news(-1)["film"] == "step-2.mp4"
+
+
+def test_a_run_without_records_is_followed(tmp_path):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    news = Follower(RunDirectory(folder)).news(-1)
+    assert news["headline"] == "there is no record yet" and news["state"] == "ended" and news["fraction"] == 0
+
+
+def test_members_of_a_run_that_is_over_are_not_shown(run):
+    write_roll(run.path, [member()])
+    assert len(Follower(run).news(-1)["members"]) == 1
+    (run.path / "lock").unlink()
+    assert Follower(run).news(-1)["members"] == []
+
+
+# ---- Who takes part ----
+
+def at(monkeypatch, now, folder, *members):
+    monkeypatch.setattr(roll.time, "time", lambda: now)
+    write_roll(folder, members)
+
+
+def test_rates_and_lives_are_told(tmp_path, monkeypatch):
+    seen = Roll(tmp_path)
+    at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0))
+    [row] = seen.look(100.0)
+    assert row["rate"] is None and row["health"] == "well"
+    at(monkeypatch, 102.0, tmp_path, member(silent_s=0.0, steps=300))
+    assert seen.look(102.0)[0]["rate"] == 100
+    at(monkeypatch, 108.5, tmp_path, member(silent_s=6.5, steps=300))
+    [row] = seen.look(108.5)
+    assert row["health"] == "silent" and row["rate"] is None
+    assert seen.look(200.0)[0]["health"] == "lost", "nobody wrote any more"
+    at(monkeypatch, 201.0, tmp_path, member(silent_s=0.0, incarnation=2, steps=0))
+    assert seen.look(201.0)[0]["health"] == "well"
+    assert [text for _, text in seen.events] == [
+        "local/0 has not been heard of for 6 s", "local/0 has not been heard of for 98 s",
+        "local/0 came back as another process: life 2"]
+
+
+def test_somebody_who_was_slow_is_heard_of_again(tmp_path, monkeypatch):
+    seen = Roll(tmp_path)
+    for now, silent in ((10.0, 0.0), (17.0, 7.0), (18.0, 0.1)):
+        at(monkeypatch, now, tmp_path, member(silent_s=silent))
+        seen.look(now)
+    assert [text for _, text in seen.events][-1] == "local/0 is heard of again"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"at": "x", "members": []}', '{"at": 1, "members": 3}'])
+def test_a_roll_that_is_none_is_nobody(tmp_path, text):
+    (tmp_path / roll.FILE).write_text(text)
+    assert read_roll(tmp_path) == {} and Roll(tmp_path).look(1.0) == []
+
+
+def test_a_roll_that_cannot_be_written_is_no_failure(tmp_path):
+    write_roll(tmp_path / "gone", [member()])
+    assert read_roll(tmp_path / "gone") == {}
+
+
+# ---- Who may ask ----
+
+def test_the_page_and_its_news(served):
+    server = served()
+    reply, text = ask(server, "/")
+    assert reply.status == 200 and b'<main id="page">' in text and "connect-src 'self'" in text.decode()
+    assert reply.headers["X-Frame-Options"] == "DENY" and reply.headers["Cache-Control"] == "no-store"
+    for query in ("", "?seen=-1", "?seen=nonsense"):
+        reply, text = ask(server, f"/news{query}")
+        assert reply.headers["Content-Type"] == "application/json" and json.loads(text)["series"]["x"]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_other_names_for_this_machine_are_refused(served, host):
+    assert ask(served(), "/news", Host=host)[0].status == 403
+    assert ask(served(), "/news", Host="localhost:99")[0].status == 200
+
+
+@pytest.mark.parametrize("path", ["/film/../config.yaml", "/film/%2e%2e/config.yaml", "/config.yaml", "/film/",
+                                  "/film/x.mp4", "/../../etc/passwd", "//etc/passwd"])
+def test_nothing_but_films_is_given_out(served, path):
+    assert ask(served(), path)[0].status == 404
+
+
+def test_films_are_given_out_in_parts(served, run):
+    run.videos.mkdir()
+    (run.videos / "a b.mp4").write_bytes(bytes(range(100)))
+    server = served()
+    reply, data = ask(server, "/film/a%20b.mp4")
+    assert (reply.status, len(data), reply.headers["Content-Type"]) == (200, 100, "video/mp4")
+    reply, data = ask(server, "/film/a%20b.mp4", Range="bytes=10-19")
+    assert (reply.status, data, reply.headers["Content-Range"]) == (206, bytes(range(10, 20)), "bytes 10-19/100")
+    assert ask(server, "/film/a%20b.mp4", Range="bytes=90-")[1] == bytes(range(90, 100))
+    assert ask(server, "/film/a%20b.mp4", Range="bytes=100-")[0].status == 416
+
+
+def test_without_the_token_nothing_is_told(served):
+    server = served("secret-word")
+    for path in ("/", "/news", "/film/x.mp4", "/?token=wrong", "/?token=", "/news?token=secret-word"):
+        reply, text = ask(server, path)
+        assert reply.status == 401 and b"x" not in text.replace(b"fleet", b"")
+    assert ask(server, "/news", Authorization="Bearer wrong")[0].status == 401
+    assert ask(server, "/news", Cookie="nonsense; =;")[0].status == 401
+
+
+def test_the_token_becomes_a_cookie(served):
+    server = served("secret-word")
+    parts = urlsplit(server.url)
+    reply, _ = ask(server, f"{parts.path}?{parts.query}")
+    assert reply.status == 303 and reply.headers["Location"] == "/"
+    cookie = reply.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert ask(server, "/news", Cookie=cookie.partition(";")[0])[0].status == 200
+    assert ask(server, "/news", Authorization="Bearer secret-word", Host="evil.example")[0].status == 200
+
+
+# ---- The verb ----
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["watch", "gone"], "no run 'gone'"), (["watch", "--root", "nowhere"], "there is no run in nowhere to watch"),
+    (["watch", "x", "--listen", "0.0.0.0:80", "--port", "1"], "leave out --port"),
+    (["watch", "x", "--listen", "nonsense"], "is not an address"), (["watch", "x", "--listen", "unix:/x"], "HOST:PORT"),
+    (["watch", "x", "--token-file", "t"], "needs no token"), (["watch", "x", "--port", "70000"], "cannot listen"),
+    (["watch", "x", "--listen", "0.0.0.0:0", "--token-file", "t"], "token file t does not exist")])
+def test_mistakes_are_told(run, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(run.path.parent.parent)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert told in err and "Traceback" not in err
+
+
+def test_a_port_that_is_taken(run, served, monkeypatch, capsys):
+    monkeypatch.chdir(run.path.parent.parent)
+    taken = served().server_address[1]
+    assert main(["watch", "x", "--port", str(taken)]) == 2 and "the port is in use" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_real_command_serves_until_it_is_interrupted(run):
+    older = write_run(run.path.parent, "older")
+    os.utime(older)  # touched last, but it does not run
+    process = subprocess.Popen([sys.executable, "-m", "qfleet", "watch", "--port", "0"], stdout=subprocess.PIPE,
+                               text=True, cwd=run.path.parent.parent, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stdout.readline() == "runs/x is running\n"
+        url = urlsplit(process.stdout.readline().split()[1])
+        line = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
+        line.request("GET", "/news")
+        assert json.loads(line.getresponse().read())["name"] == "x"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
