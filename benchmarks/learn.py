@@ -168,7 +168,8 @@ def main() -> None:
         recipe, _, overrides = MATRIX[args.one[0]]
         print(json.dumps(train(recipe, overrides, int(args.one[1]))))
         return
-    saved = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
+    before = json.loads(args.out.read_text()) if args.out.exists() else {}  # with notes, perhaps
+    saved = before.get("rows", {})
     rows: dict[str, list[dict]] = {name: saved.get(name, []) for name in MATRIX if name in saved or name in args.only}
     todo = [(name, seed) for name in args.only for seed in range(1, args.seeds + 1)
             if all(run["seed"] != seed for run in rows[name])]
@@ -183,7 +184,7 @@ def main() -> None:
             rows[name] = sorted([*rows[name], done.result()], key=lambda run: run["seed"])
             print(name, done.result(), flush=True)
             args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
+            args.out.write_text(json.dumps(before | {"rows": rows, "machine": machine()}, indent=1) + "\n")
     print(report({name: rows[name] for name in args.only}))
     if failed:
         sys.exit("\n".join(["runs that failed:", *failed]))
