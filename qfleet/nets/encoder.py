@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from qfleet.nets.norms import Norm
+from qfleet.nets.patches import PatchConv2d
 from qfleet.nets.torsos import find_torso
 from qfleet.types import Leaf
 
@@ -41,9 +42,20 @@ class Encoder(nn.Module):
             return torch.cat(ones, 1).to(dtype)
         if leaf.kind == "vector":
             return x.reshape(len(x), -1).to(dtype)
-        pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
-        features: torch.Tensor = self.get_submodule(self.names[name])(pixels)
+        torso = self.get_submodule(self.names[name])
+        features: torch.Tensor = torso(self._pixels(torso, leaf, x, dtype))
         return features
+
+    def _pixels(self, torso: nn.Module, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What a torso is shown. On a GPU channels lie last in memory, or it takes the bytes as they are."""
+        if leaf.dtype == "uint8" and x.is_cuda and isinstance(first_layer(torso), PatchConv2d):
+            return x
+        pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
+        return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels
+
+
+def first_layer(torso: nn.Module) -> nn.Module | None:
+    return next(iter(torso.children()), None)
 
 
 def default_torso(leaf: Leaf) -> str:

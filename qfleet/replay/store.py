@@ -1,4 +1,4 @@
-"""What all replays have in common, wherever their chunks rest: serials, eviction, pace, keys, and what is saved of them."""
+"""What all replays have in common, wherever their chunks rest: serials, eviction, pace, keys, and what is saved."""
 
 from __future__ import annotations
 

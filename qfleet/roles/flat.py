@@ -78,6 +78,9 @@ class Flat:
         for name, value in buffers.items():
             self._buffers[name].copy_(value)
 
+    def buffer(self, name: str) -> torch.Tensor:
+        return self._buffers[name]
+
     def follow(self, other: Flat, tau: float = 1.0) -> None:
         """Move towards another network: all the way (a copy), or a step of size tau."""
         if tau == 1.0:

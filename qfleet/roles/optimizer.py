@@ -97,18 +97,37 @@ class Optimizer:
             moved[where] = 0
         self.weights.addcmul_(moved, self._factor)
 
+    @torch.no_grad()
+    def step_if(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor) -> None:
+        """The same step on a device, where nobody waits to hear of `norm`, or of `sound`, without which nothing moves.
+
+        Not for parts that rest in some updates."""
+        if self.cfg.clip_norm > 0:
+            gradient.mul_((self.cfg.clip_norm / (norm + 1e-6)).clamp(max=1))
+        self.steps += sound
+        moved = torch.zeros_like(self.weights) if self.parts else self.weights
+        if self.cfg.optimizer == "adam":
+            self._adam(moved, gradient, (~sound).float())
+        else:
+            kept = [(vector, vector.clone()) for vector in (self.mean, self.square, moved)]
+            self._rmsprop(moved, gradient)
+            for vector, before in kept:
+                vector.copy_(torch.where(sound, vector, before))
+        if self.parts:
+            self.weights.addcmul_(moved, self._factor)
+
     def _move(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         if self.cfg.optimizer == "adam":
             self._adam(weights, gradient)
         else:
             self._rmsprop(weights, gradient)
 
-    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor, unless: torch.Tensor | None = None) -> None:
         """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
         torch._fused_adam_(
             [weights], [gradient], [self.mean], [self.square], [], [self.steps], amsgrad=False,
             lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
-            maximize=False, grad_scale=None, found_inf=None)
+            maximize=False, grad_scale=None, found_inf=unless)
 
     def _rmsprop(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""
