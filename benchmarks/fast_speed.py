@@ -3,11 +3,13 @@
     python benchmarks/fast_speed.py updates  [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
     python benchmarks/fast_speed.py acting   [--seconds 20] [--set replay.samples_per_insert=8 ...]
     python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast]
+    python benchmarks/fast_speed.py check
 
-Every command appends a JSON record, with versions and hardware, to --out. `updates` times the learner alone, from the draw
-to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first, then
-trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and counts
-from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation not counted.
+Every command appends a JSON record, with versions and hardware, to --out. `updates` times the learner alone, from the
+draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
+then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
+counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
+not counted. `check` compares recorded updates with those made in pieces.
 """
 
 from __future__ import annotations
@@ -96,10 +98,31 @@ def updates(args: argparse.Namespace) -> None:
                     "store": config.replay.store, "capture": config.learner.capture, "capacity": args.capacity,
                     "alpha": config.replay.alpha, "whole": learner._whole is not None, "warm_up_s": round(warm_s, 2),
                     "updates_per_s": round(statistics.median(rates), 1), "all": [round(rate, 1) for rate in rates],
-                    "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if torch.cuda.is_available() else None})
+                    "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
         if args.profile:
             profile(learner, wait)
         del learner
+
+
+def check(args: argparse.Namespace) -> None:
+    """Does a recorded update move the weights as one in pieces does? Distance of both, over the way moved."""
+    for algo in ("dqn", "c51", "qr"):
+        for precision in ("fp32", "bf16"):
+            for alpha in ("0", "0.6"):
+                ends, begin = [], None
+                for capture in ("true", "false"):
+                    words = [f"agent.algo={algo}", f"learner.precision={precision}", f"replay.alpha={alpha}",
+                             f"learner.capture={capture}", "replay.store=device", *args.set]
+                    learner, _ = learner_of(64, words, 20_000, 10_000)
+                    begin = learner.flat.master.clone()
+                    learner.burst = 40
+                    learner.step()
+                    ends.append(learner.flat.master.clone())
+                    whole = learner._whole is not None and bool(learner._whole._graphs)
+                    assert whole == (capture == "true"), f"{words}: recorded {whole}"
+                away = float((ends[0] - ends[1]).norm() / (ends[1] - begin).norm())
+                keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
+                            "distance": round(away, 6)})
 
 
 def profile(learner: Any, wait: Any) -> None:
@@ -124,7 +147,8 @@ def bare(lanes: int, seconds: float) -> float:
     import numpy as np
     from ale_py.vector_env import AtariVectorEnv
 
-    env, rng = AtariVectorEnv("pong", lanes, num_threads=len(os.sched_getaffinity(0)), noop_max=30), np.random.default_rng(0)
+    env = AtariVectorEnv("pong", lanes, num_threads=len(os.sched_getaffinity(0)), noop_max=30)
+    rng = np.random.default_rng(0)
     env.reset(seed=0)
     steps, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
@@ -168,20 +192,22 @@ def pong(args: argparse.Namespace) -> None:
             while found is None and running.poll() is None and time.time() - begin < args.limit:
                 time.sleep(0.1)
                 now = time.time()
-                found = next((record for record in read(metrics) if record.get("eval/mean_reward", -99) >= SOLVED), None)
+                found = next((x for x in read(metrics) if x.get("eval/mean_reward", -99) >= SOLVED), None)
             try:
-                running.wait(20)
+                running.wait(10 if found else 0.1)
             except subprocess.TimeoutExpired:
                 running.kill()
+                running.wait()
             records = read(metrics)
         curve = [[round(record["time_s"], 1), record["step"], round(record.get("rollout/ep_rew_mean", -21), 1)]
                  for record in records]
-        judged = [[round(record["time_s"], 1), record["step"], record["eval/mean_reward"], round(record["eval/seconds"], 1)]
-                  for record in records if "eval/seconds" in record]
+        judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1)]
+                  for x in records if "eval/seconds" in x]
         solved = None if found is None else round(now - begin - found["eval/seconds"], 1)
         keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "solved_s": solved,
                     "score": found and found["eval/mean_reward"], "steps": found and found["step"],
-                    "updates": found and found["updates"], "judged": judged, "curve": curve[::max(1, len(curve) // 60)]})
+                    "updates": found and found["updates"], "judged": judged,
+                    "curve": curve[::max(1, len(curve) // 60)]})
 
 
 def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
@@ -194,7 +220,7 @@ def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["updates", "acting", "pong"])
+    parser.add_argument("what", choices=["updates", "acting", "pong", "check"])
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--updates", type=int, default=300, help="per measurement")
     parser.add_argument("--repeats", type=int, default=5)
@@ -209,7 +235,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    {"updates": updates, "acting": acting, "pong": pong}[args.what](args)
+    {"updates": updates, "acting": acting, "pong": pong, "check": check}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ class DeviceReplay(Store[Chunk]):
         self._states = {c.name: torch.zeros((self._slots, layout.starts, len(layout.marks), *c.shape),
                                             dtype=getattr(torch, c.dtype), device=device) for c in layout.marked}
         self._window = torch.arange(-layout.context, layout.window.length, device=device)
+        slot, start = torch.arange(self._slots, device=device), torch.arange(layout.starts, device=device)
+        self._firsts = (slot[:, None] * layout.rows + layout.context + start * layout.window.stride).flatten()
         self.rng = torch.Generator(device).manual_seed(seed)
         self._session = secrets.randbits(32)
 
@@ -69,10 +71,10 @@ class DeviceReplay(Store[Chunk]):
         if not self.claim(n):
             return None
         self.prepare()
-        at, sample, share = self.draw(n)
+        at, sample, least = self.draw(n)
         rows = sample.rows | {OBS + name: leaf for name, leaf in sample.leaves.items()}
         leaves = at.cpu().numpy()
-        peak = float(self._size * share) ** -self._cfg.beta(self.steps) if self._cfg.alpha > 0 else 1.0
+        peak = (self._size * self.masses.share(least)) ** -self._cfg.beta(self.steps) if self._cfg.alpha > 0 else 1.0
         return Sample(leaves + self._key_offset[leaves // self._layout.starts], sample.weight, rows, peak)
 
     def prepare(self) -> None:
@@ -80,28 +82,25 @@ class DeviceReplay(Store[Chunk]):
         self.masses.show(self._cfg.beta(self.steps))
 
     def draw(self, n: int) -> tuple[torch.Tensor, Sample, torch.Tensor]:
-        """Leaves [n] and their windows, without a word to the host; and the smallest leaf's share of the total."""
-        at, weight, share = self.masses.draw(n, self.rng)
-        slot, layout = at // self._layout.starts, self._layout
-        start = at - slot * layout.starts
-        first = slot * layout.rows + layout.context + start * layout.window.stride
+        """Leaves [n] and their windows, without a word to the host; and the smallest leaf."""
+        at, weight, least = self.masses.draw(n, self.rng)
+        layout, first = self._layout, self._firsts.index_select(0, at)
         records = self._records.index_select(0, (first[:, None] + self._window).flatten())
         whole = records.view(n, len(self._window), -1)
         rows = {name: self._column(whole, name)[:, layout.context:] for name in self._told}
-        rows |= {name: states[slot, start] for name, states in self._states.items()}
+        rows |= {name: states.flatten(0, 1).index_select(0, at) for name, states in self._states.items()}
         ended = self._column(whole, "last")
-        places = torch.arange(ended.shape[1], device=ended.device)
         # By place in the window: the newest final row up to there.
-        final = torch.where(ended, places, -1).cummax(1).values if layout.context else ended
+        final = torch.where(ended, self._window, -1 - layout.context).cummax(1).values if layout.context else ended
 
         def look(row: int | torch.Tensor | None) -> dict[str, torch.Tensor]:
             return {column.name[len(OBS):]: self._stacks(column, first, final, row) for column in self._seen}
 
-        return at, Glimpse(NO_KEYS, weight, rows, look=look), share
+        return at, Glimpse(NO_KEYS, weight, rows, look=look), least
 
     @property
     def nbytes(self) -> int:
-        held = [self._records, *self._frames.values(), *self._states.values()]
+        held = [self._records, self._firsts, *self._frames.values(), *self._states.values()]
         return self.masses.nbytes + sum(values.nbytes for values in held)
 
     def _column(self, records: torch.Tensor, name: str) -> torch.Tensor:
@@ -113,18 +112,20 @@ class DeviceReplay(Store[Chunk]):
     def _stacks(self, column: Column, first: torch.Tensor, final: torch.Tensor,
                 row: int | torch.Tensor | None) -> torch.Tensor:
         """Observations [B, ...] at a row of each window, or [B, T, ...] at all of them; stacks begin with episodes."""
-        context = self._layout.context
+        context, length = self._layout.context, self._layout.window.length
         if row is None:
-            place = torch.arange(context, len(self._window), device=self._device).expand(len(first), -1)
+            place = self._window[context:].expand(len(first), length)
         else:
-            place = (torch.full_like(first, row) if isinstance(row, int) else row)[:, None] + context
-        at = first[:, None] + place - context
+            place = self._window[None, context + row:context + row + 1] if isinstance(row, int) else row[:, None]
         if column.stack > 1:
-            back = torch.arange(1 - column.stack, 1, device=self._device)
-            before = final.gather(1, place - 1)  # the final row of the episode before, or earlier
-            index = torch.where((place[..., None] + back) > before[..., None], at[..., None] + back, self._nothing)
+            # Of each row, the final one of an episode before it, or an earlier one.
+            before = final[:, context - 1:context + length - 1]
+            if row is not None:
+                before = before[:, row:row + 1] if isinstance(row, int) else before.gather(1, place)
+            shown = place[..., None] + self._window[context - column.stack + 1:context + 1]
+            index = torch.where(shown > before[..., None], first[:, None, None] + shown, self._nothing)
         else:
-            index = at[..., None]
+            index = first[:, None] + place
         frames = self._frames[column.name].index_select(0, index.flatten()).view(getattr(torch, column.dtype))
         shape = column.stacked_shape
         return frames.view(len(first), *shape) if row is not None else frames.view(len(first), -1, *shape)

@@ -27,6 +27,7 @@ class Masses:
         self.clamped = torch.zeros((), dtype=torch.int64, device=device)
         self.beta = torch.ones((), device=device)
         self._sums = torch.zeros_like(self.leaves)
+        self._strata = torch.zeros(0, device=device)
         self._shown = 1.0
 
     @property
@@ -68,28 +69,28 @@ class Masses:
         if self.alpha == 0:
             return
         given = priority.double()
-        sane = (given >= LEAST) & (given <= MOST)
-        kept = given.nan_to_num(LEAST, MOST, LEAST).clamp(LEAST, MOST)
-        most = torch.where(sane & sound, kept, 0.0).max()
-        self.largest.copy_(torch.maximum(self.largest, most))
-        self.clamped += (~sane & sound).sum()
-        before = self.leaves[at]
-        self.leaves[at] = torch.where(sound & (before > 0), kept ** self.alpha, before)
+        kept = given.nan_to_num(LEAST).clamp(LEAST, MOST)
+        absurd = kept != given
+        torch.maximum(self.largest, torch.where(absurd, 0.0, kept).max() * sound, out=self.largest)
+        self.clamped += (absurd & sound).sum()
+        self.leaves[at] = torch.where(sound, kept ** self.alpha, self.leaves[at])  # what was drawn is not 0
 
     @torch.no_grad()
     def draw(self, n: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Leaves int64 [n], one from each of n equal shares of the total, ascending; importance weights float32 [n],
-        the largest 1; and what the smallest leaf among them is of the total."""
+        the largest 1; and the smallest leaf among them, or the total if all are equal."""
         torch.cumsum(self.leaves, 0, out=self._sums)
         total = self._sums[-1]
         points = torch.rand(n, generator=rng, device=self.device, dtype=torch.float64)
-        points = (points + torch.arange(n, device=self.device)) / n
-        at = torch.searchsorted(self._sums, points.clamp(max=BELOW_ONE) * total, right=True)
+        if len(self._strata) != n:
+            self._strata = torch.arange(n, device=self.device, dtype=torch.float64)
+        points.add_(self._strata).mul_(total * (BELOW_ONE / n))
+        at = torch.searchsorted(self._sums, points, right=True)
         if self.alpha == 0:
-            return at, torch.ones(n, device=self.device), 1 / total
-        values = self.leaves[at]
+            return at, torch.ones(n, device=self.device), total
+        values = self.leaves.index_select(0, at)
         least = values.min()
-        return at, (least / values).float() ** self.beta, least / total
+        return at, (least / values).float().pow_(self.beta), least
 
     def get(self, leaves: np.ndarray) -> np.ndarray:
         found: np.ndarray = self.leaves.cpu().numpy()[leaves]
@@ -104,6 +105,10 @@ class Masses:
 
     def total(self) -> float:
         return float(self.leaves.sum())
+
+    def share(self, least: torch.Tensor) -> float:
+        """What a leaf is of the total, as it was at the last draw."""
+        return float(least / self._sums[-1])
 
     def state_dict(self) -> dict[str, Any]:
         return {"largest": float(self.largest), "clamped": int(self.clamped)}

@@ -96,11 +96,11 @@ def told(layout: Layout) -> np.dtype:
 
 
 def device_bytes(layout: Layout, cfg: ReplayConfig) -> tuple[int, int]:
-    """Bytes of a replay that is kept raw on a device: of all columns, and of priorities with their sums."""
+    """Bytes of a replay that is kept raw on a device: of all columns, and of priorities, their sums and places."""
     frames = sum(column.row_bytes for column in layout.columns if column.name.startswith(OBS))
     per_slot = layout.rows * (frames + told(layout).itemsize)
     per_slot += layout.starts * len(layout.marks) * sum(column.row_bytes for column in layout.marked)
-    return slots(layout, cfg) * per_slot, 16 * slots(layout, cfg) * layout.starts
+    return slots(layout, cfg) * per_slot, 24 * slots(layout, cfg) * layout.starts
 
 
 def device_plan(layout: Layout, cfg: ReplayConfig, free_bytes: int | None) -> Plan:

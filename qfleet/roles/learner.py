@@ -162,10 +162,11 @@ class Learner:
         """Start an update that nobody waits for, if it is time for one."""
         if not whole.replay.claim(self.cfg.batch_size):
             return False
-        whole.update()
+        telling = (self.updates + 1) % self.cfg.metrics_period_updates == 0
+        whole.update(noted=telling)
         before, self.updates = self.updates, self.advance(self.updates)
         self._follow(before)
-        if self._passed(self.cfg.metrics_period_updates, before) and (report := whole.report()) is not None:
+        if telling and (report := whole.report()) is not None:
             self.metrics.write(report.figures | {"train/learning_rate": self.cfg.learning_rate})
             if report.bad:
                 self._own_up(whole, report)

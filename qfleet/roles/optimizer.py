@@ -13,6 +13,7 @@ from torch import nn
 
 from qfleet.agent import Rate
 from qfleet.config import Config, NonNegative, Positive
+from qfleet.maths.cuda import kernel
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95
@@ -98,13 +99,17 @@ class Optimizer:
         self.weights.addcmul_(moved, self._factor)
 
     @torch.no_grad()
-    def step_if(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor) -> None:
+    def step_if(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,
+                rounded: tuple[torch.Tensor, torch.Tensor] | None = None) -> bool:
         """The same step on a device, where nobody waits to hear of `norm`, or of `sound`, without which nothing moves.
 
-        Not for parts that rest in some updates."""
+        Not for parts that rest in some updates. Whether the weights are `rounded`, too, to where a network reads them.
+        """
+        self.steps += sound
+        if self._at_once(sound, gradient, norm, rounded):
+            return rounded is not None
         if self.cfg.clip_norm > 0:
             gradient.mul_((self.cfg.clip_norm / (norm + 1e-6)).clamp(max=1))
-        self.steps += sound
         moved = torch.zeros_like(self.weights) if self.parts else self.weights
         if self.cfg.optimizer == "adam":
             self._adam(moved, gradient, (~sound).float())
@@ -115,6 +120,18 @@ class Optimizer:
                 vector.copy_(torch.where(sound, vector, before))
         if self.parts:
             self.weights.addcmul_(moved, self._factor)
+        return False
+
+    def _at_once(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,
+                 rounded: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
+        """Clip, move and round in one pass over the memory of a GPU, which is all that a step takes time for there."""
+        if not self.weights.is_cuda or self.parts or self.cfg.optimizer != "adam" or (adam := kernel("adam")) is None:
+            return False
+        cfg, size = self.cfg, len(self.weights)
+        data, places = rounded if rounded is not None else (self.weights, self.weights)
+        adam(size, [self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data, places, size,
+                    int(rounded is not None), cfg.learning_rate, *BETAS, cfg.optimizer_eps, float(cfg.clip_norm)])
+        return True
 
     def _move(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         if self.cfg.optimizer == "adam":

@@ -15,7 +15,7 @@ import torch
 
 from qfleet.agent import Arm, Decision
 from qfleet.roles.policy import Policy
-from qfleet.roles.whole import aside, first_line, recorded
+from qfleet.roles.whole import aside, first_line, recorded, swift
 from qfleet.types import EnvSpec, Obs
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Reflex:
     def _record(self, noise: bool) -> None:
         self._noise = noise
         try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            with swift(self.policy.flat.data.dtype == torch.bfloat16):
                 for _ in range(WARM_UP):
                     aside(lambda: self._decide(noise))
                 self._graph = recorded(lambda: self._once(noise), [self.policy.rng])

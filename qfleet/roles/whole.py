@@ -10,7 +10,8 @@ A batch whose loss or gradient is not finite moves nothing, as ever; the host he
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,8 @@ class Report:
 
 
 class Whole:
-    """`update` makes one update. `report` says what those up to the last but one report brought."""
+    """`update` makes one update, its figures `noted` or not. `report` says what those brought that were made before the
+    last report."""
 
     def __init__(self, replay: DeviceReplay, eager: Eager, flat: Flat, solo: Solo, batch_size: int) -> None:
         self.replay, self.eager, self.flat, self.batch_size = replay, eager, flat, batch_size
@@ -45,21 +47,21 @@ class Whole:
         self.device = flat.master.device
         self.tags: list[str] = []
         self._figures = torch.zeros(0, device=self.device)
-        self._bad = torch.zeros(3, device=self.device)  # all, most in a row, in a row now
+        self._bad = torch.zeros(3, device=self.device).unbind()  # all, most in a row, in a row now
         self._made = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: tuple[torch.cuda.CUDAGraph, ...] = ()  # without figures, and with them
         self._told: tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None] | None = None
         self._bad_told = 0
         self.sample: Sample | None = None
 
-    def update(self) -> None:
+    def update(self, noted: bool) -> None:
         self.replay.prepare()
-        if self._graph is not None:
-            self._graph.replay()
+        if self._graphs:
+            self._graphs[noted].replay()
         elif self.device.type != "cuda":
             self.once()
         else:
-            self._warm()
+            self._warm(noted)
         self._made += 1
 
     def report(self) -> Report | None:
@@ -73,51 +75,53 @@ class Whole:
         new, self._bad_told = int(bad[0]) - self._bad_told, int(bad[0])
         return Report(dict(zip(self.tags, figures.tolist(), strict=True)), new, int(bad[1]))
 
-    def once(self) -> None:
-        """One update, operation by operation."""
+    def once(self, noted: bool = True) -> None:
+        """One update, operation by operation; its figures are `noted`, or not if nobody is going to ask."""
         at, self.sample, _ = self.replay.draw(self.batch_size)
         found = self.eager(self.sample)
         with torch.no_grad():
             gradient = self.flat.gather(found.grads)
             norm = torch.dot(gradient, gradient).sqrt()
             sound = torch.isfinite(norm) & torch.isfinite(found.total)
-            self.optimizer.step_if(sound, gradient, norm)
-            self.flat.sync()
+            if not self.optimizer.step_if(sound, gradient, norm, self.flat.rounded):
+                self.flat.sync()
             self.flat.assign({name: torch.where(sound, value, self.flat.buffer(name))
                               for name, value in found.buffers.items()})
             self.replay.masses.renew(at, found.priority, sound)
-            figures = {"train/loss": found.total, "train/grad_norm": norm,
-                       **{tag: value.mean() for tag, value in found.metrics.items()}}
-            self._note(figures, sound)
+            wrong, (bad, most, row) = ~sound, self._bad
+            bad += wrong
+            row.add_(1).mul_(wrong)
+            torch.maximum(most, row, out=most)
+            if noted:
+                self._note({"train/loss": found.total, "train/grad_norm": norm,
+                            **{tag: value.mean() for tag, value in found.metrics.items()}})
 
-    def _note(self, figures: dict[str, torch.Tensor], sound: torch.Tensor) -> None:
+    def _note(self, figures: dict[str, torch.Tensor]) -> None:
         if not self.tags:
             self.tags = list(figures)
             self._figures = torch.zeros(len(figures), device=self.device)
         self._figures.copy_(torch.stack([value.float() for value in figures.values()]))
-        wrong = (~sound).float()
-        row = (self._bad[2] + 1) * wrong
-        self._bad.copy_(torch.stack([self._bad[0] + wrong, torch.maximum(self._bad[1], row), row]))
 
     def _ask(self) -> tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None]:
         if self.device.type != "cuda":
-            return self._figures.clone(), self._bad.clone(), None
+            return self._figures.clone(), torch.stack(self._bad), None
         copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
-                  for x in (self._figures, self._bad)]
+                  for x in (self._figures, torch.stack(self._bad))]
         ready = torch.cuda.Event()
         ready.record()
         return copies[0], copies[1], ready
 
-    def _warm(self) -> None:
+    def _warm(self, noted: bool) -> None:
         """One of the first updates, or the recording of all that follow; it is an update, too."""
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+        with swift(self.flat.data.dtype == torch.bfloat16):
             if self._made < WARM_UP:
                 aside(self.once)
                 return
             generators = [self.replay.rng, self.eager.rng]
             try:
-                self._graph = recorded(self.once, generators)
-                self._graph.replay()
+                plain = recorded(lambda: self.once(False), generators)
+                self._graphs = (plain, recorded(self.once, generators, plain))
+                self._graphs[noted].replay()
                 log.info("learner.capture: the update is recorded as one CUDA graph")
             except RuntimeError as error:
                 log.warning("learner.capture: this agent's update cannot be recorded as a CUDA graph (%s); it runs "
@@ -135,13 +139,28 @@ def aside(do: Callable[[], object]) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def recorded(do: Callable[[], object], generators: list[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """What `do` does on a GPU, ready to be replayed; every replay goes on with the generators."""
+@contextmanager
+def swift(rounded: bool) -> Iterator[None]:
+    """Let libraries try which of their kernels is fastest. Where weights are bfloat16 (`rounded`), products of float32
+    may take the matrix units, too: their numbers are those of bfloat16, which TF32 holds without loss."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or rounded
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def recorded(do: Callable[[], object], generators: list[torch.Generator],
+             beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
+    """What `do` does on a GPU, ready to be replayed; every replay goes on with the generators. Two recordings `beside`
+    each other share their memory, as they never run at once."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
         do()
     return graph
 

@@ -15,6 +15,7 @@ def test_by_patches_is_the_same_function_and_has_the_same_gradient(kernel, strid
     conv = PatchConv2d(channels, 5, kernel, stride).double()
     usual = F.conv2d(x.double() / 255, conv.weight, conv.bias, stride)
     found = conv(x)
+    assert torch.equal(conv(conv.ready(x)), found)
     torch.testing.assert_close(found, usual, rtol=1e-12, atol=1e-12)
     assert found.is_contiguous(memory_format=torch.channels_last)
     slope = torch.randn(usual.shape, generator=rng, dtype=torch.float64)
@@ -27,7 +28,8 @@ def test_bytes_are_exact_in_bfloat16():
     x = torch.arange(256, dtype=torch.uint8).repeat(25).view(1, 1, 80, 80)
     weight, bias = torch.ones(1, 1, 8, 8, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
     usual = F.conv2d(x.double() / 255, weight.double(), None, 4)
-    torch.testing.assert_close(by_patches(x, weight, bias, 4).double(), usual, rtol=2**-6, atol=0)
+    found = by_patches(patches(x, 4).bfloat16(), weight, bias, 4)
+    torch.testing.assert_close(found.double(), usual, rtol=2**-6, atol=0)
     assert torch.equal(patches(x, 4).bfloat16().double().sum(), x.double().sum())
 
 
