@@ -11,6 +11,7 @@ from qfleet import envs
 from qfleet.agent import Agent
 from qfleet.config import plugin_module
 from qfleet.envs import EnvConfig
+from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
@@ -161,7 +162,8 @@ def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = Tru
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
         seats = [Seat(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
-        cast = Cast(agent, seats, make_judge(config) if judged and cell == 0 else env)
+        judge = Later(lambda: make_judge(config), env.spec, min(config.eval.lanes, config.eval.episodes))
+        cast = Cast(agent, seats, judge if judged and cell == 0 else env)
         stack.pop_all()
     return cast
 

@@ -16,6 +16,8 @@ import torch
 log = logging.getLogger(__name__)
 
 BLOCK = 256
+RESIDENT = 132 * 8 * BLOCK
+"""Threads that a large GPU has at work at once: more than those need not be started for a loop."""
 
 LAY = """
 // Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread for the four pixels of a patch's row.
@@ -51,16 +53,16 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
         root = sqrt(1 - pow(beta2, (double)*steps));
     }
     __syncthreads();
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    float g = gradient[i] * scale;
-    float m = (float)beta1 * mean[i] + (float)(1 - beta1) * g;
-    float v = (float)beta2 * square[i] + (float)(1 - beta2) * g * g;
-    float w = weights[i] - size * m / (sqrtf(v) / root + (float)eps);
-    mean[i] = m; square[i] = v; weights[i] = w;
-    if (rounded) {
-        unsigned int bits = __float_as_uint(w);
-        data[places[i]] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        float g = gradient[i] * scale;
+        float m = (float)beta1 * mean[i] + (float)(1 - beta1) * g;
+        float v = (float)beta2 * square[i] + (float)(1 - beta2) * g * g;
+        float w = weights[i] - size * m / (sqrtf(v) / root + (float)eps);
+        mean[i] = m; square[i] = v; weights[i] = w;
+        if (rounded) {
+            unsigned int bits = __float_as_uint(w);
+            data[places[i]] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+        }
     }
 }
 """

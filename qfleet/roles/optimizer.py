@@ -13,7 +13,7 @@ from torch import nn
 
 from qfleet.agent import Rate
 from qfleet.config import Config, NonNegative, Positive
-from qfleet.maths.cuda import kernel
+from qfleet.maths.cuda import RESIDENT, kernel
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95
@@ -129,8 +129,9 @@ class Optimizer:
             return False
         cfg, size = self.cfg, len(self.weights)
         data, places = rounded if rounded is not None else (self.weights, self.weights)
-        adam(size, [self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data, places, size,
-                    int(rounded is not None), cfg.learning_rate, *BETAS, cfg.optimizer_eps, float(cfg.clip_norm)])
+        adam(min(size, RESIDENT), [self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data,
+                                   places, size, int(rounded is not None), cfg.learning_rate, *BETAS,
+                                   cfg.optimizer_eps, float(cfg.clip_norm)])
         return True
 
     def _move(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
