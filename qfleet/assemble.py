@@ -11,6 +11,7 @@ from qfleet import envs
 from qfleet.agent import Agent
 from qfleet.config import plugin_module
 from qfleet.envs import EnvConfig
+from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
@@ -57,7 +58,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         config = shared_out(config, config.cells)
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
     cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
-    threads = thread_plan(images, max(1, cores))
+    threads = thread_plan(images and device.type == "cpu", max(1, cores))
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -69,6 +70,12 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))
+    store = _store(settled, layout)
+    capture = settled.learner.capture
+    settled = settled.model_copy(update={
+        "replay": settled.replay.model_copy(update={"store": store}),
+        "learner": settled.learner.model_copy(update={
+            "capture": store == "device" and device.type == "cuda" if capture == "auto" else capture})})
     memory = _memory(settled, layout)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
@@ -78,8 +85,29 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
 
 def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
     """Cells share what is free: all of them may be on this host."""
+    if config.replay.store == "device":
+        return planner.device_plan(layout, config.replay, _free_bytes(config))
     free = planner.available_memory()
     return planner.plan(layout, config.replay, None if free is None else free // config.cells)
+
+
+def _store(config: RunConfig, layout: Layout) -> str:
+    """On a GPU that has room for it the replay lies there, unless a limit in bytes asks for the compressed one."""
+    if config.replay.store != "auto":
+        return config.replay.store
+    if not config.device.startswith("cuda") or config.replay.max_bytes is not None:
+        return "host"
+    free = _free_bytes(config)
+    return "device" if free is not None and sum(planner.device_bytes(layout, config.replay)) < free // 2 else "host"
+
+
+def _free_bytes(config: RunConfig) -> int | None:
+    """Of the learner's device, for each cell; None if it is not here to be asked."""
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
+    free = planner.available_memory()
+    return None if free is None else free // config.cells
 
 
 def _most_bytes(memory: planner.Plan) -> float:
@@ -134,7 +162,8 @@ def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = Tru
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
         seats = [Seat(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
-        cast = Cast(agent, seats, make_judge(config) if judged and cell == 0 else env)
+        judge = Later(lambda: make_judge(config), env.spec, min(config.eval.lanes, config.eval.episodes))
+        cast = Cast(agent, seats, judge if judged and cell == 0 else env)
         stack.pop_all()
     return cast
 
@@ -156,6 +185,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
+                   + (f" on {config.device}" if config.replay.store == "device" else "")
                    + (" in each cell" if cells > 1 else "")
                    + (f", {planner.size(memory.available)} free" if memory.available else "")),
         ("disk", disk),

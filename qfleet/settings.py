@@ -154,10 +154,14 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
         found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
+    if cfg.eval.from_return is not None and (cfg.placement != "inline" or cfg.gradients != "solo"):
+        found.append(f"eval.from_return={cfg.eval.from_return:g} needs an evaluator beside the actors: leave it out, "
+                     "or set placement=inline gradients=solo")
     found += _two_explorations(cfg)
     found += _noise_on_numbers(cfg)
     found += _placement(cfg)
-    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and cfg.learner.capture and not cfg.learner.compile:
+    recorded = cfg.learner.capture is True and not cfg.learner.compile
+    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
                      "set learner.capture=false")
     if cfg.gradients == "server":

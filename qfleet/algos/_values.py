@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -193,7 +193,8 @@ def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         action, step = batch.rows["action"][:, 0], step_of(cfg, batch.rows)
-        obs, obs_next = batch.obs(0), batch.obs(step.row[:, 0])
+        encoder = cast(Encoder, net.encoder)
+        obs, obs_next = encoder.ready(batch.obs(0)), encoder.ready(batch.obs(step.row[:, 0]))
         here = kind.learn(net, obs, noise(rng), rng)
         with torch.no_grad():
             there = kind.bootstrap(target, obs_next, noise(rng), rng)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from qfleet.nets.norms import Norm
+from qfleet.nets.patches import PatchConv2d
 from qfleet.nets.torsos import find_torso
 from qfleet.types import Leaf
 
@@ -34,6 +35,16 @@ class Encoder(nn.Module):
         parts = [self._leaf(name, leaf, obs[name], dtype) for name, leaf in self.leaves.items()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
+    def ready(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same observations, on a GPU with pictures laid out as the first layer wants them: if several networks of
+        one kind are shown the same ones, that is done once."""
+        found = dict(obs)
+        for name, torso in self.names.items():
+            layer = first_layer(self.get_submodule(torso))
+            if found[name].is_cuda and found[name].dtype == torch.uint8 and isinstance(layer, PatchConv2d):
+                found[name] = layer.ready(found[name])
+        return found
+
     def _leaf(self, name: str, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if leaf.kind == "category":
             columns = x.reshape(len(x), -1)
@@ -41,9 +52,20 @@ class Encoder(nn.Module):
             return torch.cat(ones, 1).to(dtype)
         if leaf.kind == "vector":
             return x.reshape(len(x), -1).to(dtype)
-        pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
-        features: torch.Tensor = self.get_submodule(self.names[name])(pixels)
+        torso = self.get_submodule(self.names[name])
+        features: torch.Tensor = torso(self._pixels(torso, leaf, x, dtype))
         return features
+
+    def _pixels(self, torso: nn.Module, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What a torso is shown. On a GPU channels lie last in memory, or it takes the bytes as they are."""
+        if leaf.dtype == "uint8" and x.is_cuda and isinstance(first_layer(torso), PatchConv2d):
+            return x  # laid out already, or by the layer itself
+        pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
+        return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels
+
+
+def first_layer(torso: nn.Module) -> nn.Module | None:
+    return next(iter(torso.children()), None)
 
 
 def default_torso(leaf: Leaf) -> str:

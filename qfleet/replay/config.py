@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
@@ -12,6 +14,9 @@ class ReplayConfig(Config):
     """How much experience is kept, how fast it is reused, and by which preference it is drawn."""
 
     capacity: PositiveCount = Field(100_000, description="experience kept, in environment steps")
+    store: Literal["auto", "host", "device"] = Field(
+        "auto", description="where it rests: compressed in main memory, raw on the learner's device, or there if it is "
+                            "a GPU with room")
     max_bytes: PositiveCount | None = Field(
         None, description="memory limit in bytes, all parts counted; none = planned from the memory that is free")
     min_steps: Count = Field(1_000, description="environment steps taken before the first sample")

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from qfleet.replay.host import HostReplay
 from qfleet.replay.segments import Source, read
+from qfleet.replay.store import Store
 
 Shard = tuple[Mapping[str, Any], Iterable[tuple[str, Source]]]
 """The saved state of a part, and its segments."""
 
 
-def deal(replay: HostReplay, shards: Sequence[Shard], rank: int, ranks: int, steps: int) -> None:
+def deal(replay: Store[Any], shards: Sequence[Shard], rank: int, ranks: int, steps: int) -> None:
     """Fill an empty replay with its share, part `rank` of `ranks`: every so-manieth chunk, oldest first.
 
     Chunks of all shards are dealt in the order of their age, counted from each shard's newest. `steps` of the run's

@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
-from qfleet.types import UserError
+from qfleet.types import OBS, UserError
 
 IMAGE_RATIO = 8.0
 """Assumed compression of image columns. Ten Atari games gave 27-150 under random play; other pictures are busier."""
@@ -81,6 +83,38 @@ def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) 
         raise UserError(f"replay.max_bytes={size(limit)} does not hold replay.min_steps={cfg.min_steps}, about "
                         f"{size(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
                         "raise max_bytes, or lower capacity or min_steps")
+    return planned
+
+
+def told(layout: Layout) -> np.dtype:
+    """All columns but observations side by side, as a device keeps a row of them."""
+    fields = [(column.name, column.dtype, column.shape or (1,)) for column in layout.columns
+              if not column.name.startswith(OBS)]
+    widest = sorted(fields, key=lambda field: -np.dtype(field[1]).itemsize)  # so that none lies across a border
+    spare = -np.dtype(widest).itemsize % 8
+    return np.dtype([*widest, ("", "uint8", (spare,))] if spare else widest)
+
+
+def device_bytes(layout: Layout, cfg: ReplayConfig) -> tuple[int, int]:
+    """Bytes of a replay that is kept raw on a device: of all columns, and of priorities, their sums and places."""
+    frames = sum(column.row_bytes for column in layout.columns if column.name.startswith(OBS))
+    per_slot = layout.rows * (frames + told(layout).itemsize)
+    per_slot += layout.starts * len(layout.marks) * sum(column.row_bytes for column in layout.marked)
+    return slots(layout, cfg) * per_slot, 24 * slots(layout, cfg) * layout.starts
+
+
+def device_plan(layout: Layout, cfg: ReplayConfig, free_bytes: int | None) -> Plan:
+    """Plan a replay that lives on the learner's device with `free_bytes` of memory (None: unknown), or refuse it."""
+    columns, priorities = device_bytes(layout, cfg)
+    planned = Plan(columns, 0, priorities, free_bytes, None)
+    most = None if free_bytes is None else int(SHARE * free_bytes)
+    for limit, name in ((cfg.max_bytes, f"replay.max_bytes={cfg.max_bytes}"),
+                        (most, f"what it may take there, {SHARE:.0%} of the free memory")):
+        if limit is not None and planned.total > limit:
+            fitting = int(cfg.capacity * limit / planned.total) // layout.chunk_steps * layout.chunk_steps
+            raise UserError(f"replay.capacity={cfg.capacity} needs {size(planned.total)} on the device "
+                            f"({size(planned.total / cfg.capacity)} per step, raw) but {name} is {size(limit)}: lower "
+                            f"replay.capacity to {fitting}, or use replay.store=host, which keeps it compressed")
     return planned
 
 

@@ -13,6 +13,19 @@ LEAST, MOST = 1e-6, 1e6
 """Range of a priority: whatever lies outside, or is not a number, is clamped and counted."""
 
 
+def clean(priority: np.ndarray) -> tuple[np.ndarray, float, int]:
+    """Priorities within their range, the largest of those that were, and how many were not."""
+    given = np.asarray(priority, np.float64)
+    least, most = given.min(initial=1.0), given.max(initial=1.0)
+    if least >= LEAST and most <= MOST:  # false for NaN
+        return given, float(most), 0
+    sane = (given >= LEAST) & (given <= MOST)
+    # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
+    most = float(given[sane].max(initial=0.0))
+    values = np.clip(np.nan_to_num(given, nan=LEAST, posinf=MOST, neginf=LEAST), LEAST, MOST)
+    return values, most, int((~sane).sum())
+
+
 class Priorities:
     """Leaves hold priority ** alpha, 0 for what must not be drawn. With alpha = 0 every valid start is equal.
 
@@ -54,16 +67,23 @@ class Priorities:
         return leaves, weight, float(size * least / self.tree.total) ** -beta
 
     def _clean(self, priority: np.ndarray) -> np.ndarray:
-        given = np.asarray(priority, np.float64)
-        least, most = given.min(initial=1.0), given.max(initial=1.0)
-        if least >= LEAST and most <= MOST:  # false for NaN
-            self.largest = max(self.largest, float(most))
-            return given
-        sane = (given >= LEAST) & (given <= MOST)
-        # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
-        self.largest = max(self.largest, float(given[sane].max(initial=0.0)))
-        self.clamped += int((~sane).sum())
-        return np.clip(np.nan_to_num(given, nan=LEAST, posinf=MOST, neginf=LEAST), LEAST, MOST)
+        values, most, clamped = clean(priority)
+        self.largest = max(self.largest, most)
+        self.clamped += clamped
+        return values
+
+    def get(self, leaves: np.ndarray) -> np.ndarray:
+        return self.tree.get(leaves)
+
+    def set(self, leaves: np.ndarray, values: np.ndarray) -> None:
+        self.tree.set(leaves, values)
+
+    def fill(self, values: np.ndarray) -> None:
+        """Write all leaves at once."""
+        self.tree.fill(values)
+
+    def total(self) -> float:
+        return self.tree.total
 
     def state_dict(self) -> dict[str, Any]:
         return {"largest": self.largest, "clamped": self.clamped}

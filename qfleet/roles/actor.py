@@ -22,6 +22,7 @@ from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.roles.laps import Laps
 from qfleet.roles.policy import Policy
+from qfleet.roles.reflex import Reflex, reflex_of
 from qfleet.types import OBS, Chunk, Experience, Metrics, Obs, Outcome, Published, VectorEnv
 
 ENV, ACT, STORE, WAIT = "actor/env_ms", "actor/act_ms", "actor/store_ms", "actor/wait_ms"
@@ -120,6 +121,10 @@ class Actor:
         self._length = np.zeros(self.env.lanes, np.int64)
         self._sent, self._fresh = None, True
         self.policy.begin(self.env.lanes)
+        wanted = () if self.recorder is None else tuple(self.recorder.layout.extras)
+        self._reflex: Reflex | None = reflex_of(self.policy, self.env.spec, self.env.lanes, wanted)
+        if self._reflex is not None:
+            self._reflex.begin()
 
     def step(self) -> bool:
         """Finish the step under way and start the next one; False while the replay does not take our chunks."""
@@ -130,7 +135,7 @@ class Actor:
         self.land()
         self._refresh()
         arm = self.explorer.arms(self.recorder.replay.steps if self.recorder is not None else self.steps)
-        self._sent, self._fresh = self.policy.act(self._obs, arm), False
+        self._sent, self._fresh = (self._reflex or self.policy).act(self._obs, arm), False
         self.laps.lap(ACT)
         self.env.send(self._sent[0])
         self.laps.lap(ENV)
@@ -157,6 +162,8 @@ class Actor:
             alive = ~final
             self.recorder.row(self._obs, self._sent, out.reward * alive, out.discount * alive, final)
         self.policy.observe(out.reward, final)
+        if self._reflex is not None:
+            self._reflex.over(final)
         self._tally(out, final)
         self.laps.lap(STORE)
         self._obs, self._last, self._sent = out.obs, out.last, None

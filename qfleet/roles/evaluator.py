@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from qfleet.config import Config, Count, Fraction, PositiveCount
+from qfleet.config import Config, Count, Fraction, PositiveCount, Real
 from qfleet.explore import Explorer
 from qfleet.explore.bandit import Bandit, Choosing
 from qfleet.explore.constant import Constant
@@ -35,6 +36,8 @@ class EvalConfig(Config):
 
     period_steps: Count | None = Field(None, description="environment steps between evaluations")
     period_updates: Count | None = Field(None, description="updates between evaluations, instead of period_steps")
+    from_return: Real | None = Field(
+        None, description="no evaluation before the mean return of the last 100 training episodes is this")
     episodes: PositiveCount = Field(10, description="whole, unclipped episodes per evaluation")
     epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation")
     lanes: PositiveCount = Field(4, description="environments that evaluation plays side by side")
@@ -43,11 +46,12 @@ class EvalConfig(Config):
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluation found. `version` is the number of updates behind the weights."""
+    """What an evaluation found. `version` is the number of updates behind the weights, `seconds` how long it took."""
 
     returns: list[float]
     lengths: list[int]
     version: int
+    seconds: float | None = None
 
     @property
     def mean(self) -> float:
@@ -145,14 +149,21 @@ class Evaluator:
         self.count = 0
         self.judged = -1
         self.owed = False
+        self.recent: Callable[[], float | None] = lambda: None  # the mean return of training
         self.bandit = Bandit(policy.agent.arms, TRIALS * policy.agent.arms) if policy.agent.arms > 1 else None
 
     def step(self) -> bool:
         """One whole evaluation, if one is due."""
-        if not (self.schedule.due(self.progress()) or self.owed):
+        if not (self.owed or (self._promising() and self.schedule.due(self.progress()))):
             return False
         self.judge()
         return True
+
+    def _promising(self) -> bool:
+        if self.cfg.from_return is None:
+            return True
+        recent = self.recent()
+        return recent is not None and recent >= self.cfg.from_return
 
     def judge(self) -> None:
         """Evaluate the newest weights now, unless they have just been judged."""
@@ -160,7 +171,7 @@ class Evaluator:
         self.policy.refresh(self.weights)
         if self.judged == self.policy.version:
             return
-        seed = seed_for(self.seed, "evaluations", self.count)
+        seed, begin = seed_for(self.seed, "evaluations", self.count), perf_counter()
         try:
             if self.bandit is not None:
                 self._try_arms(self.bandit, seed)
@@ -170,7 +181,7 @@ class Evaluator:
             return
         self.judged = score.version
         self.count += 1
-        self.on_score(score, self.policy.flat.state())
+        self.on_score(replace(score, seconds=perf_counter() - begin), self.policy.flat.state())
 
     def _try_arms(self, bandit: Bandit, seed: int) -> None:
         """Episodes that do not count, to find out with which arm to play those that do."""

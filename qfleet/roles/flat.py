@@ -1,13 +1,15 @@
 """A network's parameters as one vector: copies, clipping and optimizer steps become single operations.
 
 Precision lives here, too: the optimizer moves `master` (float32); the network computes with `data`, which is the same
-vector in float32 runs and a bfloat16 copy beside it in bfloat16 runs. float64 networks, made by tests of the maths,
-stay what they are.
+vector in float32 runs and a bfloat16 copy beside it in bfloat16 runs. On a GPU it is laid out as kernels like it:
+every parameter begins at a multiple of 64 numbers, and channels of convolutions lie last. float64 networks, made by
+tests of the maths, stay what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -35,11 +37,21 @@ class Flat:
         device = self.parameters[0].device
         self.shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
         size = sum(parameter.numel() for parameter in self.parameters)
-        self.data = torch.empty(size, dtype=dtype, device=device)
-        for parameter, room in zip(self.parameters, self._named(self.data).values(), strict=True):
+        self._order: torch.Tensor | None = None  # of each number of `data`, its place in `master`
+        same = dtype in (torch.float32, torch.float64)
+        if same or device.type != "cuda":
+            self.data = torch.empty(size, dtype=dtype, device=device)
+            rooms = list(self._named(self.data).values())
+        else:
+            self._order = order_of(list(self.shapes.values())).to(device)
+            self.data = torch.empty(len(self._order), dtype=dtype, device=device)
+            rooms = rooms_of(self.data, list(self.shapes.values()))
+        self.master = torch.empty(size, dtype=dtype if same else torch.float32, device=device)
+        for parameter, room, place in zip(self.parameters, rooms, self._named(self.master).values(), strict=True):
             room.copy_(parameter.detach())
+            place.copy_(room)
             parameter.data = room
-        self.master = self.data if dtype in (torch.float32, torch.float64) else self.data.float()
+        self.master = self.data if same else self.master
         self._buffers = dict(net.named_buffers())
         self._views = self._named(self.master) | self._buffers
         trained = any(parameter.requires_grad for parameter in self.parameters)
@@ -48,15 +60,27 @@ class Flat:
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
+        if len(grads) == sum(grad is not None and grad.is_cuda and grad.dtype == torch.bfloat16 for grad in grads):
+            self.grad.copy_(torch.cat([grad.reshape(-1) for grad in grads if grad is not None]))
+            return self.grad
         pairs = [(room, grad) for room, grad in zip(self.rooms, grads, strict=True) if grad is not None]
         if absent := [room for room, grad in zip(self.rooms, grads, strict=True) if grad is None]:
             torch._foreach_zero_(absent)
         torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
         return self.grad
 
+    @cached_property
+    def rounded(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Where a GPU's network reads its weights: `data`, and of each number of `master` its place there, int32."""
+        if self._order is None:
+            return None
+        return self.data, places_of(list(self.shapes.values())).to(self.data.device)
+
     def sync(self) -> None:
         """Let the network compute with what the optimizer wrote."""
-        if self.data is not self.master:
+        if self._order is not None:
+            self.data.copy_(self.master.index_select(0, self._order))
+        elif self.data is not self.master:
             self.data.copy_(self.master)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -78,6 +102,9 @@ class Flat:
         for name, value in buffers.items():
             self._buffers[name].copy_(value)
 
+    def buffer(self, name: str) -> torch.Tensor:
+        return self._buffers[name]
+
     def follow(self, other: Flat, tau: float = 1.0) -> None:
         """Move towards another network: all the way (a copy), or a step of size tau."""
         if tau == 1.0:
@@ -91,3 +118,40 @@ class Flat:
     def _named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         views = vector.split([shape.numel() for shape in self.shapes.values()])
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
+
+
+GRAIN = 64
+"""Where parameters begin, on a GPU, in numbers: kernels for matrices move 16 bytes at once, or are much slower."""
+
+
+def rooms_of(data: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    """Views of a vector, one for each shape, at multiples of GRAIN; the channels of four axes lie last."""
+    rooms, at = [], 0
+    for shape in shapes:
+        piece = data[at:at + shape.numel()]
+        rooms.append(_last_channels(piece, shape))
+        at += -(-shape.numel() // GRAIN) * GRAIN
+    return rooms
+
+
+def order_of(shapes: Sequence[torch.Size]) -> torch.Tensor:
+    """For each number of such a vector its place in one that has no gaps and all channels first; gaps show place 0."""
+    sizes = [-(-shape.numel() // GRAIN) * GRAIN for shape in shapes]
+    order, at = torch.zeros(sum(sizes), dtype=torch.int64), 0
+    for room, shape in zip(rooms_of(order, shapes), shapes, strict=True):
+        room.copy_(torch.arange(at, at + shape.numel()).view(shape))
+        at += shape.numel()
+    return order
+
+
+def places_of(shapes: Sequence[torch.Size]) -> torch.Tensor:
+    """The other way round, int32: for each number of the vector without gaps its place in the other."""
+    at = torch.arange(len(order_of(shapes)), dtype=torch.int32)
+    return torch.cat([room.reshape(-1) for room in rooms_of(at, shapes)])
+
+
+def _last_channels(piece: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    if len(shape) != 4:
+        return piece.view(shape)
+    features, channels, high, wide = shape
+    return piece.view(features, high, wide, channels).permute(0, 3, 1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
+from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured, Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat
@@ -20,7 +22,10 @@ from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import PRECISIONS, seeded_network
 from qfleet.roles.seeds import restore_rng, seed_for
+from qfleet.roles.whole import Report, Whole, obstacle
 from qfleet.types import Metrics, Replay, Sample, Weights
+
+log = logging.getLogger(__name__)
 
 SAMPLE, UPDATE = "train/sample_ms", "train/update_ms"
 
@@ -34,13 +39,15 @@ class LearnerConfig(OptimizerConfig):
     publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="numbers the network computes with")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
-    capture: bool = Field(False, description="record the first update and play it back: faster for small networks")
+    capture: bool | Literal["auto"] = Field(
+        "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "
+                            "the replay there, where it is the whole update; auto: in that case")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
     def inactive(self) -> dict[str, str]:
         idle = {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
-        return idle | ({"capture": "with learner.compile=true"} if self.compile else {})
+        return idle
 
 
 class Diverged(Exception):
@@ -81,6 +88,8 @@ class Learner:
         self._doubt, self._eager = None, list[Eager]()
         self.derive = self._deriving(agent)
         self._rested = None if agent.rested is None else self._deriving(replace(agent, loss=agent.rested))
+        self._whole: Whole | None = None
+        self._decided = False
         self.advance: Callable[[int], int] = lambda updates: updates + 1
         self.updates = 0
         self.limit: int | None = None
@@ -103,21 +112,14 @@ class Learner:
     def _deriving(self, agent: Agent) -> Derive:
         eager = Eager(agent, self.flat.net, self.target.net, self.rng)
         self._eager.append(eager)
-        return Captured(eager) if self.cfg.capture and not self.cfg.compile else eager
+        return Captured(eager) if self.cfg.capture is True and not self.cfg.compile else eager
 
     def step(self) -> bool:
-        made = 0
+        made, whole = 0, self._decide()
         while (self.limit is None or self.updates < self.limit) and (self.burst is None or made < self.burst):
             self.laps.start()
-            sample = self._held or self.replay.sample(self.cfg.batch_size)
-            factor = self.gradients.vote(None if sample is None else sample.peak)
-            self._held = sample if factor is None else None
-            if sample is None or factor is None:
+            if not (self._in_pieces() if whole is None else self._in_one(whole)):
                 break
-            if factor != 1.0:
-                sample = replace(sample, weight=sample.weight * factor)
-            self.laps.lap(SAMPLE)
-            self._update(sample)
             self.laps.lap(UPDATE)
             self.laps.turn()
             made += 1
@@ -149,6 +151,53 @@ class Learner:
         self.gradients.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
         self.updates, self._published = state["updates"], state["published"]
+
+    def _decide(self) -> Whole | None:
+        """Whether updates are made whole on the GPU; found out when the first is due, and said."""
+        if self._decided or self.cfg.capture is not True or self.flat.master.device.type != "cuda":
+            return self._whole
+        self._decided = True
+        why = obstacle(self.replay, self.gradients, self._doubt is not None, self.flat)
+        if isinstance(self.replay, DeviceReplay) and isinstance(self.gradients, Solo) and why is None:
+            self._whole = Whole(self.replay, self._eager[0], self.flat, self.gradients, self.cfg.batch_size)
+        else:
+            log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s", why)
+        return self._whole
+
+    def _in_one(self, whole: Whole) -> bool:
+        """Start an update that nobody waits for, if it is time for one."""
+        if not whole.replay.claim(self.cfg.batch_size):
+            return False
+        telling = (self.updates + 1) % self.cfg.metrics_period_updates == 0
+        whole.update(noted=telling)
+        before, self.updates = self.updates, self.advance(self.updates)
+        self._follow(before)
+        if telling and (report := whole.report()) is not None:
+            self.metrics.write(report.figures | {"train/learning_rate": self.cfg.learning_rate})
+            if report.bad:
+                self._own_up(whole, report)
+        return True
+
+    def _own_up(self, whole: Whole, report: Report) -> None:
+        """Bad batches have moved nothing, and are not counted as updates."""
+        self.updates -= report.bad
+        self.metrics.count("fault/bad_updates", report.bad)
+        if whole.sample is not None:
+            self.on_bad(whole.sample, self.updates)
+        self._despair(report.in_a_row, report.figures["train/loss"])
+
+    def _in_pieces(self) -> bool:
+        """Sample, then update, if there is something to sample everywhere."""
+        sample = self._held or self.replay.sample(self.cfg.batch_size)
+        factor = self.gradients.vote(None if sample is None else sample.peak)
+        self._held = sample if factor is None else None
+        if sample is None or factor is None:
+            return False
+        if factor != 1.0:
+            sample = replace(sample, weight=sample.weight * factor)
+        self.laps.lap(SAMPLE)
+        self._update(sample)
+        return True
 
     def _update(self, sample: Sample) -> None:
         derive = self.derive if self._rested is None or not self.gradients.rests() else self._rested
@@ -185,9 +234,12 @@ class Learner:
         self._bad += 1
         self.metrics.count("fault/bad_updates")
         self.on_bad(sample, self.updates)
-        if self._bad >= self.cfg.max_bad_updates:
+        self._despair(self._bad, value)
+
+    def _despair(self, in_a_row: int, value: float) -> None:
+        if in_a_row >= self.cfg.max_bad_updates:
             raise Diverged(
-                f"loss or gradient was not finite in {self._bad} updates in a row (loss {value}, after "
+                f"loss or gradient was not finite in {in_a_row} updates in a row (loss {value}, after "
                 f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
 
     def _measure(self, found: Derivative, value: float, norm: float) -> None:

@@ -50,6 +50,11 @@ class Meter:
     def seconds(self) -> float:
         return self._elapsed + time.monotonic() - self._since
 
+    @property
+    def recent(self) -> float | None:
+        """The mean return of the last episodes."""
+        return sum(ret for ret, _ in self._recent) / len(self._recent) if self._recent else None
+
     def write(self, values: Mapping[str, float]) -> None:
         for tag, value in values.items():
             self.add(tag, value, 1)
@@ -101,7 +106,7 @@ class Meter:
             "episodes": self.episodes, "time_s": round(seconds, 3)}
         record |= self._rates(now, seconds) | {tag: total / n for tag, (total, n) in self._sums.items()}
         if self._recent:
-            record["rollout/ep_rew_mean"] = sum(ret for ret, _ in self._recent) / len(self._recent)
+            record["rollout/ep_rew_mean"] = self.recent
             record["rollout/ep_len_mean"] = sum(length for _, length in self._recent) / len(self._recent)
         for gauge in self.gauges:
             record |= gauge()

@@ -13,6 +13,7 @@ from torch import nn
 
 from qfleet.agent import Rate
 from qfleet.config import Config, NonNegative, Positive
+from qfleet.maths.cuda import RESIDENT, kernel
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95
@@ -114,6 +115,43 @@ class Optimizer:
         else:
             self._move(self.weights, gradient, self.mean, self.square)
 
+    @torch.no_grad()
+    def step_if(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,
+                rounded: tuple[torch.Tensor, torch.Tensor] | None = None) -> bool:
+        """The same step on a device, where nobody waits to hear of `norm`, or of `sound`, without which nothing moves.
+
+        Not for parts that rest in some updates. Whether the weights are `rounded`, too, to where a network reads them.
+        """
+        self.steps += sound
+        if self._at_once(sound, gradient, norm, rounded):
+            return rounded is not None
+        if self.cfg.clip_norm > 0:
+            gradient.mul_((self.cfg.clip_norm / (norm + 1e-6)).clamp(max=1))
+        moved = self.weights if self._factor is None else torch.zeros_like(self.weights)
+        if self.cfg.optimizer == "adam":
+            self._adam(moved, gradient, self.mean, self.square, (~sound).float())
+        else:
+            kept = [(vector, vector.clone()) for vector in (self.mean, self.square, moved)]
+            self._rmsprop(moved, gradient, self.mean, self.square)
+            for vector, before in kept:
+                vector.copy_(torch.where(sound, vector, before))
+        if self._factor is not None:
+            self.weights.addcmul_(moved, self._factor)
+        return False
+
+    def _at_once(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,
+                 rounded: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
+        """Clip, move and round in one pass over the memory of a GPU, which is all that a step takes time for there."""
+        simple = self.weights.is_cuda and self._factor is None and self.cfg.optimizer == "adam"
+        if not simple or (adam := kernel("adam")) is None:
+            return False
+        cfg, size = self.cfg, len(self.weights)
+        data, places = rounded if rounded is not None else (self.weights, self.weights)
+        adam(min(size, RESIDENT), [self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data,
+                                   places, size, int(rounded is not None), cfg.learning_rate, *BETAS,
+                                   cfg.optimizer_eps, float(cfg.clip_norm)])
+        return True
+
     def _step_parts(self, gradient: torch.Tensor) -> None:
         """Parts are moved with their neighbours and corrected afterwards: kernels that began at the border of a part
         would round otherwise where a slice of the vector has another part of it."""
@@ -144,12 +182,13 @@ class Optimizer:
         else:
             self._rmsprop(weights, gradient, mean, square)
 
-    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
+    def _adam(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor,
+              unless: torch.Tensor | None = None) -> None:
         """Kingma & Ba 2015, by the kernel behind torch.optim.Adam(fused=True) without the bookkeeping around it."""
         torch._fused_adam_(
             [weights], [gradient], [mean], [square], [], [self.steps], amsgrad=False,
             lr=self.cfg.learning_rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=self.cfg.optimizer_eps,
-            maximize=False, grad_scale=None, found_inf=None)
+            maximize=False, grad_scale=None, found_inf=unless)
 
     def _rmsprop(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
         """Centred RMSProp as Mnih et al. 2015 used it: g / √(E[g²] − E[g]² + ε), with ε = 0.01 there."""

@@ -31,6 +31,7 @@ class Policy:
         self.hinting = False  # whether somebody wants what priorities are computed from
         self.memory: Memory = None
         self._kept: Mapping[str, torch.Tensor] = {}
+        self.habits: dict[Any, Any] = {}  # recordings of how it acts, by those who made them
 
     def refresh(self, weights: Published) -> int | None:
         """Take newer weights if there are any; returns by how many updates they are newer."""

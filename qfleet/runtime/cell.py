@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from qfleet.agent import Agent
+from qfleet.replay.device import DeviceReplay
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Recorder
@@ -44,7 +45,8 @@ class Cell:
         self.agent, self.plan, self.outside = agent, plan, outside
         seed = plan.seed
         self.layout = Layout(spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.states, agent.marks)
-        self.replay = HostReplay(self.layout, plan.replay, seed_for(seed, "replay"), plan.device)
+        store = DeviceReplay if plan.replay.store == "device" else HostReplay
+        self.replay: HostReplay | DeviceReplay = store(self.layout, plan.replay, seed_for(seed, "replay"), plan.device)
         self.stop = Stop(plan, self.progress)
         self.best: float | None = None
         self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
@@ -68,6 +70,8 @@ class Cell:
         if better and self.outside.save_best(score, self.progress(), weights):
             self.best = score.mean  # not before it is on the disk: what could not be saved can still be beaten
         best = {} if self.best is None else {"eval/best_reward": self.best}
+        if score.seconds is not None:
+            best["eval/seconds"] = score.seconds
         self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std, **best,
                          "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
         self.stop.score(score.mean)

@@ -72,9 +72,11 @@ class Inline:
         self.shares = Shares()
         self.cell.gauges.append(self.shares)
         self.actors = [self._actor(index, seat) for index, seat in enumerate(cast.seats)]
-        judge = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
-        self.evaluator: Judge = Evaluator(judge, cast.eval_env, self.weights, plan.eval, plan.seed, self.cell.progress,
-                                          self._judged, lambda: self.cell.stop.told)
+        policy = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
+        judge = Evaluator(policy, cast.eval_env, self.weights, plan.eval, plan.seed, self.cell.progress, self._judged,
+                          lambda: self.cell.stop.told)
+        judge.recent = lambda: self.cell.meter.recent
+        self.evaluator: Judge = judge
         self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.cell.progress,
                                          self.cell.meter, self._cut if plan.exact_resume else None)
         self.beside: list[Worker] = []  # whoever else has something to do when the learner is done
@@ -85,10 +87,12 @@ class Inline:
         for actor, seeds in zip(self.actors, self._seeds(), strict=True):
             actor.begin(seeds)
         cell, stop, timed = self.cell, self.cell.stop, self.shares.timed
-        # The actors have sent their actions when the learner's turn comes: the emulators work while it trains.
+        # An actor has sent its actions when the learner's turn comes: the emulators work while it trains. It has a turn
+        # after each of them, so that the GPU has something to do while the next one's emulators are waited for.
+        learner = timed("time/learner_share", cell.learner)
+        turns = [worker for actor in self.actors for worker in (timed("time/actor_share", actor), learner)]
         try:
-            drive([*(timed("time/actor_share", actor) for actor in self.actors),
-                   timed("time/learner_share", cell.learner), *self.beside, cell.meter,
+            drive([*turns, *self.beside, cell.meter,
                    timed("time/eval_share", self.evaluator), timed("time/save_share", self.checkpointer)], stop)
             if stop.reason in ("total_steps", "total_updates"):
                 cell.learner.publish()

@@ -9,6 +9,7 @@ import torch
 
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
+from qfleet.replay.device import DeviceReplay
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
 from qfleet.types import Chunk, EnvSpec, Leaf, Window
@@ -108,13 +109,18 @@ def append(chunker: Chunker, twin: Twin, end: bool = False) -> list[tuple[int, C
     return chunker.append(obs, **columns, extras={"row": row, "state": np.stack([row, row], 1)})
 
 
-def replay_for(layout: Layout, seed: int = 0, **cfg: float) -> HostReplay:
+STORES = {"host": HostReplay, "device": DeviceReplay}
+chosen = {"store": "host"}
+"""Which store `replay_for` makes: one suite of tests is for all of them."""
+
+
+def replay_for(layout: Layout, seed: int = 0, **cfg: float) -> HostReplay | DeviceReplay:
     """A replay that never waits, unless told otherwise."""
     values = {"capacity": 1000, "min_steps": 0, "samples_per_insert": 1e9, "chunk_steps": layout.chunk_steps} | cfg
-    return HostReplay(layout, ReplayConfig.model_validate(values), seed, torch.device("cpu"))
+    return STORES[chosen["store"]](layout, ReplayConfig.model_validate(values), seed, torch.device("cpu"))
 
 
-def play(twin: Twin, chunker: Chunker, replay: HostReplay, steps: int) -> None:
+def play(twin: Twin, chunker: Chunker, replay: HostReplay | DeviceReplay, steps: int) -> None:
     for _ in range(steps):
         replay.tick(twin.lanes)
         for _, chunk in append(chunker, twin):

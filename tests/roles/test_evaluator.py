@@ -70,6 +70,17 @@ def test_judges_the_newest_weights_once_per_period():
     assert evaluator.step() and len(seen) == 1, "the same weights are not judged twice"
 
 
+def test_evaluations_wait_for_a_promising_return_and_then_come_at_once():
+    clock, seen, weights, recent = [Progress(0, 0)], [], Mailbox(), [None]
+    weights.publish(Policy(linear_agent(), 0, torch.device("cpu")).flat.state(), 1)
+    evaluator = evaluator_with(weights, clock, seen, period_steps=10, from_return=0)
+    evaluator.recent = lambda: recent[0]
+    for steps, score, judged in [(25, None, False), (26, -1.0, False), (27, 0.0, True), (28, 5.0, False)]:
+        clock[0], recent[0] = Progress(steps, steps), score
+        assert evaluator.step() == judged
+    assert len(seen) == 1
+
+
 def test_evaluations_differ_in_seed_but_not_after_resume():
     weights, clock, seen = Mailbox(), [Progress(0, 0)], []
     evaluator = evaluator_with(weights, clock, seen, period_updates=1)

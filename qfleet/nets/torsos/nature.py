@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from qfleet.nets.norms import Norm, conv_norm
+from qfleet.nets.patches import PatchConv2d
 from qfleet.types import UserError
 
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -19,6 +20,7 @@ def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
                         "set env.frame_size=84 or agent.torso=small")
     layers: list[nn.Module] = []
     for out, kernel, stride in LAYERS:
-        layers += [nn.Conv2d(channels, out, kernel, stride), *conv_norm(norm, out), nn.ReLU()]
+        kind = nn.Conv2d if layers else PatchConv2d
+        layers += [kind(channels, out, kernel, stride), *conv_norm(norm, out), nn.ReLU()]
         channels = out
     return nn.Sequential(*layers, nn.Flatten())

@@ -1,9 +1,10 @@
-"""The host replay against the naive twin, and under bad treatment."""
+"""Both replays, on the host and on a device, against the naive twin and under bad treatment."""
 
 import io
 
 import numpy as np
 import pytest
+import replay_twin
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,15 @@ from replay_twin import LANE, SPEC, Twin, append, key, layout_for, place, play, 
 
 from qfleet.maths.returns import n_step
 from qfleet.replay.chunker import Chunker
-from qfleet.types import OBS, Window
+from qfleet.types import OBS, UserError, Window
+
+
+@pytest.fixture(scope="module", params=["host", "device"], autouse=True)
+def store(request):
+    """Every test of this file is for every store."""
+    replay_twin.chosen["store"] = request.param
+    yield request.param
+    replay_twin.chosen["store"] = "host"
 
 
 def compare_window(sample, item, twin, layout):
@@ -222,7 +231,11 @@ def test_capacity_evicts_the_oldest():
     replay.check_valid()
 
 
-def test_bytes_evict_the_oldest():
+def test_bytes_evict_the_oldest(store):
+    if store == "device":  # which takes the same bytes, full or empty
+        with pytest.raises(UserError, match=r"max_bytes=20000 is 20 KB: lower replay.capacity to \d+"):
+            filled(capacity=600, max_bytes=20_000)
+        return
     layout = layout_for(Window(), 10)
     roomy = filled(alpha=0.3, capacity=600, steps=290)[-1]
     limit = roomy.nbytes - 20_000

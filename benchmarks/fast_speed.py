@@ -1,0 +1,242 @@
+"""How fast one GPU is kept busy: updates per second, steps per second beside them, and the time to solve Pong.
+
+    python benchmarks/fast_speed.py updates  [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
+    python benchmarks/fast_speed.py acting   [--seconds 20] [--set replay.samples_per_insert=8 ...]
+    python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast]
+    python benchmarks/fast_speed.py check
+
+Every command appends a JSON record, with versions and hardware, to --out. `updates` times the learner alone, from the
+draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
+then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
+counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
+not counted. `check` compares recorded updates with those made in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SOLVED = 18.0
+
+
+def hardware() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version(),
+            "cores": len(os.sched_getaffinity(0)), "gpu": gpu}
+
+
+def learner_of(batch: int, overrides: list[str], capacity: int, filled: int) -> Any:
+    """A learner of `pong-fast` on a replay of noise, and its settled config."""
+    import numpy as np
+    import torch
+
+    from qfleet.assemble import layout_of, make_agent, settle
+    from qfleet.recipe import resolve
+    from qfleet.replay.device import DeviceReplay
+    from qfleet.replay.host import HostReplay
+    from qfleet.roles.learner import Learner
+    from qfleet.roles.metrics import Meter
+    from qfleet.roles.schedule import Progress, Schedule
+    from qfleet.roles.weights import Mailbox
+    from qfleet.types import Chunk, EnvSpec, Leaf
+
+    config = resolve("pong-fast", [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
+                                   "env.lanes=8", *overrides]).config
+    spec = EnvSpec("noise", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6)
+    config = settle(config, spec)
+    torch.set_num_threads(config.run.threads or 1)
+    device, layout, agent = torch.device(config.device), layout_of(config, spec), make_agent(config, spec)
+    store = DeviceReplay if config.replay.store == "device" else HostReplay
+    replay = store(layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device)
+    rng = np.random.default_rng(0)
+    rows = layout.rows
+    columns = {"action": rng.integers(6, size=rows).astype(np.int32), "reward": rng.normal(size=rows).astype("float32"),
+               "discount": np.ones(rows, np.float32), "last": np.zeros(rows, bool),
+               "obs.obs": rng.integers(0, 255, (rows, 1, 84, 84)).astype(np.uint8)}
+    replay.tick(10**9)
+    for _ in range(filled // layout.chunk_steps):
+        replay.add(Chunk(columns, np.ones(layout.starts, bool)))
+    replay.tick(10**6)
+    meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
+    return Learner(agent, replay, Mailbox(), meter, config.learner, 1, device), config
+
+
+def updates(args: argparse.Namespace) -> None:
+    import torch
+
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    for batch in args.batch:
+        learner, config = learner_of(batch, args.set, args.capacity, args.filled)
+        begin = time.perf_counter()
+        learner.burst = 20
+        learner.step()
+        wait()
+        warm_s = time.perf_counter() - begin
+        learner.burst = args.updates
+        rates = []
+        for _ in range(args.repeats):
+            begin = time.perf_counter()
+            learner.step()
+            wait()
+            rates.append(args.updates / (time.perf_counter() - begin))
+        keep(args, {"kind": "updates", "batch": batch, "set": args.set, "precision": config.learner.precision,
+                    "store": config.replay.store, "capture": config.learner.capture, "capacity": args.capacity,
+                    "alpha": config.replay.alpha, "whole": learner._whole is not None, "warm_up_s": round(warm_s, 2),
+                    "updates_per_s": round(statistics.median(rates), 1), "all": [round(rate, 1) for rate in rates],
+                    "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
+        if args.profile:
+            profile(learner, wait)
+        del learner
+
+
+def check(args: argparse.Namespace) -> None:
+    """Does a recorded update move the weights as one in pieces does? Distance of both, over the way moved."""
+    for algo in ("dqn", "c51", "qr"):
+        for precision in ("fp32", "bf16"):
+            for alpha in ("0", "0.6"):
+                ends, begin = [], None
+                for capture in ("true", "false"):
+                    words = [f"agent.algo={algo}", f"learner.precision={precision}", f"replay.alpha={alpha}",
+                             f"learner.capture={capture}", "replay.store=device", *args.set]
+                    learner, _ = learner_of(64, words, 20_000, 10_000)
+                    begin = learner.flat.master.clone()
+                    learner.burst = 40
+                    learner.step()
+                    ends.append(learner.flat.master.clone())
+                    whole = learner._whole is not None and bool(learner._whole._graphs)
+                    assert whole == (capture == "true"), f"{words}: recorded {whole}"
+                away = float((ends[0] - ends[1]).norm() / (ends[1] - begin).norm())
+                keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
+                            "distance": round(away, 6)})
+
+
+def profile(learner: Any, wait: Any) -> None:
+    """Where an update's time goes on the GPU, kernel by kernel."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    learner.burst = 20
+    with profiler(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        learner.step()
+        wait()
+    rows = [(event.self_device_time_total / 20, event.count / 20, event.key) for event in seen.key_averages()
+            if event.self_device_time_total > 0]
+    rows.sort(reverse=True)
+    print(f"{sum(row[0] for row in rows):8.1f} us of kernels, {sum(row[1] for row in rows):.0f} kernels per update")
+    for spent, count, name in rows[:45]:
+        print(f"{spent:8.1f} us  {count:5.1f} x  {name[:110]}")
+
+
+def bare(lanes: int, seconds: float) -> float:
+    """Steps per second of the vector environment under random actions."""
+    import numpy as np
+    from ale_py.vector_env import AtariVectorEnv
+
+    env = AtariVectorEnv("pong", lanes, num_threads=len(os.sched_getaffinity(0)), noop_max=30)
+    rng = np.random.default_rng(0)
+    env.reset(seed=0)
+    steps, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        env.send(rng.integers(6, size=lanes))
+        env.recv()
+        steps += lanes
+    return steps / (time.perf_counter() - begin)
+
+
+def acting(args: argparse.Namespace) -> None:
+    roof = bare(args.lanes, min(8.0, args.seconds))
+    with tempfile.TemporaryDirectory() as root:
+        steps = int(args.seconds * 25_000)
+        command = train(root, ["pong-fast", f"total_steps={steps}", "stop_at=null", "eval.period_steps=null",
+                               "eval.from_return=null", "eval.episodes=1", "eval.lanes=1", *args.set])
+        subprocess.run(command, check=True, timeout=20 * args.seconds, stdout=subprocess.DEVNULL)
+        records = read(Path(root) / "x" / "metrics.jsonl")
+    late = [record for record in records if record["step"] > steps / 3 and "time/fps" in record]
+    keep(args, {"kind": "acting", "set": args.set, "random_steps_per_s": round(roof), "lanes": args.lanes,
+                "steps_per_s": round(statistics.median(record["time/fps"] for record in late)),
+                "updates_per_s": round(statistics.median(record["time/updates_per_s"] for record in late), 1),
+                "share": round(statistics.median(record["time/fps"] for record in late) / roof, 3),
+                "ms": {tag: round(late[-1][tag], 3) for tag in late[-1] if tag.endswith("_ms")}})
+
+
+def train(root: str, words: list[str]) -> list[str]:
+    return [sys.executable, "-m", "qfleet", "train", *words, f"run.root={root}", "run.name=x"]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def pong(args: argparse.Namespace) -> None:
+    for seed in args.seeds:
+        with tempfile.TemporaryDirectory() as root:
+            begin = time.time()
+            running = subprocess.Popen(train(root, [args.recipe, f"seed={seed}", *args.set]), stdout=subprocess.DEVNULL)
+            found, metrics = None, Path(root) / "x" / "metrics.jsonl"
+            while found is None and running.poll() is None and time.time() - begin < args.limit:
+                time.sleep(0.1)
+                now = time.time()
+                found = next((x for x in read(metrics) if x.get("eval/mean_reward", -99) >= SOLVED), None)
+            try:
+                running.wait(10 if found else 0.1)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait()
+            records = read(metrics)
+        curve = [[round(record["time_s"], 1), record["step"], round(record.get("rollout/ep_rew_mean", -21), 1)]
+                 for record in records]
+        judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1)]
+                  for x in records if "eval/seconds" in x]
+        solved = None if found is None else round(now - begin - found["eval/seconds"], 1)
+        keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "solved_s": solved,
+                    "score": found and found["eval/mean_reward"], "steps": found and found["step"],
+                    "updates": found and found["updates"], "judged": judged,
+                    "curve": curve[::max(1, len(curve) // 60)]})
+
+
+def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
+    record = hardware() | record
+    print(json.dumps(record), flush=True)
+    if args.out is not None:
+        with args.out.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["updates", "acting", "pong", "check"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 512])
+    parser.add_argument("--updates", type=int, default=300, help="per measurement")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--capacity", type=int, default=1_000_000)
+    parser.add_argument("--filled", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--lanes", type=int, default=128)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds after which a run is given up")
+    parser.add_argument("--recipe", default="pong-fast")
+    parser.add_argument("--set", nargs="*", default=[], help="overrides, key=value")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    {"updates": updates, "acting": acting, "pong": pong, "check": check}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

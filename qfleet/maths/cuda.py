@@ -1,0 +1,85 @@
+"""Kernels of our own for the few places where a chain of a library's kernels waits for memory again and again.
+
+CUDA C, compiled when it is first needed by the compiler that comes with torch (NVRTC, about a second): no other one is
+asked for. Where that fails, `kernel` says so once and gives None, and the chain is what runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+BLOCK = 256
+RESIDENT = 132 * 8 * BLOCK
+"""Threads that a large GPU has at work at once: more than those need not be started for a loop."""
+
+LAY = """
+// Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread for the four pixels of a patch's row.
+extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int high, int wide) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    int dy = i & 3, rest = i >> 2;
+    int c = rest % channels; rest /= channels;
+    int w = rest % (wide / 4); rest /= wide / 4;
+    int h = rest % (high / 4), b = rest / (high / 4);
+    const unsigned char* row = x + ((size_t)(b * channels + c) * high + h * 4 + dy) * wide + w * 4;
+    uchar4 four = *(const uchar4*)row;
+    ushort4 laid;   // whole numbers below 256 fill the 8 bits that bfloat16 has: the rest of a float is zero
+    laid.x = __float_as_uint((float)four.x) >> 16;
+    laid.y = __float_as_uint((float)four.y) >> 16;
+    laid.z = __float_as_uint((float)four.z) >> 16;
+    laid.w = __float_as_uint((float)four.w) >> 16;
+    ((ushort4*)out)[i] = laid;
+}
+"""
+
+ADAM = """
+// Adam with clipping, unless the gradient is not sound; and the weights rounded to where the network reads them.
+extern "C" __global__ void adam(float* weights, const float* gradient, float* mean, float* square, const float* steps,
+                                const float* norm, const bool* sound, unsigned short* data, const int* places, int n,
+                                int rounded, double rate, double beta1, double beta2, double eps, double clip) {
+    __shared__ float scale, size, root;
+    if (!*sound) return;
+    if (threadIdx.x == 0) {
+        double shrink = clip / ((double)*norm + 1e-6);
+        scale = clip > 0 && shrink < 1 ? shrink : 1;
+        size = rate / (1 - pow(beta1, (double)*steps));
+        root = sqrt(1 - pow(beta2, (double)*steps));
+    }
+    __syncthreads();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        float g = gradient[i] * scale;
+        float m = (float)beta1 * mean[i] + (float)(1 - beta1) * g;
+        float v = (float)beta2 * square[i] + (float)(1 - beta2) * g * g;
+        float w = weights[i] - size * m / (sqrtf(v) / root + (float)eps);
+        mean[i] = m; square[i] = v; weights[i] = w;
+        if (rounded) {
+            unsigned int bits = __float_as_uint(w);
+            data[places[i]] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+        }
+    }
+}
+"""
+
+SOURCES = {"lay": LAY, "adam": ADAM}
+
+
+@cache
+def kernel(name: str) -> Callable[[int, list[Any]], None] | None:
+    """The kernel of that name: called with the number of threads and its arguments. None where there is none."""
+    try:
+        compiled: Any = torch.cuda._compile_kernel(SOURCES[name], name)
+    except Exception as error:  # whatever keeps it from being compiled, there is another way
+        log.warning("the kernel %s cannot be compiled here (%s); the same is done in more steps", name, error)
+        return None
+
+    def launch(threads: int, args: list[Any]) -> None:
+        compiled(grid=(-(-threads // BLOCK), 1, 1), block=(BLOCK, 1, 1), args=args)
+
+    return launch

@@ -1,0 +1,259 @@
+"""What all replays have in common, wherever their chunks rest: serials, eviction, pace, keys, and what is saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from qfleet.replay.codec import Codec, Packed
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.layout import Layout
+from qfleet.replay.pace import Pace
+from qfleet.replay.planner import slots
+from qfleet.replay.segments import Source, read, split
+from qfleet.types import Chunk, Sample, Segment
+
+log = logging.getLogger(__name__)
+
+
+class Held(Protocol):
+    """A chunk as a store keeps it."""
+
+    @property
+    def valid(self) -> np.ndarray: ...
+
+
+class Shares(Protocol):
+    """Which start is drawn how often: a number for each leaf, 0 for what must not be drawn."""
+
+    def write(self, leaves: np.ndarray, priority: np.ndarray | None, valid: np.ndarray) -> None: ...
+    def update(self, leaves: np.ndarray, priority: np.ndarray) -> None: ...
+    def get(self, leaves: np.ndarray) -> np.ndarray: ...
+    def set(self, leaves: np.ndarray, values: np.ndarray) -> None: ...
+    def fill(self, values: np.ndarray) -> None: ...
+    def total(self) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+H = TypeVar("H", bound=Held)
+
+
+class Store(Generic[H]):
+    """Implements `types.Replay`, but for where chunks rest and how they are drawn.
+
+    Chunks are numbered by a serial that only grows; chunk `serial` rests in slot `serial % slots`, and the live ones
+    are `first <= serial < next`. A key is `serial * S + start`: once its chunk is evicted it is stale and ignored.
+    """
+
+    def __init__(self, layout: Layout, cfg: ReplayConfig, shares: Shares) -> None:
+        self._layout, self._cfg, self._shares = layout, cfg, shares
+        self._slots = slots(layout, cfg)
+        self._sizes = np.zeros(self._slots, np.int64)
+        self._key_offset = np.zeros(self._slots, np.int64)
+        self._prints = np.zeros(self._slots, np.uint32)
+        self._codec = Codec(layout)
+        self.pace = Pace(cfg.samples_per_insert, cfg.min_steps)
+        self._first = self._next = 0
+        self._size = 0
+        self.elsewhere = 0  # steps that other replays of the run have counted, as far as is known
+
+    def sample(self, n: int) -> Sample | None:
+        """Draw n windows, each from its own n-th of the total priority; None = wait."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """All memory that is taken."""
+        raise NotImplementedError
+
+    def _from_chunk(self, chunk: Chunk) -> H:
+        raise NotImplementedError
+
+    def _from_packed(self, packed: Packed) -> H:
+        raise NotImplementedError
+
+    def _put(self, slot: int, held: H) -> int:
+        """Let a chunk rest in a slot; a checksum of its contents."""
+        raise NotImplementedError
+
+    def _drop(self, slot: int) -> None:
+        """Forget what rests in a slot."""
+        raise NotImplementedError
+
+    def _pack(self, slot: int, valid: np.ndarray) -> Packed:
+        """What rests in a slot, as it is saved."""
+        raise NotImplementedError
+
+    def _fits(self, held: H) -> bool:
+        """Whether the bytes of another chunk fit beside those that are held."""
+        raise NotImplementedError
+
+    def _random_state(self) -> Any:
+        raise NotImplementedError
+
+    def _restore_random(self, state: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def priority_of(self, leaves: np.ndarray) -> np.ndarray | None:
+        """The priorities [S] behind saved leaves [S]."""
+        return leaves ** (1 / self._cfg.alpha) if self._cfg.alpha > 0 else None
+
+    @property
+    def steps(self) -> int:
+        return self.pace.steps + self.elsewhere
+
+    def tick(self, steps: int) -> None:
+        self.pace.tick(steps)
+
+    def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
+        """Store a chunk with the priorities [S] of its starts (None: the largest seen); its serial, or None = wait."""
+        if not self.pace.may_insert():
+            return None
+        return self._take(self._from_chunk(chunk), priority)
+
+    def insert(self, packed: Packed, priority: np.ndarray | None = None) -> int:
+        """Store a chunk that was packed elsewhere, whatever the pace; its serial."""
+        return self._take(self._from_packed(packed), priority)
+
+    def claim(self, n: int) -> bool:
+        """Whether n windows may be drawn now; then they count as drawn."""
+        if self._size == 0 or not self.pace.may_sample(n):
+            return False
+        self.pace.draw(n)
+        return True
+
+    def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
+        """Give sampled keys [B] their new priorities [B]; keys of chunks that are gone are ignored."""
+        keys, priority = np.asarray(keys, np.int64), np.asarray(priority)
+        if keys.shape != priority.shape:
+            raise ValueError(f"{keys.shape} keys came with {priority.shape} priorities")
+        live = (keys >= self._first * self._layout.starts) & (keys < self._next * self._layout.starts)
+        if not live.all():
+            keys, priority = keys[live], priority[live]
+        self._shares.update(keys % (self._slots * self._layout.starts), priority)
+
+    def metrics(self) -> dict[str, float]:
+        steps = max(1, (self._next - self._first) * self._layout.chunk_steps)
+        clamped = self._shares.state_dict()["clamped"]
+        figures = {"replay/size": self._size, "replay/bytes": self.nbytes, "replay/bytes_per_step": self.nbytes / steps,
+                   "replay/samples_per_insert": self.pace.ratio, "replay/clamped_priorities": clamped}
+        if self._cfg.alpha > 0:
+            figures["replay/beta"] = self._cfg.beta(self.steps)
+        return {name: float(value) for name, value in figures.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the chunks, which `segments` gives: counters, generator, and the leaves of live chunks."""
+        live = [self._leaves(serial % self._slots) for serial in range(self._first, self._next)]
+        leaves = self._shares.get(np.concatenate(live)) if live else np.zeros(0)
+        return {"first": self._first, "next": self._next, "rng": self._random_state(), "leaves": leaves,
+                "pace": self.pace.state_dict(), "priorities": self._shares.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over counters, generator and priorities; `load_segments` must follow.
+
+        Slots follow from serials, so another capacity may load it; a smaller one keeps the newest chunks. A store of
+        another kind may have saved it: then the generator is our own.
+        """
+        starts = self._layout.starts
+        live = int(state["next"]) - int(state["first"])
+        leaves = np.asarray(state["leaves"], np.float64)
+        if live < 0 or leaves.shape != (live * starts,) or not (np.isfinite(leaves) & (leaves >= 0)).all():
+            raise ValueError(f"saved replay: {leaves.shape} leaves do not belong to {live} chunks of {starts} starts")
+        while self._first < self._next:
+            self._evict()
+        self._next = int(state["next"])
+        self._first = max(int(state["first"]), self._next - self._slots)
+        everything = np.zeros((self._slots, starts))
+        for serial, values in zip(range(self._first, self._next),
+                                  leaves.reshape(live, starts)[live - (self._next - self._first):], strict=True):
+            everything[serial % self._slots] = values
+        self._shares.fill(everything.reshape(-1))
+        self._shares.load_state_dict(state["priorities"])
+        self._sizes[:] = np.count_nonzero(everything, axis=1)
+        self._size = int(self._sizes.sum())
+        self.pace.load_state_dict(state["pace"])
+        if type(state["rng"]) is type(self._random_state()):
+            self._restore_random(state["rng"])
+
+    def segments(self) -> list[Segment]:
+        """The live chunks in immutable pieces; read them before the replay changes again."""
+        return split(self._first, self._next, self._saved, lambda serial: int(self._prints[serial % self._slots]))
+
+    def load_segments(self, pieces: Iterable[tuple[str, Source]]) -> None:
+        """Take back the chunks that `segments` gave; pieces of evicted chunks are skipped, missing ones refused."""
+        missing = set(range(self._first, self._next))
+        for serial, packed in read(pieces, self._layout):
+            if serial not in missing:
+                continue
+            if not np.array_equal(packed.valid, self._shares.get(self._leaves(serial % self._slots)) > 0):
+                raise ValueError(f"saved replay: chunk {serial} is not the one that its priorities belong to")
+            self._place(serial, self._from_packed(packed))
+            missing.remove(serial)
+        if missing:
+            raise ValueError(f"saved replay: {len(missing)} chunks are missing, the first is {min(missing)}")
+
+    def check_valid(self) -> None:
+        """Assert what always holds; for tests."""
+        live = self._next - self._first
+        assert 0 <= live <= self._slots
+        leaves = self._shares.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
+        assert np.isclose(self._shares.total(), leaves.sum(), rtol=1e-12)
+        assert not leaves[~self._occupied()].any()
+        assert np.array_equal(np.count_nonzero(leaves, axis=1), self._sizes)
+        assert self._size == self._sizes.sum()
+        assert self._cfg.max_bytes is None or live <= 1 or self.nbytes <= self._cfg.max_bytes
+
+    def _occupied(self) -> np.ndarray:
+        occupied = np.zeros(self._slots, bool)
+        occupied[[serial % self._slots for serial in range(self._first, self._next)]] = True
+        return occupied
+
+    def _take(self, held: H, priority: np.ndarray | None) -> int:
+        empty = self._size == 0
+        if self._next - self._first == self._slots:
+            self._evict()
+        while self._first < self._next and not self._fits(held):
+            self._evict()
+        serial = self._next
+        self._next += 1
+        self._place(serial, held)
+        slot = serial % self._slots
+        self._shares.write(self._leaves(slot), priority, held.valid)
+        self._count(slot, int(held.valid.sum()))
+        if empty and self._size:
+            self.pace.open()
+        return serial
+
+    def _evict(self) -> None:
+        slot = self._first % self._slots
+        leaves = self._leaves(slot)
+        self._shares.set(leaves, np.zeros(len(leaves)))
+        self._count(slot, 0)
+        self._drop(slot)
+        self._first += 1
+
+    def _place(self, serial: int, held: H) -> None:
+        slot = serial % self._slots
+        self._prints[slot] = self._put(slot, held)
+        self._key_offset[slot] = (serial - slot) * self._layout.starts
+
+    def _count(self, slot: int, valid: int) -> None:
+        self._size += valid - int(self._sizes[slot])
+        self._sizes[slot] = valid
+
+    def _leaves(self, slot: int) -> np.ndarray:
+        return slot * self._layout.starts + np.arange(self._layout.starts)
+
+    def _saved(self, serial: int) -> Packed:
+        if not self._first <= serial < self._next:
+            raise RuntimeError(f"chunk {serial} was evicted before it was saved")
+        slot = serial % self._slots
+        return self._pack(slot, self._shares.get(self._leaves(slot)) > 0)

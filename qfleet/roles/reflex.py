@@ -1,0 +1,132 @@
+"""Acting on a GPU without waiting for Python: newest frames go there, stacks are kept there, and a recording chooses.
+
+    host    newest frames, ε, which episodes are over ─▶ pinned memory ─▶            ┌─▶ actions, hints
+    GPU                                                   stack ─ network ─ choice ──┘   one CUDA graph
+
+An Atari lane sends 7 KB per step instead of 28.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from qfleet.agent import Arm, Decision
+from qfleet.roles.policy import Policy
+from qfleet.roles.whole import aside, first_line, recorded, swift
+from qfleet.types import EnvSpec, Obs
+
+log = logging.getLogger(__name__)
+
+WARM_UP = 2
+
+
+class Reflex:
+    """What `policy.act` does for N lanes, with observations stacked where the network is.
+
+    `begin` when all lanes start, `over` with the lanes [N] whose episode is over: the next observation is a first one.
+    Of what is remembered beside actions, only what is `wanted` comes back.
+    """
+
+    def __init__(self, policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> None:
+        self.policy, self.spec, self.wanted = policy, spec, wanted
+        device, gpu = policy.device, policy.device.type == "cuda"
+        self._host, self._new, self._seen = {}, {}, {}
+        for name, leaf in spec.observation.items():
+            dtype = getattr(torch, leaf.dtype)
+            self._host[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, pin_memory=gpu)
+            self._new[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, device=device)
+            self._seen[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
+        self._side_host = torch.zeros((2, lanes), pin_memory=gpu)  # ε, and 1 for lanes that go on
+        self._side = torch.zeros((2, lanes), device=device)
+        self._going = np.zeros(lanes, bool)
+        self._done = torch.cuda.Event(blocking=True) if gpu else None  # sleeps instead of spinning: cores are for games
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._noise: bool | None = None
+        self._decision: Decision | None = None
+
+    @staticmethod
+    def obstacle(policy: Policy) -> str | None:
+        """Why a policy does not act by reflex, or None."""
+        if policy.device.type != "cuda":
+            return "it is for GPUs"
+        return None if policy.agent.recall is None else "the agent has a memory"
+
+    def begin(self) -> None:
+        self._going[:] = False
+
+    def over(self, over: np.ndarray) -> None:
+        self._going &= ~over
+
+    @torch.inference_mode()
+    def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [N] and the wanted columns, for observations {leaf: [N, ...]} of which the newest frames count."""
+        if arm.index is not None or arm.sigma is not None:
+            return self.policy.act(obs, arm)
+        for name, leaf in self.spec.observation.items():
+            np.copyto(self._host[name].numpy(), obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:])
+            self._new[name].copy_(self._host[name], non_blocking=True)
+        self._side_host[0].copy_(arm.epsilon)
+        self._side_host[1].copy_(torch.from_numpy(self._going))
+        self._side.copy_(self._side_host, non_blocking=True)
+        self._going[:] = True
+        self._choose(arm.noise)
+        assert self._decision is not None
+        found = {"action": self._decision.action} | {name: self._decision.extras[name] for name in self.wanted}
+        if self._done is not None:
+            found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+                     for name, x in found.items()}
+            self._done.record()
+            self._done.synchronize()
+        arrays = {name: x.numpy() for name, x in found.items()}
+        return arrays.pop("action"), arrays
+
+    def _choose(self, noise: bool) -> None:
+        if self._graph is not None and noise == self._noise:
+            self._graph.replay()
+        elif self._done is None or noise == self._noise:  # no GPU, or recording has failed
+            self._once(noise)
+        else:
+            self._record(noise)
+
+    def _once(self, noise: bool) -> None:
+        """Stack the newest frames on those of the same episode, and choose."""
+        for name, leaf in self.spec.observation.items():
+            if leaf.stack == 1:
+                self._seen[name].copy_(self._new[name])
+                continue
+            seen, new = self._seen[name], self._new[name]
+            going = self._side[1].view(-1, *[1] * (seen.ndim - 1)).to(seen.dtype)
+            seen.copy_(torch.cat([seen[:, new.shape[1]:] * going, new], 1))
+        self._decide(noise)
+
+    def _decide(self, noise: bool) -> None:
+        policy = self.policy
+        self._decision = policy.agent.act(policy.flat.net, self._seen, None, Arm(self._side[0], noise), policy.rng)
+
+    def _record(self, noise: bool) -> None:
+        self._noise = noise
+        try:
+            with swift(self.policy.flat.data.dtype == torch.bfloat16):
+                for _ in range(WARM_UP):
+                    aside(lambda: self._decide(noise))
+                self._graph = recorded(lambda: self._once(noise), [self.policy.rng])
+                self._graph.replay()
+        except RuntimeError as error:
+            log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
+                        first_line(error))
+            self._graph = None
+            self._once(noise)
+
+
+def reflex_of(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> Reflex | None:
+    """The policy's reflex for so many lanes, made once; None where it acts as usual."""
+    if Reflex.obstacle(policy) is not None:
+        return None
+    key = (lanes, wanted)
+    if key not in policy.habits:
+        policy.habits[key] = Reflex(policy, spec, lanes, wanted)
+    found: Reflex = policy.habits[key]
+    return found

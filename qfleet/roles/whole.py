@@ -1,0 +1,182 @@
+"""The whole update, from the draw to the priorities, as operations of one device: the host only starts it.
+
+    draw ─ windows ─ loss ─ gradient ─ norm ─ clip ─ optimizer ─ rounding ─ priorities           one CUDA graph
+
+On a GPU the first updates are made as they are, then one is recorded as a CUDA graph, which starts all its kernels at
+once. Nothing is read back but a few figures, and those a period later, so that host and GPU never wait for each other.
+A batch whose loss or gradient is not finite moves nothing, as ever; the host hears of it a period later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from qfleet.replay.device import DeviceReplay
+from qfleet.roles.derive import Eager
+from qfleet.roles.flat import Flat
+from qfleet.roles.gradients import Gradients, Solo
+from qfleet.types import Sample
+
+log = logging.getLogger(__name__)
+
+WARM_UP = 3
+"""Updates before one is recorded: libraries choose their kernels and allocate their workspaces in them."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What updates have brought since the last report: figures of the newest, bad ones, and most of those in a row."""
+
+    figures: dict[str, float]
+    bad: int
+    in_a_row: int
+
+
+class Whole:
+    """`update` makes one update, its figures `noted` or not. `report` says what those brought that were made before the
+    last report."""
+
+    def __init__(self, replay: DeviceReplay, eager: Eager, flat: Flat, solo: Solo, batch_size: int) -> None:
+        self.replay, self.eager, self.flat, self.batch_size = replay, eager, flat, batch_size
+        self.optimizer = solo.optimizer
+        self.device = flat.master.device
+        self.tags: list[str] = []
+        self._figures = torch.zeros(0, device=self.device)
+        self._bad = torch.zeros(3, device=self.device).unbind()  # all, most in a row, in a row now
+        self._made = 0
+        self._graphs: tuple[torch.cuda.CUDAGraph, ...] = ()  # without figures, and with them
+        self._told: tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None] | None = None
+        self._bad_told = 0
+        self.sample: Sample | None = None
+
+    def update(self, noted: bool) -> None:
+        self.replay.prepare()
+        if self._graphs:
+            self._graphs[noted].replay()
+        elif self.device.type != "cuda":
+            self.once()
+        else:
+            self._warm(noted)
+        self._made += 1
+
+    def report(self) -> Report | None:
+        """None the first time: figures are read back without waiting, when the next are asked for."""
+        told, self._told = self._told, self._ask()
+        if told is None:
+            return None
+        figures, bad, ready = told
+        if ready is not None:
+            ready.synchronize()
+        new, self._bad_told = int(bad[0]) - self._bad_told, int(bad[0])
+        return Report(dict(zip(self.tags, figures.tolist(), strict=True)), new, int(bad[1]))
+
+    def once(self, noted: bool = True) -> None:
+        """One update, operation by operation; its figures are `noted`, or not if nobody is going to ask."""
+        at, self.sample, _ = self.replay.draw(self.batch_size)
+        found = self.eager(self.sample)
+        with torch.no_grad():
+            gradient = self.flat.gather(found.grads)
+            norm = torch.dot(gradient, gradient).sqrt()
+            sound = torch.isfinite(norm) & torch.isfinite(found.total)
+            if not self.optimizer.step_if(sound, gradient, norm, self.flat.rounded):
+                self.flat.sync()
+            self.flat.assign({name: torch.where(sound, value, self.flat.buffer(name))
+                              for name, value in found.buffers.items()})
+            self.replay.masses.renew(at, found.priority, sound)
+            wrong, (bad, most, row) = ~sound, self._bad
+            bad += wrong
+            row.add_(1).mul_(wrong)
+            torch.maximum(most, row, out=most)
+            if noted:
+                self._note({"train/loss": found.total, "train/grad_norm": norm,
+                            **{tag: value.mean() for tag, value in found.metrics.items()}})
+
+    def _note(self, figures: dict[str, torch.Tensor]) -> None:
+        if not self.tags:
+            self.tags = list(figures)
+            self._figures = torch.zeros(len(figures), device=self.device)
+        self._figures.copy_(torch.stack([value.float() for value in figures.values()]))
+
+    def _ask(self) -> tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None]:
+        if self.device.type != "cuda":
+            return self._figures.clone(), torch.stack(self._bad), None
+        copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+                  for x in (self._figures, torch.stack(self._bad))]
+        ready = torch.cuda.Event()
+        ready.record()
+        return copies[0], copies[1], ready
+
+    def _warm(self, noted: bool) -> None:
+        """One of the first updates, or the recording of all that follow; it is an update, too."""
+        with swift(self.flat.data.dtype == torch.bfloat16):
+            if self._made < WARM_UP:
+                aside(self.once)
+                return
+            generators = [self.replay.rng, self.eager.rng]
+            try:
+                plain = recorded(lambda: self.once(False), generators)
+                self._graphs = (plain, recorded(self.once, generators, plain))
+                self._graphs[noted].replay()
+                log.info("learner.capture: the update is recorded as one CUDA graph")
+            except RuntimeError as error:
+                log.warning("learner.capture: this agent's update cannot be recorded as a CUDA graph (%s); it runs "
+                            "operation by operation", first_line(error))
+                self._made = -1 << 60  # never again
+                self.once()
+
+
+def aside(do: Callable[[], object]) -> None:
+    """Do something on a stream of its own, as a recording will be made on one."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        do()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@contextmanager
+def swift(rounded: bool) -> Iterator[None]:
+    """Let libraries try which of their kernels is fastest. Where weights are bfloat16 (`rounded`), products of float32
+    may take the matrix units, too: their numbers are those of bfloat16, which TF32 holds without loss."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or rounded
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def recorded(do: Callable[[], object], generators: list[torch.Generator],
+             beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
+    """What `do` does on a GPU, ready to be replayed; every replay goes on with the generators. Two recordings `beside`
+    each other share their memory, as they never run at once."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
+        do()
+    return graph
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error)
+
+
+def obstacle(replay: object, gradients: Gradients, doubted: bool, flat: Flat) -> str | None:
+    """Why an update cannot be made whole on the device, or None."""
+    if not isinstance(replay, DeviceReplay):
+        return "the replay is not on the device (replay.store=host)"
+    if type(gradients) is not Solo:
+        return "gradients meet those of other learners"
+    if doubted:
+        return "losses beyond belief are left out one by one"
+    if any(part.rate.period > 1 for part in flat.parts):
+        return "a part of the network rests in some updates"
+    return None

@@ -1,0 +1,129 @@
+"""An update made whole on a device is the learner's own, and acting by reflex is the policy's own."""
+
+import numpy as np
+import pytest
+import torch
+from fakes import ListMetrics
+
+from qfleet.agent import Arm
+from qfleet.algos import c51, dqn, iqn, qr
+from qfleet.replay.chunker import Chunker
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.device import DeviceReplay
+from qfleet.replay.layout import Layout
+from qfleet.roles.learner import Diverged, Learner, LearnerConfig
+from qfleet.roles.policy import Policy
+from qfleet.roles.reflex import Reflex
+from qfleet.roles.weights import Mailbox
+from qfleet.roles.whole import Whole, obstacle
+from qfleet.types import EnvSpec, Leaf
+
+CPU = torch.device("cpu")
+SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}, actions=3)
+AGENTS = [(dqn, {"dueling": True, "n_step": 3}), (c51, {"noisy": True, "atoms": 11}), (qr, {"quantiles": 7}),
+          (iqn, {"munchausen": True, "n_step": 2})]
+
+
+def replay_of(agent, alpha=0.6, reward=1.0):
+    layout = Layout(SPEC, agent.window, 8, agent.columns, agent.states, agent.marks)
+    cfg = ReplayConfig(capacity=400, min_steps=0, samples_per_insert=1e9, chunk_steps=8, alpha=alpha)
+    replay, chunker, rng = DeviceReplay(layout, cfg, 3, CPU), Chunker(layout, 2), np.random.default_rng(1)
+    for step in range(150):
+        obs = {"obs": rng.integers(0, 255, (2, 2, 12, 12)).astype(np.uint8)}
+        last = np.array([step % 30 == 29, step % 50 == 49])
+        row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last)
+        replay.tick(2)
+        for _, chunk in chunker.append(*row):
+            replay.add(chunk)
+    return replay
+
+
+def learner_of(module, switches, metrics=None, alpha=0.6, reward=1.0, **cfg):
+    agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
+                                                       **switches}), SPEC)
+    config = LearnerConfig.model_validate({"batch_size": 16, "precision": "fp32", "learning_rate": 1e-3,
+                                           "target_period_updates": 3, "metrics_period_updates": 2} | cfg)
+    return Learner(agent, replay_of(agent, alpha, reward), Mailbox(), metrics or ListMetrics(), config, 5, CPU)
+
+
+def in_one(learner):
+    """What a GPU would do, operation by operation."""
+    learner._whole = Whole(learner.replay, learner._eager, learner.flat, learner.gradients, learner.cfg.batch_size)
+    return learner
+
+
+@pytest.mark.parametrize(("module", "switches"), AGENTS)
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
+    one = learner_of(module, switches, alpha=alpha, optimizer=optimizer, optimizer_eps=1e-2, clip_norm=0.5)
+    other = in_one(learner_of(module, switches, alpha=alpha, optimizer=optimizer, optimizer_eps=1e-2, clip_norm=0.5))
+    for learner in (one, other):
+        learner.burst = 7
+        learner.step()
+    assert one.updates == other.updates == 7
+    torch.testing.assert_close(one.flat.master, other.flat.master, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(one.target.master, other.target.master, rtol=1e-5, atol=1e-7)
+    first, second = one.replay.state_dict(), other.replay.state_dict()
+    np.testing.assert_allclose(first["leaves"], second["leaves"], rtol=1e-4)
+    assert first["priorities"]["largest"] == pytest.approx(second["priorities"]["largest"], rel=1e-4)
+    assert first["pace"] == second["pace"] and torch.equal(first["rng"], second["rng"])
+    other.replay.check_valid()
+
+
+def test_figures_are_those_of_the_period_before():
+    metrics = ListMetrics()
+    learner = in_one(learner_of(*AGENTS[0], metrics=metrics))
+    learner.burst = 6
+    learner.step()
+    tags = {"train/loss", "train/grad_norm", "train/q_mean", "train/priority", "train/learning_rate"}
+    told = [values for values in metrics.values if "train/loss" in values]
+    assert len(told) == 2 and all(tags <= set(values) for values in told)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_bad_batch_moves_nothing_and_many_end_the_run(optimizer):
+    metrics = ListMetrics()
+    learner = in_one(learner_of(*AGENTS[0], metrics=metrics, reward=np.nan, optimizer=optimizer, max_bad_updates=4))
+    before, leaves = learner.flat.master.clone(), learner.replay.state_dict()["leaves"]
+    learner.burst = 3
+    learner.step()
+    assert torch.equal(learner.flat.master, before)
+    assert not learner.gradients.optimizer.mean.any() and float(learner.gradients.optimizer.steps) == 0
+    np.testing.assert_array_equal(learner.replay.state_dict()["leaves"], leaves)
+    learner.burst = 20
+    with pytest.raises(Diverged, match="not finite in"):
+        learner.step()
+    assert torch.equal(learner.flat.master, before) and metrics.counts["fault/bad_updates"] > 0
+
+
+def test_what_stands_in_the_way_is_said():
+    learner = learner_of(*AGENTS[0])
+    assert obstacle(learner.replay, learner.gradients, False, learner.flat) is None
+    assert "replay.store=host" in obstacle(object(), learner.gradients, False, learner.flat)
+    assert "other learners" in obstacle(learner.replay, object(), False, learner.flat)
+    assert "beyond belief" in obstacle(learner.replay, learner.gradients, True, learner.flat)
+
+
+@pytest.mark.parametrize(("module", "switches"), AGENTS)
+def test_reflexes_choose_as_the_policy_does(module, switches):
+    """Episodes end in single lanes: stacks that are kept show what the environment shows."""
+    agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
+                                                       **switches}), SPEC)
+    slow, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
+    wanted = tuple(agent.hints)
+    reflex, rng = Reflex(quick, SPEC, 3, wanted), np.random.default_rng(0)
+    shown, arm = np.zeros((3, 2, 12, 12), np.uint8), Arm(torch.tensor([0.0, 0.3, 1.0]))
+    reflex.begin()
+    for step in range(20):
+        over = rng.random(3) < 0.3
+        shown[over] = 0
+        if step:
+            reflex.over(over)
+        shown = np.concatenate([shown[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
+        action, hints = slow.act({"obs": shown}, arm)
+        found, remembered = reflex.act({"obs": shown}, arm)
+        np.testing.assert_array_equal(found, action)
+        for name in wanted:
+            np.testing.assert_array_equal(remembered[name], hints[name])
+    assert Reflex.obstacle(quick) == "it is for GPUs"
