@@ -48,7 +48,7 @@ def learner_of(module, switches, metrics=None, alpha=0.6, reward=1.0, **cfg):
 
 def in_one(learner):
     """What a GPU would do, operation by operation."""
-    learner._whole = Whole(learner.replay, learner._eager, learner.flat, learner.gradients, learner.cfg.batch_size)
+    learner._whole = Whole(learner.replay, learner._eager[0], learner.flat, learner.gradients, learner.cfg.batch_size)
     return learner
 
 
