@@ -102,11 +102,12 @@ def _store(config: RunConfig, layout: Layout) -> str:
 
 
 def _free_bytes(config: RunConfig) -> int | None:
-    """Of the learner's device, for each cell; None if it is not here to be asked."""
+    """Of the learner's device, for each cell, as all of them may be on it; None if it is not here to be asked."""
     device = torch.device(config.device)
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
-    free = planner.available_memory()
+        free = torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else None
+    else:
+        free = planner.available_memory()
     return None if free is None else free // config.cells
 
 

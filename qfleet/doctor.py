@@ -75,7 +75,8 @@ def render(report: Mapping[str, Any]) -> str:
         ("packages", packages),
         ("cpu", f"{cpu['model']}, {cpu['cores']} usable cores of {cpu['present']}"),
         ("threads", f"torch {cpu['threads']['vectors']} for vectors, {cpu['threads']['images']} for images; "
-                    f"environments {cpu['threads']['env']}"),
+                    f"environments {cpu['threads']['env']}"
+                    + ("; torch 1 where a GPU computes" if report["gpu"] else "")),
         ("bf16", f"{'in hardware' if cpu['bf16'] else 'not in hardware: precision=fp32 is likely faster'} (cpu)"),
         ("memory", f"{size(memory['available'])} free of {size(memory['total'])}" if memory else "unknown"),
         ("disk", f"{size(disk['free'])} free of {size(disk['total'])} at {disk['path']}"),

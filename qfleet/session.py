@@ -135,8 +135,8 @@ def memory_advised(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, make room "
-                       "on the GPU (nvidia-smi lists who uses it), or train with device=cpu")
+        error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, set "
+                       "replay.store=host, make room on the GPU (nvidia-smi lists who uses it), or set device=cpu")
         raise
     except MemoryError as error:
         error.add_note(f"lower replay.capacity={config.replay.capacity} or env.lanes={config.env.lanes}, or set "

@@ -52,6 +52,8 @@ class Reflex:
         """Why a policy does not act by reflex, or None."""
         if policy.device.type != "cuda":
             return "it is for GPUs"
+        if policy.agent.appraise is not None:
+            return "the agent appraises its actions"
         return None if policy.agent.recall is None else "the agent has a memory"
 
     def begin(self) -> None:

@@ -15,6 +15,7 @@ GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Brea
 SHORTER = {"btr": ["env.lanes=4", "env.frame_size=42", "learner.batch_size=8", "agent.torso_width=1",
                    "replay.samples_per_insert=0.5"],
            "data-efficient-rainbow": ["replay.chunk_steps=32"],
+           "pong-fast": ["env.lanes=4", "learner.batch_size=16"],
            "control-pixels": ["env.stack=1", "learner.batch_size=8"]}
 """What needs more to be short."""
 
