@@ -72,10 +72,11 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         raise UserError("\n".join(problems))
     store = _store(settled, layout)
     capture = settled.learner.capture
+    if capture == "auto":  # gradients that meet others' are not part of one recording
+        capture = store == "device" and device.type == "cuda" and settled.gradients == "solo"
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={
-            "capture": store == "device" and device.type == "cuda" if capture == "auto" else capture})})
+        "learner": settled.learner.model_copy(update={"capture": capture})})
     memory = _memory(settled, layout)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free

@@ -93,7 +93,7 @@ class Masses:
         return at, (least / values).float().pow_(self.beta), least
 
     def get(self, leaves: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.leaves.cpu().numpy()[leaves]
+        found: np.ndarray = self.leaves[self._there(np.asarray(leaves))].cpu().numpy()
         return found
 
     def set(self, leaves: np.ndarray, values: np.ndarray) -> None:

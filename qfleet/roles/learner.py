@@ -20,7 +20,7 @@ from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.policy import PRECISIONS, seeded_network
+from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import restore_rng, seed_for
 from qfleet.roles.whole import Report, Whole, obstacle
 from qfleet.types import Metrics, Replay, Sample, Weights
@@ -46,8 +46,7 @@ class LearnerConfig(OptimizerConfig):
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
     def inactive(self) -> dict[str, str]:
-        idle = {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
-        return idle
+        return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
 
 
 class Diverged(Exception):
@@ -76,6 +75,7 @@ class Learner:
     ) -> None:
         self.agent, self.replay, self.weights, self.metrics, self.cfg = agent, replay, weights, metrics, cfg
         self.on_bad = on_bad
+        use(device)
         dtype = PRECISIONS[cfg.precision]
         first = seed_for(seed, "network")
         self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.rates)
@@ -175,15 +175,15 @@ class Learner:
         if telling and (report := whole.report()) is not None:
             self.metrics.write(report.figures | {"train/learning_rate": self.cfg.learning_rate})
             if report.bad:
-                self._own_up(whole, report)
+                self._own_up(report)
         return True
 
-    def _own_up(self, whole: Whole, report: Report) -> None:
-        """Bad batches have moved nothing, and are not counted as updates."""
+    def _own_up(self, report: Report) -> None:
+        """Bad batches have moved nothing, and are not counted as updates. When they are heard of, others are drawn."""
         self.updates -= report.bad
         self.metrics.count("fault/bad_updates", report.bad)
-        if whole.sample is not None:
-            self.on_bad(whole.sample, self.updates)
+        log.warning("loss or gradient was not finite in %d of the updates before %d; with learner.capture=false the "
+                    "batches would be kept", report.bad, self.updates)
         self._despair(report.in_a_row, report.figures["train/loss"])
 
     def _in_pieces(self) -> bool:

@@ -16,6 +16,12 @@ from qfleet.types import Obs, Published
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+def use(device: torch.device) -> None:
+    """Streams, recordings and kernels of our own belong to the current GPU, whatever the tensors are on."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 class Policy:
     """`act(obs, arm)` in every lane with the newest weights it was given.
 
@@ -25,6 +31,7 @@ class Policy:
 
     def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32") -> None:
         self.agent, self.device = agent, device
+        use(device)
         self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False).eval(), PRECISIONS[precision])
         self.rng = torch.Generator(device).manual_seed(seed)
         self.version = -1

@@ -20,7 +20,6 @@ from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Gradients, Solo
-from qfleet.types import Sample
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class Whole:
         self._graphs: tuple[torch.cuda.CUDAGraph, ...] = ()  # without figures, and with them
         self._told: tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None] | None = None
         self._bad_told = 0
-        self.sample: Sample | None = None
 
     def update(self, noted: bool) -> None:
         self.replay.prepare()
@@ -77,8 +75,8 @@ class Whole:
 
     def once(self, noted: bool = True) -> None:
         """One update, operation by operation; its figures are `noted`, or not if nobody is going to ask."""
-        at, self.sample, _ = self.replay.draw(self.batch_size)
-        found = self.eager(self.sample)
+        at, sample, _ = self.replay.draw(self.batch_size)
+        found = self.eager(sample)
         with torch.no_grad():
             gradient = self.flat.gather(found.grads)
             norm = torch.dot(gradient, gradient).sqrt()
@@ -160,8 +158,14 @@ def recorded(do: Callable[[], object], generators: list[torch.Generator],
     for generator in generators:
         graph.register_generator_state(generator)
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
-        do()
+    kept = [generator.clone_state() for generator in generators]
+    try:
+        with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
+            do()
+    except BaseException:
+        for generator, state in zip(generators, kept, strict=True):
+            generator.graphsafe_set_state(state)  # a recording that failed leaves them as if it still went on
+        raise
     return graph
 
 

@@ -25,7 +25,7 @@ from qfleet.runs.series import Thinned, columns
 from qfleet.runs.state import WORDS, state_of
 from qfleet.runs.tail import Tail
 from qfleet.runs.tally import BY_ROLE, Goal, Tally
-from qfleet.runs.webpage import document, page
+from qfleet.runs.webpage import document, films_of, page
 
 SCRIPTS = ("charts.js", "panels.js", "watch.js")
 LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
@@ -66,10 +66,11 @@ class Follower:
                     "series": columns(self.known.records) if seen != self._version else None}
 
     def newest_film(self) -> str | None:
-        return max(self.films(), key=lambda path: (path.stat().st_mtime, path.name)).name if self.films() else None
+        films = self.films()
+        return films[0].name if films else None
 
     def films(self) -> list[Path]:
-        return [path for path in self.run.videos.glob("*.mp4") if not path.name.startswith(".")]
+        return films_of(self.run.videos)
 
     def _add(self, record: dict[str, Any]) -> None:
         self.known.add(record)
@@ -148,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         """The token goes into a cookie, so that it stands in no address bar, history or screenshot."""
         self.send_response(HTTPStatus.SEE_OTHER)
         self.send_header("Location", "/")
-        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/")
+        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Lax; Path=/")
         self.send_header("Content-Length", "0")
         self.end_headers()
 

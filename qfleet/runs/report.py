@@ -26,7 +26,7 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plots import INCIDENTAL, Group, Run, group, read_run
 from qfleet.runs.series import columns, evaluations
 from qfleet.runs.state import WORDS, state_of
-from qfleet.runs.webpage import page
+from qfleet.runs.webpage import films_of, page
 from qfleet.types import UserError
 
 FILMS = 6
@@ -114,9 +114,8 @@ def choose_films(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str
     reels: list[str] = []
     room = MOST_FILM_BYTES
     for folder in folders:
-        files = sorted((folder / "videos").glob("*.mp4"), key=lambda file: file.stat().st_mtime, reverse=True)
         shown: list[dict[str, Any]] = []
-        for file in [file for file in files if not file.name.startswith(".")][:most]:
+        for file in films_of(folder / "videos")[:most]:
             if (size := file.stat().st_size) <= room:
                 room -= size
                 shown.append({"name": file.name, "reel": len(reels), "bytes": size})

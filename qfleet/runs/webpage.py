@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 FRAME = """<!doctype html>
@@ -69,3 +70,10 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def films_of(folder: Path) -> list[Path]:
+    """The newest first. A link, in a run that somebody else made, could lead to anything that this user may read."""
+    found = [path for path in folder.glob("*.mp4")
+             if path.is_file() and not path.is_symlink() and not path.name.startswith(".")]
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)

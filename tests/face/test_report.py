@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import sys
 
@@ -14,6 +15,7 @@ from report_kit import EVIL, records, write_run
 from qfleet.cli import main
 from qfleet.runs import report as reporting
 from qfleet.runs.report import gather, report
+from qfleet.runs.webpage import films_of
 
 
 def data_of(path):
@@ -152,3 +154,16 @@ def test_mistakes_are_told(tmp_path, monkeypatch, capsys, words, told):
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert told in err and out == "" and "Traceback" not in err
+
+
+def test_films_are_files_of_the_run_itself(tmp_path):
+    """A run of somebody else's could link to what this user may read, or hold a folder where a film should be."""
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    videos = tmp_path / "videos"
+    (videos / "folder.mp4").mkdir(parents=True)
+    (videos / "link.mp4").symlink_to(secret)
+    for age, name in enumerate(["new.mp4", "old.mp4", ".half.mp4"]):
+        (videos / name).write_bytes(b"film")
+        os.utime(videos / name, (1000 - age, 1000 - age))
+    assert [path.name for path in films_of(videos)] == ["new.mp4", "old.mp4"]

@@ -210,7 +210,7 @@ def test_the_token_becomes_a_cookie(served):
     reply, _ = ask(server, f"{parts.path}?{parts.query}")
     assert reply.status == 303 and reply.headers["Location"] == "/"
     cookie = reply.headers["Set-Cookie"]
-    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
     assert ask(server, "/news", Cookie=cookie.partition(";")[0])[0].status == 200
     assert ask(server, "/news", Authorization="Bearer secret-word", Host="evil.example")[0].status == 200
 
