@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
 
 
 @pytest.mark.parametrize(("source", "ratio", "steps", "limited"), [
-    ("cartpole", 64, 800, "learner"), ("fleet_envs:Slow", 4, 1200, "actors")])
+    ("cartpole", 256, 600, "learner"), ("fleet_envs:Slow", 4, 1200, "actors")])
 def test_the_ratio_holds_whoever_is_slow(tmp_path, source, ratio, steps, limited):
     with FleetRun("train", source, *SMALL, "actors=2", f"replay.samples_per_insert={ratio}", f"total_steps={steps}",
                   "learner.batch_size=16", "run.name=x", cwd=tmp_path) as fleet:
