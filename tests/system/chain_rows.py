@@ -63,7 +63,7 @@ def curious(algo, explore):
             "env.max_episode_steps=100", "agent.hidden=[32]", f"explore.kind={explore}", "explore.arms=3",
             "explore.base=1", "explore.alpha=0", "learner.capture=false", "learner.batch_size=32",
             "learner.learning_rate=2e-3", "learner.target_period_updates=50", "replay.samples_per_insert=8",
-            "eval.period_steps=null", "eval.episodes=4", "total_steps=6000"]
+            "eval.period_steps=null", "eval.episodes=4", "total_steps=10000"]
 
 
 def name_of(row):
