@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qfleet.maths.chance import restore_rng
 from qfleet.replay.codec import Packed
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Column, Layout
@@ -174,10 +175,7 @@ class DeviceReplay(Store[Chunk]):
         return self.rng.get_state()
 
     def _restore_random(self, state: Any) -> None:
-        try:
-            self.rng.set_state(state)
-        except RuntimeError:  # of another kind of device
-            self.rng.manual_seed(zlib.crc32(state.numpy().tobytes()))
+        restore_rng(self.rng, state)
 
 
 def word(column: Column) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -42,7 +43,7 @@ class Shares(Protocol):
 H = TypeVar("H", bound=Held)
 
 
-class Store(Generic[H]):
+class Store(ABC, Generic[H]):
     """Implements `types.Replay`, but for where chunks rest and how they are drawn.
 
     Chunks are numbered by a serial that only grows; chunk `serial` rests in slot `serial % slots`, and the live ones
@@ -61,42 +62,42 @@ class Store(Generic[H]):
         self._size = 0
         self.elsewhere = 0  # steps that other replays of the run have counted, as far as is known
 
+    @abstractmethod
     def sample(self, n: int) -> Sample | None:
         """Draw n windows, each from its own n-th of the total priority; None = wait."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """All memory that is taken."""
-        raise NotImplementedError
 
-    def _from_chunk(self, chunk: Chunk) -> H:
-        raise NotImplementedError
+    @abstractmethod
+    def _from_chunk(self, chunk: Chunk) -> H: ...
 
-    def _from_packed(self, packed: Packed) -> H:
-        raise NotImplementedError
+    @abstractmethod
+    def _from_packed(self, packed: Packed) -> H: ...
 
+    @abstractmethod
     def _put(self, slot: int, held: H) -> int:
         """Let a chunk rest in a slot; a checksum of its contents."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _drop(self, slot: int) -> None:
         """Forget what rests in a slot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pack(self, slot: int, valid: np.ndarray) -> Packed:
         """What rests in a slot, as it is saved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fits(self, held: H) -> bool:
         """Whether the bytes of another chunk fit beside those that are held."""
-        raise NotImplementedError
 
-    def _random_state(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _random_state(self) -> Any: ...
 
-    def _restore_random(self, state: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _restore_random(self, state: Any) -> None: ...
 
     @property
     def layout(self) -> Layout:

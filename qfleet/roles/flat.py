@@ -120,23 +120,23 @@ class Flat:
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
 
 
-GRAIN = 64
+BORDER = 64
 """Where parameters begin, on a GPU, in numbers: kernels for matrices move 16 bytes at once, or are much slower."""
 
 
 def rooms_of(data: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Views of a vector, one for each shape, at multiples of GRAIN; the channels of four axes lie last."""
+    """Views of a vector, one for each shape, at multiples of BORDER; the channels of four axes lie last."""
     rooms, at = [], 0
     for shape in shapes:
         piece = data[at:at + shape.numel()]
         rooms.append(_last_channels(piece, shape))
-        at += -(-shape.numel() // GRAIN) * GRAIN
+        at += -(-shape.numel() // BORDER) * BORDER
     return rooms
 
 
 def order_of(shapes: Sequence[torch.Size]) -> torch.Tensor:
     """For each number of such a vector its place in one that has no gaps and all channels first; gaps show place 0."""
-    sizes = [-(-shape.numel() // GRAIN) * GRAIN for shape in shapes]
+    sizes = [-(-shape.numel() // BORDER) * BORDER for shape in shapes]
     order, at = torch.zeros(sum(sizes), dtype=torch.int64), 0
     for room, shape in zip(rooms_of(order, shapes), shapes, strict=True):
         room.copy_(torch.arange(at, at + shape.numel()).view(shape))

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
+from qfleet.maths.chance import restore_rng
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured, Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
@@ -21,7 +22,7 @@ from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
-from qfleet.roles.seeds import restore_rng, seed_for
+from qfleet.roles.seeds import seed_for
 from qfleet.roles.whole import Report, Whole, obstacle
 from qfleet.types import Metrics, Replay, Sample, Weights
 

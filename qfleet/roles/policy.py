@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from qfleet.agent import Agent, Arm, Memory
+from qfleet.maths.chance import restore_rng
 from qfleet.roles.flat import Flat
-from qfleet.roles.seeds import restore_rng
 from qfleet.types import Obs, Published
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -5,15 +5,6 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
-import torch
-
-
-def restore_rng(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Go on with a generator's saved state; on another kind of device, whose states differ, with a seed from it."""
-    try:
-        generator.set_state(state)
-    except RuntimeError:
-        generator.manual_seed(zlib.crc32(state.numpy().tobytes()))
 
 
 def seed_for(seed: int, purpose: str, *index: int) -> int:

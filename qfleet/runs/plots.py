@@ -13,7 +13,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.config import read_yaml
+from qfleet.runs.appear import appearing
 from qfleet.runs.writers import read_metrics
 from qfleet.types import UserError
 
@@ -91,15 +91,8 @@ def plot(runs: Sequence[str | Path], x: str = "steps", y: Sequence[str] | None =
     if target.suffix.lower() not in SUFFIXES:
         raise UserError(f"cannot draw {target}: the name must end in {', '.join(SUFFIXES)}")
     figure = draw(group([read_run(directory) for directory in directories]), x, y, smooth)
-    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(target) as partial:
         figure.savefig(partial, dpi=150)
-        partial.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return target
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shlex
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import numpy as np
 
 from qfleet import __version__
 from qfleet.runs import scores
+from qfleet.runs.appear import appearing
 from qfleet.runs.bottleneck import bottleneck
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plots import INCIDENTAL, Group, Run, group, read_run
@@ -44,15 +43,8 @@ def report(directories: Sequence[str | Path], out: str | Path | None = None, fil
         raise UserError(f"cannot write {target}: the name of a report must end in .html")
     data, reels = gather(paths, films)
     text = page(data["title"], ("charts.js", "panels.js", "report.js"), data, reels)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(target) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return target
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from qfleet.runs.appear import appearing
 from qfleet.types import UserError
 
 SMALLEST_SIDE = 320
@@ -62,10 +63,14 @@ def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, p
         raise UserError("writing MP4 needs imageio-ffmpeg: pip install 'qfleet[video]'") from None
     target = _target(path, ".mp4", fps)
     first, pictures = _opened(frames)
-    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}.mp4")
     height, width = first.shape[:2]
-    encoder = imageio_ffmpeg.write_frames(str(partial), (width, height), fps=fps, quality=7, macro_block_size=2,
-                                          ffmpeg_log_level="error")
+    with appearing(target) as partial:
+        return _encode(imageio_ffmpeg.write_frames(str(partial), (width, height), fps=fps, quality=7,
+                                                   macro_block_size=2, ffmpeg_log_level="error"),
+                       pictures, target, progress)
+
+
+def _encode(encoder: Any, pictures: Iterable[np.ndarray], target: Path, progress: Progress | None) -> int:
     count = 0
     try:
         encoder.send(None)
@@ -75,12 +80,10 @@ def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, p
             if progress is not None:
                 progress(count)
         encoder.close()
-        partial.replace(target)
     except OSError as error:
         raise UserError(f"cannot write {target}: {_last_line(error)}; is the disk full?") from error
     finally:
         encoder.close()
-        partial.unlink(missing_ok=True)
     return count
 
 
@@ -101,15 +104,9 @@ def write_gif(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, p
         palettes.append(Image.fromarray(picture).quantize(colors=256, method=Image.Quantize.FASTOCTREE))
         if progress is not None:
             progress(count)
-    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}.gif")
-    try:
+    with appearing(target) as partial:
         palettes[0].save(partial, save_all=True, append_images=palettes[1:], loop=0,
                          duration=max(20, round(100 / fps) * 10), optimize=False)
-        partial.replace(target)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error}; is the disk full?") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return len(palettes)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from qfleet.roles.flat import GRAIN, order_of, places_of, rooms_of
+from qfleet.roles.flat import BORDER, order_of, places_of, rooms_of
 
 SHAPES = [torch.Size(shape) for shape in [(5, 3, 4, 2), (5,), (1,), (7, 9), (2, 2, 1, 1)]]
 
@@ -14,7 +14,7 @@ def test_every_number_is_where_its_parameter_has_it():
     rooms = rooms_of(master.index_select(0, order), SHAPES)
     for room, plain, shape in zip(rooms, master.split([shape.numel() for shape in SHAPES]), SHAPES, strict=True):
         assert room.shape == shape and torch.equal(room, plain.view(shape))
-        assert room.storage_offset() % GRAIN == 0
+        assert room.storage_offset() % BORDER == 0
     assert torch.equal(order[places_of(SHAPES).long()], torch.arange(size))
     assert rooms[0].is_contiguous(memory_format=torch.channels_last)
-    assert len(order) % GRAIN == 0 and sorted(set(order.tolist())) == list(range(size))
+    assert len(order) % BORDER == 0 and sorted(set(order.tolist())) == list(range(size))

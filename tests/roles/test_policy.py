@@ -8,8 +8,9 @@ from fakes import linear_agent
 from torch import nn
 
 from qfleet.agent import Arm, Decision
+from qfleet.maths.chance import restore_rng
 from qfleet.roles.policy import Policy
-from qfleet.roles.seeds import lane_seeds, restore_rng, seed_for
+from qfleet.roles.seeds import lane_seeds, seed_for
 
 
 def test_acting_draws_no_dropout_and_moves_no_statistics():

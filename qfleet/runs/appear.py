@@ -1,0 +1,25 @@
+"""Files that appear under their name only when they are complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from qfleet.types import UserError
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Where to write what becomes `target` afterwards; nothing of it is left if that fails."""
+    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
