@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from precision import PREEMPTED, hardware, interrupt
 
 GOAL, GAMES = 18, 30
 COMMON = [
-    "stop_at=19", "replay.capacity=300000", "replay.min_steps=20000", "eval.period_steps=50000", "eval.lanes=10",
-    "eval.epsilon=0", "checkpoint.period_steps=100000", "checkpoint.keep=1", "checkpoint.replay=false",
-    "run.tensorboard=false"]
-QUICK = ["env.lanes=32", "learner.batch_size=64", "learner.learning_rate=2.5e-4", "learner.target_period_updates=500",
-         "learner.publish_period_updates=1"]
+    "stop_at=19", "env.lanes=32", "actors=2", "replay.capacity=300000", "replay.min_steps=20000",
+    "eval.period_steps=50000", "eval.from_return=-10", "eval.lanes=10", "eval.epsilon=0", "checkpoint.period_steps=100000", "checkpoint.keep=1",
+    "checkpoint.replay=false", "run.log_period_steps=10000", "run.tensorboard=false"]
+QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimizer_eps=2e-5", "agent.n_step=3",
+         "learner.target_period_updates=500", "learner.publish_period_updates=2", "replay.samples_per_insert=16"]
 SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
-    "iqn": [*QUICK, "agent.n_step=3", "explore.steps=100000"],
-    "btr": ["explore.steps=100000", "replay.beta_steps=3000000"],
+    "iqn": [*QUICK, "explore.steps=100000"],
+    "btr": ["explore.steps=100000", "replay.beta_steps=3000000", "replay.samples_per_insert=8"],
 }
 """Over the recipes, whose settings are for 200 million frames of any game: what suits an easy one and a short time."""
 
@@ -83,7 +84,8 @@ def row(root: Path, recipe: str, games: int) -> dict[str, Any]:
     last = told[-1] if told else {"step": 0, "updates": 0, "time_s": 0.0}
     found: dict[str, Any] = {
         "steps": last["step"], "updates": last["updates"], "seconds": last["time_s"],
-        "curve": [[r["step"], r["eval/mean_reward"], r["eval/std_reward"]] for r in told if "eval/mean_reward" in r]}
+        "curve": [[r["step"], r["eval/mean_reward"], r["eval/std_reward"]] for r in told if "eval/mean_reward" in r],
+        "training": [[r["step"], r["rollout/ep_rew_mean"]] for r in told if "rollout/ep_rew_mean" in r]}
     if found["curve"]:
         words = ["eval", str(place), "--episodes", str(games), "--json"]
         judged = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True)
@@ -105,11 +107,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     codes = train(args.runs, args)
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
-    for recipe in args.only:
-        if codes[recipe] not in (0, PREEMPTED):
-            print(f"{recipe} failed:\n{(args.runs / f'{recipe}.log').read_text()[-2000:]}", file=sys.stderr)
-            continue
-        rows[recipe] = row(args.runs, recipe, args.games)
+    sound = [recipe for recipe in args.only if codes[recipe] in (0, PREEMPTED)]
+    for recipe in set(args.only) - set(sound):
+        print(f"{recipe} failed:\n{(args.runs / f'{recipe}.log').read_text()[-2000:]}", file=sys.stderr)
+    with ThreadPoolExecutor() as pool:
+        judged = pool.map(lambda recipe: row(args.runs, recipe, args.games), sound)
+    for recipe, found in zip(sound, judged, strict=True):
+        rows[recipe] = found
         score = rows[recipe].get("games", {}).get("mean_reward")
         print(f"{recipe:8} {rows[recipe]['steps']:>9,} steps  {args.games} games: {score}  (aim {GOAL})", flush=True)
     document = {"rows": rows, "settings": {name: [*COMMON, *SETTINGS[name]] for name in SETTINGS}, "games": args.games,
