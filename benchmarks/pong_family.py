@@ -25,8 +25,9 @@ from precision import PREEMPTED, hardware, interrupt
 GOAL, GAMES = 18, 30
 COMMON = [
     "stop_at=19", "env.lanes=32", "actors=2", "replay.capacity=300000", "replay.min_steps=20000",
-    "eval.period_steps=50000", "eval.from_return=-10", "eval.lanes=10", "eval.epsilon=0", "checkpoint.period_steps=100000", "checkpoint.keep=1",
-    "checkpoint.replay=false", "run.log_period_steps=10000", "run.tensorboard=false"]
+    "eval.period_steps=50000", "eval.from_return=-10", "eval.lanes=10", "eval.epsilon=0",
+    "checkpoint.period_steps=100000", "checkpoint.keep=1", "checkpoint.replay=false", "run.log_period_steps=10000",
+    "run.tensorboard=false"]
 QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimizer_eps=2e-5", "agent.n_step=3",
          "learner.target_period_updates=500", "learner.publish_period_updates=2", "replay.samples_per_insert=16"]
 SETTINGS: dict[str, list[str]] = {
