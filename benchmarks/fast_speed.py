@@ -1,6 +1,6 @@
 """How fast one GPU is kept busy: updates per second, steps per second beside them, and the time to solve Pong.
 
-    python benchmarks/fast_speed.py updates  [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
+    python benchmarks/fast_speed.py updates  [--recipe r2d2] [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
     python benchmarks/fast_speed.py acting   [--seconds 20] [--set replay.samples_per_insert=8 ...]
     python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast]
     python benchmarks/fast_speed.py check
@@ -9,7 +9,7 @@ Every command appends a JSON record, with versions and hardware, to --out. `upda
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
-not counted. `check` compares recorded updates with those made in pieces.
+not counted. `check` compares recorded updates with those made in pieces, and those with each other.
 """
 
 from __future__ import annotations
@@ -37,9 +37,27 @@ def hardware() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)), "gpu": gpu}
 
 
-def learner_of(batch: int, overrides: list[str], capacity: int, filled: int) -> Any:
-    """A learner of `pong-fast` on a replay of noise, and its settled config."""
+def noise(layout: Any, actions: int) -> Any:
+    """A chunk of nothing in particular, all of whose windows may be drawn."""
     import numpy as np
+
+    from qfleet.types import Chunk
+
+    rng, columns = np.random.default_rng(0), {}
+    for column in layout.columns:
+        if column.dtype == "uint8":
+            columns[column.name] = rng.integers(0, 255, (layout.rows, *column.shape)).astype(np.uint8)
+        else:
+            columns[column.name] = rng.normal(size=(layout.rows, *column.shape)).astype(column.dtype)
+    columns |= {"action": rng.integers(actions, size=layout.rows).astype(np.int32),
+                "discount": np.ones(layout.rows, np.float32), "last": np.zeros(layout.rows, bool)}
+    marks = (layout.starts, len(layout.marks))
+    columns |= {column.name: np.zeros((*marks, *column.shape), column.dtype) for column in layout.marked}
+    return Chunk(columns, np.ones(layout.starts, bool))
+
+
+def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, filled: int) -> Any:
+    """A learner of Pong on a replay of noise, and its settled config."""
     import torch
 
     from qfleet.assemble import layout_of, make_agent, settle
@@ -50,24 +68,20 @@ def learner_of(batch: int, overrides: list[str], capacity: int, filled: int) -> 
     from qfleet.roles.metrics import Meter
     from qfleet.roles.schedule import Progress, Schedule
     from qfleet.roles.weights import Mailbox
-    from qfleet.types import Chunk, EnvSpec, Leaf
+    from qfleet.types import EnvSpec, Leaf
 
-    config = resolve("pong-fast", [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
-                                   "env.lanes=8", *overrides]).config
+    config = resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
+                              "env.lanes=8", *overrides]).config
     spec = EnvSpec("noise", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6)
     config = settle(config, spec)
     torch.set_num_threads(config.run.threads or 1)
     device, layout, agent = torch.device(config.device), layout_of(config, spec), make_agent(config, spec)
     store = DeviceReplay if config.replay.store == "device" else HostReplay
     replay = store(layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device)
-    rng = np.random.default_rng(0)
-    rows = layout.rows
-    columns = {"action": rng.integers(6, size=rows).astype(np.int32), "reward": rng.normal(size=rows).astype("float32"),
-               "discount": np.ones(rows, np.float32), "last": np.zeros(rows, bool),
-               "obs.obs": rng.integers(0, 255, (rows, 1, 84, 84)).astype(np.uint8)}
     replay.tick(10**9)
+    chunk = noise(layout, spec.actions)
     for _ in range(filled // layout.chunk_steps):
-        replay.add(Chunk(columns, np.ones(layout.starts, bool)))
+        replay.add(chunk)
     replay.tick(10**6)
     meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
     return Learner(agent, replay, Mailbox(), meter, config.learner, 1, device), config
@@ -81,7 +95,7 @@ def updates(args: argparse.Namespace) -> None:
             torch.cuda.synchronize()
 
     for batch in args.batch:
-        learner, config = learner_of(batch, args.set, args.capacity, args.filled)
+        learner, config = learner_of(args.recipe, batch, args.set, args.capacity, args.filled)
         begin = time.perf_counter()
         learner.burst = 20
         learner.step()
@@ -94,9 +108,10 @@ def updates(args: argparse.Namespace) -> None:
             learner.step()
             wait()
             rates.append(args.updates / (time.perf_counter() - begin))
-        keep(args, {"kind": "updates", "batch": batch, "set": args.set, "precision": config.learner.precision,
-                    "store": config.replay.store, "capture": config.learner.capture, "capacity": args.capacity,
-                    "alpha": config.replay.alpha, "whole": learner._whole is not None, "warm_up_s": round(warm_s, 2),
+        keep(args, {"kind": "updates", "recipe": args.recipe, "batch": batch, "set": args.set,
+                    "precision": config.learner.precision, "store": config.replay.store,
+                    "capture": config.learner.capture, "capacity": args.capacity, "alpha": config.replay.alpha,
+                    "whole": learner._whole is not None, "warm_up_s": round(warm_s, 2),
                     "updates_per_s": round(statistics.median(rates), 1), "all": [round(rate, 1) for rate in rates],
                     "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
         if args.profile:
@@ -110,19 +125,20 @@ def check(args: argparse.Namespace) -> None:
         for precision in ("fp32", "bf16"):
             for alpha in ("0", "0.6"):
                 ends, begin = [], None
-                for capture in ("true", "false"):
+                for capture in ("true", "false", "false"):  # the last as a control: what two runs in pieces differ by
                     words = [f"agent.algo={algo}", f"learner.precision={precision}", f"replay.alpha={alpha}",
                              f"learner.capture={capture}", "replay.store=device", *args.set]
-                    learner, _ = learner_of(64, words, 20_000, 10_000)
+                    learner, _ = learner_of(args.recipe, 64, words, 20_000, 10_000)
                     begin = learner.flat.master.clone()
                     learner.burst = 40
                     learner.step()
                     ends.append(learner.flat.master.clone())
                     whole = learner._whole is not None and bool(learner._whole._graphs)
                     assert whole == (capture == "true"), f"{words}: recorded {whole}"
-                away = float((ends[0] - ends[1]).norm() / (ends[1] - begin).norm())
+                way = (ends[1] - begin).norm()
+                away, chance = (round(float((end - ends[1]).norm() / way), 6) for end in (ends[0], ends[2]))
                 keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
-                            "distance": round(away, 6)})
+                            "distance": away, "distance_of_two_in_pieces": chance})
 
 
 def profile(learner: Any, wait: Any) -> None:
