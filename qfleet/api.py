@@ -101,7 +101,7 @@ def _engine(config: RunConfig) -> Any:
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:
     """What a run would do and take, in words, without training."""
-    with closing(make_env(config.env, config.env.lanes)) as env:
+    with closing(make_env(config.env, 1)) as env:
         return describe_plan(settle(config, env.spec), env.spec)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head
+from qfleet.nets.norms import PictureNorm, by_rows
 from qfleet.nets.torsos import find_torso
 from qfleet.types import Leaf, UserError
 
@@ -32,6 +33,20 @@ def test_leaves_are_joined_and_categories_one_hot():
            "room": torch.tensor([[2, 1]], dtype=torch.int32)}
     assert encoder(obs, torch.float32)[0, 64:].tolist() == [0.5, -1.0, 0, 0, 1, 0, 1]
     assert encoder.features == 64 + 2 + 5
+
+
+def test_a_picture_normalised_as_a_row_is_normalised_as_one_group():
+    norm = PictureNorm(8).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    pictures = torch.randn(3, 8, 5, 6).double().to(memory_format=torch.channels_last).requires_grad_()
+    rows = by_rows(pictures, norm.weight, norm.bias, norm.eps)
+    assert rows.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(rows, norm(pictures))
+    pull, inputs = torch.randn_like(rows), (pictures, norm.weight, norm.bias)
+    for ours, groups in zip(torch.autograd.grad(rows, inputs, pull), torch.autograd.grad(norm(pictures), inputs, pull),
+                            strict=True):
+        torch.testing.assert_close(ours, groups)
 
 
 @pytest.mark.parametrize("norm,count", [("none", 0), ("group", 3), ("layer", 3)])
