@@ -4,12 +4,14 @@
     python benchmarks/fast_speed.py acting   [--seconds 20] [--set replay.samples_per_insert=8 ...]
     python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast]
     python benchmarks/fast_speed.py check
+    python benchmarks/fast_speed.py parity   [--seeds 1 2 3 4 5]
 
 Every command appends a JSON record, with versions and hardware, to --out. `updates` times the learner alone, from the
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
-not counted. `check` compares recorded updates with those made in pieces, and those with each other.
+not counted. `check` compares recorded updates with those made in pieces, and those with each other. `parity` learns
+Catch from pixels with both, seed by seed: the steps until 20 evaluation episodes reach 0.95.
 """
 
 from __future__ import annotations
@@ -141,6 +143,22 @@ def check(args: argparse.Namespace) -> None:
                             "distance": away, "distance_of_two_in_pieces": chance})
 
 
+def parity(args: argparse.Namespace) -> None:
+    """Is as much learnt by recorded updates as by those in pieces?"""
+    import qfleet
+
+    for capture in ("true", "false"):
+        steps = []
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as root:
+                run = qfleet.train("catch", [
+                    "env.kwargs={pixels: true, side: 12}", "stop_at=0.95", "eval.period_steps=500", "eval.episodes=20",
+                    "replay.store=device", f"learner.capture={capture}", f"seed={seed}", f"run.root={root}",
+                    "run.tensorboard=false", "checkpoint.period_steps=null", *args.set])
+            steps.append(run.steps if run.reason == "stop_at" else None)
+        keep(args, {"kind": "parity", "set": args.set, "capture": capture, "seeds": args.seeds, "solved_at": steps})
+
+
 def profile(learner: Any, wait: Any) -> None:
     """Where an update's time goes on the GPU, kernel by kernel."""
     from torch.profiler import ProfilerActivity
@@ -236,7 +254,7 @@ def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["updates", "acting", "pong", "check"])
+    parser.add_argument("what", choices=["updates", "acting", "pong", "check", "parity"])
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--updates", type=int, default=300, help="per measurement")
     parser.add_argument("--repeats", type=int, default=5)
@@ -251,7 +269,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    {"updates": updates, "acting": acting, "pong": pong, "check": check}[args.what](args)
+    {"updates": updates, "acting": acting, "pong": pong, "check": check, "parity": parity}[args.what](args)
 
 
 if __name__ == "__main__":
