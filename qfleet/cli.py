@@ -23,7 +23,8 @@ from qfleet.verbs.telling import complain, say
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
-            "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "eval", "help": "--help"}
+            "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "bench", "profile": "bench",
+            "help": "--help"}
 HABITS = {"--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=", "--algo": "agent.algo=",
           "--total-timesteps": "total_steps=", "--timesteps": "total_steps=", "--steps": "total_steps=",
           "-n": "total_steps=", "--num-envs": "env.lanes=", "--n-envs": "env.lanes=",
@@ -124,8 +125,17 @@ VERBS = (
           "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
          "Writes an sbatch script and submits it. When its time is nearly up the job saves, is requeued and goes on by "
          "itself. A RUN is gone on with. " + OVERRIDES),
+    Verb("bench", "measure speed beside other libraries, or where an update's time goes",
+         "[WORKLOAD ...] [key=value ...] [options]", (0, 99), verbs.bench,
+         ("qfleet bench", "qfleet bench cartpole pong --rounds 5 --peers sb3 tianshou --out results",
+          "qfleet bench updates acting device=cuda --threads 16", "qfleet bench pong --profile learner.precision=fp32"),
+         options.bench, True,
+         "WORKLOAD is one of cartpole, pong, halfcheetah (these by default), halfcheetah-ddpg, acting, updates. "
+         "Everybody does the same work; rounds alternate, each in a fresh process. A peer that is not installed or "
+         "fails is named in the table. Of overrides all understand device=NAME; others are for --profile."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
     Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
+    Verb("_round", "measure one contender once", "", (1, 1), verbs.bench_round, hidden=True),
     Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),
 )
 

@@ -153,7 +153,7 @@ def tick(value: float) -> str:
 
 def draw(groups: Sequence[Group], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5) -> Any:
     """The matplotlib Figure: one panel per tag of `y` (None = both returns in one), one colour per group."""
-    _spare_the_home()
+    spare_the_home()
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -265,7 +265,7 @@ def _cycled(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
-def _spare_the_home() -> None:
+def spare_the_home() -> None:
     """Keep matplotlib from beginning a cache in the home directory: until it has one, it is lent a folder."""
     if "MPLCONFIGDIR" in os.environ or "matplotlib" in sys.modules:
         return

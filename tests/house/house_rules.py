@@ -14,8 +14,9 @@ from pathlib import Path
 import qfleet
 from qfleet.config import Config
 
-FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "squad", "troop", "duties", "crew", "archive", "gallery",
-        "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "recipe", "settings"]
+FACE = ["", "__main__", "cli", "verbs", "bench", "doctor", "api", "squad", "troop", "duties", "crew", "archive",
+        "gallery", "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "recipe",
+        "settings"]
 """The top of the house, in order: each may import those after it, and every room."""
 
 ROOMS: dict[str, set[str]] = {
@@ -42,7 +43,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "torch.multiprocessing": ("runtime",),
     "grpc": ("runtime",),
     "ray": ("runtime",),
-    "subprocess": ("runtime", "runs"),
+    "subprocess": ("runtime", "runs", "bench"),
     "torch.distributed": ("runtime.ranks", "roles.gradients"),
     **dict.fromkeys(["pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], ()),
 }

@@ -1,0 +1,222 @@
+"""Where an update's time goes, part by part, beside what this machine could do at best.
+
+The parts are timed in place: the functions that a learner calls are wrapped while it learns from real play. The roof
+of a part is the time that its arithmetic takes at the rate of a large matrix product, or its bytes at that of a copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from qfleet.bench.stage import Stage
+from qfleet.replay.device import DeviceReplay
+from qfleet.roles.derive import Captured
+from qfleet.roles.policy import PRECISIONS
+
+SAMPLE, GATHER, FORWARD, BACKWARD = "sample", "gather, decode", "forward, loss", "backward"
+RECORDED, WHOLE = "forward, loss, backward (recorded as one)", "the whole update (recorded as one)"
+OPTIMIZER, PRIORITIES, TARGET, PUBLISH, REST = "optimizer", "priorities", "target network", "publish", "the rest"
+SIDE, COPY_BYTES, PROBE_S, COUNTED = 512, 1 << 26, 0.5, 8
+ADAM_PASSES = 7
+"""Weights, gradient and two moments are read, all but the gradient written."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does at best: per second of CPU, or of a GPU's time."""
+
+    flops: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Milliseconds per update, by the clock and of CPU, and what they would be at the machine's best rate: of CPU on a
+    CPU, where others on the machine lengthen the clock's, by the clock on a GPU."""
+
+    name: str
+    ms: float
+    cpu_ms: float
+    roof_ms: float | None = None
+    on_gpu: bool = False
+
+    @property
+    def distance(self) -> float | None:
+        """How many times longer than at best."""
+        return (self.ms if self.on_gpu else self.cpu_ms) / self.roof_ms if self.roof_ms else None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An update's parts in the order in which they come, and their sum."""
+
+    updates_per_s: float
+    updates_per_cpu_s: float
+    parts: Sequence[Part]
+    rates: Rates
+    settings: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        parts = [asdict(part) | {"distance": part.distance} for part in self.parts]
+        return asdict(self) | {"parts": parts}
+
+
+class Clocks:
+    """Time by part. Parts nest: what an inner one takes is not the outer one's."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.spent: dict[str, tuple[float, float]] = {}
+        self._wait = wait
+        self._inner = [(0.0, 0.0)]
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*args: Any, **named: Any) -> Any:
+            self._wait()
+            self._inner.append((0.0, 0.0))
+            wall, cpu = time.perf_counter(), time.process_time()
+            try:
+                return call(*args, **named)
+            finally:
+                self._wait()
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                inner, before = self._inner.pop(), self.spent.get(name, (0.0, 0.0))
+                self.spent[name] = (before[0] + wall - inner[0], before[1] + cpu - inner[1])
+                outer = self._inner[-1]
+                self._inner[-1] = (outer[0] + wall, outer[1] + cpu)
+        return inside
+
+
+def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> Profile:
+    """Play `fill` steps of a recipe, then take `updates` updates apart, in bursts as long as a run would make."""
+    with closing(Stage(recipe, [*overrides, f"replay.min_steps={fill}"])) as stage:
+        stage.fill(fill)
+        burst = stage.burst()
+        for _ in range(max(1, 20 // burst)):
+            stage.learn(burst)
+        flops, sample_bytes = _work(stage)
+        clocks = Clocks(stage.wait)
+        _wrap(stage, clocks)
+        learn, made = clocks.timed(REST, stage.learn), 0
+        while made < updates:
+            made += learn(burst)
+        config = stage.config
+        weights = stage.learner.flat.master.numel() * 4
+        rates = measure(torch.device(config.device), PRECISIONS[config.learner.precision])
+    roofs = {FORWARD: flops[0] / rates.flops, BACKWARD: flops[1] / rates.flops, RECORDED: sum(flops) / rates.flops,
+             WHOLE: sum(flops) / rates.flops, GATHER: 2 * sample_bytes / rates.bytes_per_s,
+             OPTIMIZER: ADAM_PASSES * weights / rates.bytes_per_s,
+             PUBLISH: 2 * weights / rates.bytes_per_s / max(burst, config.learner.publish_period_updates)}
+    parts = [Part(name, 1e3 * wall / made, 1e3 * cpu / made, 1e3 * roofs[name] if name in roofs else None,
+                  config.device != "cpu")
+             for name, (wall, cpu) in sorted(clocks.spent.items(), key=lambda item: ORDER.index(item[0]))]
+    settings = {"recipe": recipe, "overrides": [*overrides], "device": config.device, "updates": made, "burst": burst,
+                "precision": config.learner.precision, "batch_size": config.learner.batch_size,
+                "threads": config.run.threads, "parameters": weights // 4, "gflop": sum(flops) / 1e9,
+                "batch_mb": sample_bytes / 1e6}
+    return Profile(1e3 / sum(part.ms for part in parts), 1e3 / sum(part.cpu_ms for part in parts), parts, rates,
+                   settings)
+
+
+ORDER = (SAMPLE, GATHER, FORWARD, BACKWARD, RECORDED, WHOLE, OPTIMIZER, PRIORITIES, TARGET, PUBLISH, REST)
+
+
+def _wrap(stage: Stage, clocks: Clocks) -> None:
+    """Put a clock around every function that an update is made of."""
+    learner, replay = stage.learner, stage.replay
+    patches: list[tuple[Any, str, str]] = [
+        (learner.gradients, "apply", OPTIMIZER), (replay, "update", PRIORITIES), (learner, "_follow", TARGET),
+        (learner, "publish", PUBLISH), (replay, "sample", SAMPLE)]
+    if not isinstance(replay, DeviceReplay):
+        patches.append((replay._gatherer, "windows", GATHER))
+    if learner._whole is not None:
+        patches.append((learner._whole, "update", WHOLE))
+    for owner, name, part in patches:
+        setattr(owner, name, clocks.timed(part, getattr(owner, name)))
+    for name in ("derive", "_rested"):
+        derive = getattr(learner, name)
+        if derive is not None:
+            recorded = isinstance(derive, Captured) and derive._play is not derive.eager
+            setattr(learner, name, clocks.timed(RECORDED if recorded else BACKWARD, derive))
+    for eager in learner._eager:
+        eager.agent = replace(eager.agent, loss=clocks.timed(FORWARD, eager.agent.loss))
+
+
+def _work(stage: Stage) -> tuple[tuple[float, float], int]:
+    """Of an update: floating point operations of the losses and of their derivatives; and the bytes of a batch."""
+    sample = stage.replay.sample(stage.config.learner.batch_size)
+    assert sample is not None, "nothing limits a stage that is filled"
+    learner, kept, forward = stage.learner, [eager.agent for eager in stage.learner._eager], [0.0]
+
+    def counted(loss: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*args: Any) -> Any:
+            before = counter.get_total_flops()
+            found = loss(*args)
+            forward[0] += counter.get_total_flops() - before
+            return found
+        return inside
+
+    for eager in learner._eager:
+        eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
+    with FlopCounterMode(display=False) as counter:
+        if learner._whole is None:
+            made = stage.learn(COUNTED)  # several, since some agents do not move all of their parts every time
+        else:  # what a GPU plays back passes no counter
+            made = 1
+            learner._eager[0](sample)
+    for eager, agent in zip(learner._eager, kept, strict=True):
+        eager.agent = agent
+    total = float(counter.get_total_flops())
+    rows = sum(value.numel() * value.element_size() for value in sample.rows.values())
+    return (forward[0] / made, (total - forward[0]) / made), rows
+
+
+def measure(device: torch.device, dtype: torch.dtype) -> Rates:
+    """The best of many matrix products, and of many copies that no cache holds."""
+    a = torch.randn(SIDE, SIDE, device=device).to(dtype)
+    out = torch.empty_like(a)
+    source = torch.ones(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    product = _fastest(lambda: torch.mm(a, a, out=out), device)
+    copy = _fastest(lambda: target.copy_(source), device)
+    return Rates(2 * SIDE**3 / product, 2 * COPY_BYTES / copy)
+
+
+def _fastest(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of the quickest call within a while: what disturbs makes others slower, never quicker. Of CPU, if that is
+    what computes."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    best, until = float("inf"), time.perf_counter() + PROBE_S
+    call()
+    while time.perf_counter() < until or best == float("inf"):
+        begin = clock()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, clock() - begin)
+    return best
+
+
+def lines(found: Profile) -> list[str]:
+    """The profile for people."""
+    settings, rates, total = found.settings, found.rates, sum(part.ms for part in found.parts)
+    table = [["part", "ms", "CPU ms", "share", "at best", "distance"]]
+    for part in found.parts:
+        table.append([part.name, f"{part.ms:.3f}", f"{part.cpu_ms:.3f}", f"{100 * part.ms / total:.0f} %",
+                      "" if part.roof_ms is None else f"{part.roof_ms:.3f}",
+                      "" if part.distance is None else f"{part.distance:.1f} ×"])
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    text = [f"  {row[0].ljust(widths[0])}  " + "  ".join(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))
+            for row in table]
+    return [f"{settings['recipe']}: batch {settings['batch_size']}, {settings['precision']}, {settings['device']}, "
+            f"{settings['threads']} thread{'s' * (settings['threads'] != 1)}; {settings['gflop']:.3g} GFLOP and "
+            f"{settings['batch_mb']:.3g} MB a batch, {settings['parameters']:,} parameters",
+            *[line.rstrip() for line in text],
+            f"  {found.updates_per_s:,.0f} updates/s, {found.updates_per_cpu_s:,.0f} per CPU second; this machine "
+            f"multiplies at {rates.flops / 1e9:,.0f} GFLOP/s and copies at {rates.bytes_per_s / 1e9:.1f} GB/s"]

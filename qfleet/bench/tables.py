@@ -1,0 +1,122 @@
+"""What was measured, as a table for people and as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qfleet.bench.rates import Rate
+from qfleet.bench.rounds import OURS, Entry
+from qfleet.bench.work import WORKS
+
+UNITS = {"per_s": "by the clock", "per_cpu_s": "per CPU second"}
+
+
+def ratios(everyone: Sequence[Entry]) -> dict[str, dict[str, float]]:
+    """Ours divided by each of the others in as many lanes: {"qfleet, 8 lanes / sb3, 8 lanes": {"per_s": 1.6, ...}}."""
+    found = {}
+    for mine in everyone:
+        for other in everyone:
+            a, b = mine.median, other.median
+            if mine.who == OURS != other.who and mine.lanes == other.lanes and a is not None and b is not None:
+                found[f"{mine.name} / {other.name}"] = {"per_s": a.per_s / b.per_s,
+                                                        "per_cpu_s": a.per_cpu_s / b.per_cpu_s}
+    return found
+
+
+def rows(everyone: Sequence[Entry]) -> list[list[str]]:
+    """One workload: medians, and for ours the ratio to each of the others that was measured in as many lanes."""
+    unit = WORKS[everyone[0].work].unit
+    others = list(dict.fromkeys(entry.who for entry in everyone if entry.who != OURS and entry.median is not None))
+    head = [head for other in others for head in (f"÷ {other}", "per CPU s")]
+    table = [["contender", f"{unit}/s", "per CPU s", *head]]
+    for entry in everyone:
+        median = entry.median
+        if median is None:
+            table.append([entry.name, entry.problem or "was not measured", *[""] * (len(head) + 1)])
+        else:
+            table.append([entry.name, _number(median.per_s), _number(median.per_cpu_s),
+                          *_shares(entry, everyone, others)])
+    return table
+
+
+def _shares(mine: Entry, everyone: Sequence[Entry], others: Sequence[str]) -> list[str]:
+    cells = []
+    for other in others:
+        its = next((entry.median for entry in everyone if entry.who == other and entry.lanes == mine.lanes), None)
+        median = mine.median
+        if mine.who != OURS or its is None or median is None:
+            cells += ["", ""]
+        else:
+            cells += [f"{median.per_s / its.per_s:.2f}", f"{median.per_cpu_s / its.per_cpu_s:.2f}"]
+    return cells
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def render(everyone: Sequence[Entry], settings: Mapping[str, Any]) -> list[str]:
+    """The whole report: for every workload a title, the table, and at the end how far it is to be believed."""
+    lines = []
+    for name in dict.fromkeys(entry.work for entry in everyone):
+        lines += [f"{name}: {WORKS[name].what}", *_aligned(rows([one for one in everyone if one.work == name])), ""]
+    lines.append(f"median of {settings['rounds']} round{'s' * (settings['rounds'] != 1)}, {settings['threads']} "
+                 f"thread{'s' * (settings['threads'] != 1)}, on {settings['device']}")
+    load, cores = settings["load"], os.cpu_count() or 1
+    if load > 0.5:  # what others took before the first round
+        lines.append(f"the machine was busy: a load of {load:g} on {cores} cores before the first round; believe the "
+                     "figures per CPU second")
+    return lines
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Names to the left, figures to the right; a sentence in the place of figures takes no column's width."""
+    figures = [row for row in table if row[2] or row is table[0]]
+    widths = [max(len(row[column]) for row in (figures if column else table)) for column in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = row[1:] if row in figures else row[1:2]
+        text = [cell.rjust(width) if row in figures else cell for cell, width in zip(cells, widths[1:], strict=False)]
+        lines.append("  ".join([f"  {row[0].ljust(widths[0])}", *text]).rstrip())
+    return lines
+
+
+def draw(everyone: Sequence[Entry], path: Path) -> Path | None:
+    """Bars, a panel for every workload and clock; None without matplotlib, which is an extra."""
+    from qfleet.runs.appear import appearing
+    from qfleet.runs.plots import COLOURS, spare_the_home
+
+    spare_the_home()
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    names = list(dict.fromkeys(entry.work for entry in everyone if entry.median is not None))
+    if not names:
+        return None
+    figure = Figure(figsize=(10, 0.8 + 2.2 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 2, squeeze=False)
+    whos = list(dict.fromkeys(entry.who for entry in everyone))
+    for line, name in zip(panels, names, strict=True):
+        shown = [(entry, entry.median) for entry in everyone if entry.work == name and entry.median is not None][::-1]
+        for panel, (unit, words) in zip(line, UNITS.items(), strict=True):
+            _bars(panel, shown, unit, [COLOURS[whos.index(entry.who) % len(COLOURS)] for entry, _ in shown])
+            panel.set_title(f"{name}, {WORKS[name].unit} {words}", fontsize=10, loc="left")
+    with appearing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+    return path
+
+
+def _bars(panel: Any, shown: Sequence[tuple[Entry, Rate | None]], unit: str, colours: Sequence[str]) -> None:
+    """Medians as bars, all rounds as dots."""
+    at = range(len(shown))
+    panel.barh(at, [getattr(median, unit) for _, median in shown], color=colours, alpha=0.75)
+    for y, (entry, _) in zip(at, shown, strict=True):
+        panel.plot([getattr(rate, unit) for rate in entry.rounds], [y] * len(entry.rounds), "k.", markersize=4)
+    panel.set_yticks(at, [entry.name for entry, _ in shown], fontsize=8)
+    panel.set_xlim(left=0)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
