@@ -130,7 +130,7 @@ VERBS = (
          ("qfleet bench", "qfleet bench cartpole pong --rounds 5 --peers sb3 tianshou --out results",
           "qfleet bench updates acting device=cuda --threads 16", "qfleet bench pong --profile learner.precision=fp32"),
          options.bench, True,
-         "WORKLOAD is one of cartpole, pong, halfcheetah (these by default), halfcheetah-ddpg, acting, updates. "
+         "WORKLOAD is one of cartpole, pong (these by default), halfcheetah, halfcheetah-ddpg, acting, updates. "
          "Everybody does the same work; rounds alternate, each in a fresh process. A peer that is not installed or "
          "fails is named in the table. Of overrides all understand device=NAME; others are for --profile."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
