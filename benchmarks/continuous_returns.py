@@ -26,7 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from side_by_side import machine
+from qfleet.bench import machine
 
 EVAL_STEPS = 10_000
 EPISODES = 10

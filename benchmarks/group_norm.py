@@ -15,9 +15,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from side_by_side import machine
-
 import qfleet
+from qfleet.bench import machine
 
 NORMS, RATES, PERIOD = ("none", "group"), (1e-4, 1e-3), 500
 

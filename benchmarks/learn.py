@@ -23,9 +23,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-from side_by_side import machine
-
 import qfleet
+from qfleet.bench import machine
 from qfleet.runtime.wire.security import write_token
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from side_by_side import machine
 
 from qfleet.agent import Arm
 from qfleet.algos import ngu, r2d2
+from qfleet.bench import machine
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
 from qfleet.replay.chunker import Chunker

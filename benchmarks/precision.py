@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from side_by_side import machine
+from qfleet.bench import machine
 
 PRECISIONS = ("fp32", "bf16")
 LEVELS = (0.0, 15.0, 18.0)

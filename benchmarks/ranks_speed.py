@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from side_by_side import machine, rate_of
+from qfleet.bench import machine, rate_of
 
 COMMON = ["stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "run.tensorboard=false",
           "run.threads=1", "eval.episodes=1"]

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from side_by_side import machine, rate_of
+from qfleet.bench import machine, rate_of
 
 COMMON = ["actors=2", "stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "eval.episodes=1",
           "run.tensorboard=false", "run.threads=1"]

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from side_by_side import machine
+from qfleet.bench import machine
 
 SERVER = ["gradients=server", "cells=3", "server.shards=2"]
 WAYS = {"alone": [],

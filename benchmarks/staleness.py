@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from side_by_side import machine
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.bench import machine
 from qfleet.recipe import resolve
 from qfleet.roles.server import Answer, Met, Push, ServerConfig, Shard, shards_of
 from qfleet.roles.viaserver import ViaServer

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from side_by_side import machine
 
+from qfleet.bench import machine
 from qfleet.config import plugin_module
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.weights import Mailbox

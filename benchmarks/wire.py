@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from side_by_side import machine
 
 from qfleet import recipe
 from qfleet.assemble import layout_of, make_agent, make_env, settle
+from qfleet.bench import machine
 from qfleet.replay.host import HostReplay
 from qfleet.roles.actor import Recorder
 from qfleet.runtime.memory import keep_pages

@@ -47,7 +47,8 @@ class Stage:
 
     def fill(self, steps: int) -> None:
         """Play until so many steps and those of the warm-up are taken; from then on updates are limited by nothing."""
-        while self.replay.steps <= max(steps, self.config.replay.min_steps):
+        least = max(steps, self.config.replay.min_steps)
+        while self.replay.steps <= least or self.replay.metrics()["replay/size"] == 0:
             self.play()
         self.replay.pace.samples_per_insert = ENDLESS
 

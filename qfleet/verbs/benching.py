@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -52,28 +54,32 @@ def _side_by_side(args: Namespace, works: Sequence[Work], device: str) -> int:
     peers = list(PEERS) if args.peers is None else list(dict.fromkeys(args.peers))
     everyone = {work.name: entries(work, peers) for work in works}
     rounds = args.rounds or (1 if args.quick else 3)
-    found = machine(_command(args))
-    settings = {"rounds": rounds, "threads": args.threads, "device": device, "load": found["load"][0]}
-    for work in works:
-        steps = args.steps or (work.least if args.quick else work.steps)
-        measure(everyone[work.name], Job(steps, 0, args.threads, device), rounds, args.timeout, complain)
+    steps = {work.name: args.steps or (work.least if args.quick else work.steps) for work in works}
+    found = machine(_command())
+    settings = {"rounds": rounds, "threads": args.threads, "device": device, "load": found["load"][0], "steps": steps}
     flat = [entry for its in everyone.values() for entry in its]
-    document = {"machine": found | {"load_after": [round(value, 2) for value in os.getloadavg()]}, **settings,
-                "steps": {work.name: args.steps or (work.least if args.quick else work.steps) for work in works},
+
+    def document() -> dict[str, Any]:
+        return {"machine": found | {"load_after": [round(value, 2) for value in os.getloadavg()]}, **settings,
                 "ratio": {name: tables.ratios(its) for name, its in everyone.items()},
                 "results": [entry.to_json() for entry in flat]}
-    written = _written(out / "bench.json", document)
+
+    def told(line: str) -> None:
+        complain(line)
+        _write(out / "bench.json", document())  # what is measured is not lost to an interruption
+
+    for work in works:
+        measure(everyone[work.name], Job(steps[work.name], 0, args.threads, device), rounds, args.timeout, told)
     picture = tables.draw(flat, out / "bench.png")
-    lines = [*tables.render(flat, settings), *written]
+    lines = [*tables.render(flat, settings), _write(out / "bench.json", document())]
     lines.append(str(picture) if picture else "no picture: pip install 'qfleet[plot]'")
-    outcome(args, lines, document)
+    outcome(args, lines, document())
     return 1 if any(entry.problem for entry in flat if entry.who == OURS) else 0
 
 
 def _profile(args: Namespace, works: Sequence[Work], device: str) -> int:
     from qfleet.bench import machine
     from qfleet.bench.profile import lines, profile
-    from qfleet.types import UserError
 
     out = _folder(args.out)
     found, told = {}, []
@@ -82,13 +88,10 @@ def _profile(args: Namespace, works: Sequence[Work], device: str) -> int:
         updates, fill = args.steps or (30 if args.quick else 200), 1_000
         complain(f"{recipe}: {updates} updates")
         with clean_stdout(args):
-            try:
-                found[recipe] = profile(recipe, words, updates, fill)
-            except AttributeError as error:
-                raise UserError(f"{recipe}: {error}") from error
+            found[recipe] = profile(recipe, words, updates, fill)
         told += [*lines(found[recipe]), ""]
-    document = {"machine": machine(_command(args)), "profile": {name: its.to_json() for name, its in found.items()}}
-    outcome(args, [*told, *_written(out / "profile.json", document)], document)
+    document = {"machine": machine(_command()), "profile": {name: its.to_json() for name, its in found.items()}}
+    outcome(args, [*told, _write(out / "profile.json", document)], document)
     return 0
 
 
@@ -145,17 +148,14 @@ def _folder(name: str) -> Path:
     return path
 
 
-def _written(path: Path, document: dict[str, Any]) -> list[str]:
+def _write(path: Path, document: dict[str, Any]) -> str:
     from qfleet.runs.appear import appearing
     from qfleet.runs.webpage import finite
 
     with appearing(path) as partial:
         partial.write_text(json.dumps(finite(document), indent=2) + "\n")
-    return [str(path)]
+    return str(path)
 
 
-def _command(args: Namespace) -> str:
-    import shlex
-    import sys
-
+def _command() -> str:
     return shlex.join(["qfleet", *sys.argv[1:]])
