@@ -63,12 +63,12 @@ class Marks:
 
 
 def repeated(do: Callable[[], int], least: int, least_s: float = 0.0, wait: Callable[[], None] = lambda: None) -> Rate:
-    """How fast `do` works, which says how much it has done: until it is `least` and has taken `least_s`."""
+    """How fast `do` works, which says how much it has done: until it is `least` and has taken `least_s` of CPU."""
     marks, done = Marks(), 0
     wait()
     marks.note(0)
-    begin = time.perf_counter()
-    while done < least or time.perf_counter() - begin < least_s:
+    begin = time.process_time()
+    while done < least or time.process_time() - begin < least_s:
         done += do()
     wait()
     marks.note(done)
