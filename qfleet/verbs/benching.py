@@ -30,12 +30,18 @@ def bench(args: Namespace) -> int:
 
 
 def bench_round(args: Namespace) -> int:
-    """Be the process of one round."""
+    """Be the process of one round: figures on the last line of stdout, or what went wrong on the last of stderr."""
+    import traceback
     from dataclasses import asdict
 
     from qfleet.bench.rounds import take_part
 
-    say(json.dumps(asdict(take_part(args.words[0]))))
+    try:
+        found = take_part(args.words[0])
+    except Exception:
+        traceback.print_exc()
+        return 1
+    say(json.dumps(asdict(found)))
     return 0
 
 

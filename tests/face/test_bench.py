@@ -1,0 +1,222 @@
+"""`qfleet bench`: the table, who is left out and why, mistakes of users, and the whole with peers of our own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+import torch
+
+from qfleet.bench import rounds, tables
+from qfleet.bench.peers import PEERS, Peer, peer_of
+from qfleet.bench.rates import Marks, Rate, machine, repeated
+from qfleet.bench.rounds import Entry
+from qfleet.bench.work import DEFAULT, WORKS, Job
+from qfleet.cli import main
+from qfleet.types import UserError
+from qfleet.verbs import benching
+
+PEER = """
+import sys, time
+from qfleet.bench import Rate
+
+def steady(work, job):
+    return Rate(10.0 * job.lanes, 20.0 * job.lanes)
+
+def broken(work, job):
+    raise ValueError("no such thing as a free lunch")
+
+def silent(work, job):
+    sys.stdout.flush()
+    import os
+    os._exit(0)
+
+def endless(work, job):
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "bench_peer.py").write_text(PEER)
+    yield tmp_path
+    sys.modules.pop("bench_peer", None)
+
+
+def entry(who, variant="", lanes=8, *rates, problem=None, work="pong"):
+    return Entry(work, who, variant, lanes, problem, [Rate(*rate) for rate in rates])
+
+
+FIELD = [entry("qfleet", "bf16", 8, (200, 100), (300, 110), (240, 90)),
+         entry("sb3", "", 8, (100, 50), (80, 40), (120, 60)),
+         entry("tianshou", problem="not installed: pip install tianshou")]
+
+
+def test_a_rate_is_work_over_time_and_a_warm_up_is_left_out():
+    marks = Marks([(0.0, 0.0, 0), (10.0, 5.0, 100), (12.0, 6.0, 300)])
+    assert marks.rate(50) == Rate(100.0, 200.0)
+    with pytest.raises(ValueError, match="300 steps leave nothing to measure"):
+        marks.rate(200)
+
+
+def test_evaluations_are_no_marks():
+    marks = Marks()
+    marks.write({"step": 5})
+    marks.write({"step": 5, "eval/mean_reward": 1.0})
+    assert [mark[2] for mark in marks.marks] == [5]
+
+
+def test_repeated_does_at_least_what_is_asked():
+    calls = []
+
+    def do():
+        calls.append(1)
+        time.sleep(0.01)
+        return sum(range(10_000)) * 0 + 2
+
+    assert repeated(do, 5).per_s < 2 / 0.01
+    assert len(calls) == 3
+
+
+def test_the_machine_says_how_busy_it_is():
+    found = machine("qfleet bench")
+    assert found["command"] == "qfleet bench" and len(found["load"]) == 3 and found["versions"]["torch"]
+
+
+def test_medians_and_ratios():
+    assert FIELD[0].median == Rate(240, 100)
+    assert tables.ratios(FIELD) == {"qfleet, bf16, 8 lanes / sb3, 8 lanes": {"per_s": 2.4, "per_cpu_s": 2.0}}
+
+
+def test_ratios_are_of_equal_lanes_only():
+    assert tables.ratios([entry("qfleet", "", 1, (4, 4)), entry("sb3", "", 8, (2, 2))]) == {}
+
+
+def test_the_table_names_everybody():
+    text = "\n".join(tables.render(FIELD, {"rounds": 3, "threads": 1, "device": "cpu", "load": 0.1}))
+    assert text.splitlines() == [
+        f"pong: {WORKS['pong'].what}",
+        "  contender              steps/s  per CPU s  ÷ sb3  per CPU s",
+        "  qfleet, bf16, 8 lanes      240        100   2.40       2.00",
+        "  sb3, 8 lanes               100         50",
+        "  tianshou, 8 lanes      not installed: pip install tianshou",
+        "",
+        "median of 3 rounds, 1 thread, on cpu"]
+
+
+def test_a_busy_machine_is_said_to_be_so():
+    last = tables.render(FIELD, {"rounds": 1, "threads": 2, "device": "cpu", "load": 3.5})[-1]
+    assert "a load of 3.5" in last and "per CPU second" in last
+
+
+def test_the_picture(place):
+    pytest.importorskip("matplotlib")
+    assert tables.draw(FIELD, place / "bench.png").stat().st_size > 5_000
+    assert tables.draw(FIELD[2:], place / "none.png") is None
+
+
+def test_no_picture_without_matplotlib(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert tables.draw(FIELD, place / "bench.png") is None
+
+
+def test_contenders_alternate_and_who_fails_is_not_asked_again(monkeypatch):
+    tape, told = [], []
+    field = [entry("qfleet"), entry("sb3"), entry("tianshou", problem="not installed")]
+
+    def alone(one, job, timeout_s):
+        tape.append(one.who)
+        return "failed: out of luck" if one.who == "sb3" else Rate(1, 2)
+
+    monkeypatch.setattr(rounds, "_alone", alone)
+    rounds.measure(field, Job(10, 0, 1, "cpu"), 3, 60, told.append)
+    assert tape == ["qfleet", "sb3", "qfleet", "qfleet"]
+    assert len(field[0].rounds) == 3 and field[1].problem == "failed: out of luck" and field[1].median is None
+    assert told[1] == "pong, round 1 of 3: sb3, 8 lanes: failed: out of luck"
+
+
+def test_everybody_makes_the_same_updates_in_any_number_of_lanes():
+    for work in WORKS.values():
+        for lanes in (*work.lanes, 1, 2, 16):
+            cycle, updates = work.phase(lanes)
+            assert updates / cycle == work.updates / work.cycle and cycle >= lanes
+        assert work.mark % work.cycle == 0 and all(work.mark % lanes == 0 for lanes in work.lanes if work.algo)
+        assert work.steps >= work.least > work.warm_up or not work.algo
+
+
+def test_a_peer_that_is_not_there_is_told_how_to_get():
+    absent = Peer("x", "a_module_that_nobody_has", "x-rl", lambda work, job: Rate(1, 1))
+    assert absent.missing == "not installed: pip install x-rl"
+    assert peer_of("bench_peer:steady").missing is None
+
+
+def test_peers_do_what_they_can_do(monkeypatch):
+    absent = Peer("sb3", "a_module_that_nobody_has", "stable-baselines3", PEERS["sb3"].measure)
+    monkeypatch.setitem(PEERS, "sb3", absent)
+    found = rounds.entries(WORKS["pong"], ["sb3"])
+    assert [(one.name, one.problem) for one in found] == [
+        ("qfleet, bf16, 8 lanes", None), ("qfleet, fp32, 8 lanes", None),
+        ("sb3, 8 lanes", "not installed: pip install stable-baselines3")]
+    assert [one.name for one in rounds.entries(WORKS["updates"], ["sb3"])] == ["qfleet, batch 32", "qfleet, batch 512"]
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["cartpol"], ["'cartpol' is no workload", "did you mean cartpole?"]),
+    (["zzz"], ["choose from cartpole, pong"]),
+    (["cartpole", "--peers", "sb4"], ["--peers sb4", "sb3, tianshou"]),
+    (["cartpole", "--peers", "cleanrl"], ["Python below 3.11"]),
+    (["cartpole", "--peers", "nowhere:peer"], ["there is no module 'nowhere'"]),
+    (["cartpole", "--peers", "bench_peer:stedy"], ["did you mean steady?"]),
+    (["cartpole", "--steps", "900"], ["--steps 900", "at least 1280"]),
+    (["cartpole", "learner.batch_size=7"], ["learner.batch_size=7", "--profile"]),
+    (["cartpole", "device=cuda"], ["device=cuda", "no GPU"]),
+    (["cartpole", "--out", "bench_peer.py/x"], ["--out bench_peer.py/x"]),
+    (["cartpole", "--rounds", "0"], ["the least is 1"]),
+])
+def test_mistakes_are_exit_2_without_a_traceback(argv, words, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", *argv]) == 2
+    said = capsys.readouterr()
+    assert all(word in said.err for word in words) and "Traceback" not in said.err and not said.out
+
+
+def test_a_workload_that_needs_an_extra_says_which(monkeypatch, capsys):
+    monkeypatch.setattr(benching, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pong is not installed: pip install 'qfleet\[atari\]'"):
+        benching._works(["pong"], WORKS)
+    assert [work.name for work in benching._works([], WORKS)] == [name for name in DEFAULT if not WORKS[name].module]
+    assert "pong is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_processes_that_fail_are_named_by_their_last_line():
+    def problem(name, timeout_s):
+        return rounds._alone(entry(f"bench_peer:{name}", work="cartpole"), Job(1, 0, 1, "cpu"), timeout_s)
+
+    assert problem("steady", 120) == Rate(80.0, 160.0)
+    assert problem("broken", 120) == "failed: ValueError: no such thing as a free lunch"
+    assert problem("silent", 120) == "failed: it gave no figures"
+    assert problem("endless", 15) == "was not done after 15 s"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_quick_end_to_end_with_peers_of_our_own(capsys, place):
+    peers = ["bench_peer:steady", "bench_peer:broken"]
+    assert main(["bench", "cartpole", "--quick", "--peers", *peers, "--out", "here", "--json"]) == 0
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document == json.loads((place / "here" / "bench.json").read_text()) | {"machine": document["machine"]}
+    results = {one["name"]: one for one in document["results"]}
+    assert results["bench_peer:broken, 1 lane"]["problem"].endswith("free lunch")
+    mine = results["qfleet, 8 lanes"]
+    assert mine["median"]["per_s"] > 0 and mine["median"]["per_cpu_s"] > 0 and len(mine["rounds"]) == 1
+    ratio = document["ratio"]["cartpole"]["qfleet, 8 lanes / bench_peer:steady, 8 lanes"]["per_s"]
+    assert ratio == pytest.approx(mine["median"]["per_s"] / 80)
+    assert document["machine"]["command"].startswith("qfleet") and document["steps"] == {"cartpole": 1280}
+    assert "cartpole, round 1 of 1: qfleet, 1 lane:" in said.err

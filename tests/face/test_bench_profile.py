@@ -1,0 +1,100 @@
+"""Where an update's time goes: clocks that nest, work that is counted by hand, and a learner taken apart."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from qfleet.bench import profile as profiling
+from qfleet.bench.profile import Clocks, Part, measure, profile
+from qfleet.bench.stage import Stage
+from qfleet.cli import main
+
+TINY = ["agent.hidden=[8]", "agent.double=false", "agent.n_step=1", "learner.batch_size=16", "run.threads=1",
+        "device=cpu", "replay.capacity=2000"]
+COMMON = ["sample", "gather, decode", "optimizer", "priorities", "target network", "publish", "the rest"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(profiling, "PROBE_S", 0.01)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_an_inner_part_is_not_counted_twice():
+    clocks = Clocks(lambda: None)
+    inner = clocks.timed("inner", lambda: time.sleep(0.05))
+
+    def work():
+        time.sleep(0.02)
+        inner()
+
+    begin = time.perf_counter()
+    clocks.timed("outer", work)()
+    whole = time.perf_counter() - begin
+    (inside, _), (outside, _) = clocks.spent["inner"], clocks.spent["outer"]
+    assert inside >= 0.05 and outside >= 0.02
+    assert inside + outside <= whole
+
+
+def test_a_part_that_fails_is_still_counted():
+    clocks = Clocks(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        clocks.timed("part", lambda: 1 / 0)()
+    assert "part" in clocks.spent and clocks._inner[0][0] > 0
+
+
+def test_distance_is_by_cpu_on_a_cpu_and_by_the_clock_on_a_gpu():
+    assert Part("x", 10.0, 4.0, 2.0).distance == 2.0
+    assert Part("x", 10.0, 4.0, 2.0, on_gpu=True).distance == 5.0
+    assert Part("x", 10.0, 4.0).distance is None
+
+
+def test_the_machine_multiplies_and_copies():
+    rates = measure(torch.device("cpu"), torch.float32)
+    assert rates.flops > 1e8 and rates.bytes_per_s > 1e7
+
+
+def test_a_tiny_learner_taken_apart():
+    found = profile("cartpole", [*TINY, "learner.capture=false"], 12, 64)
+    names = [part.name for part in found.parts]
+    assert names == ["sample", "gather, decode", "forward, loss", "backward", *COMMON[2:]]
+    assert all(part.ms > 0 for part in found.parts)
+    assert found.updates_per_s == pytest.approx(1e3 / sum(part.ms for part in found.parts))
+    # Two forward passes through 4 × 8 and 8 × 2; backward twice the last layer (weights and input) and once the first.
+    batch, first, last = 16, 4 * 8, 8 * 2
+    forward, backward = 2 * batch * 2 * (first + last), 2 * batch * (first + 2 * last)
+    assert found.settings["gflop"] * 1e9 == pytest.approx(forward + backward)
+    roofs = {part.name: part.roof_ms for part in found.parts}
+    assert roofs["forward, loss"] == pytest.approx(1e3 * forward / found.rates.flops)
+    assert roofs["sample"] is None and roofs["optimizer"] > 0
+    assert json.loads(json.dumps(found.to_json()))["parts"][2]["distance"] > 0
+
+
+def test_a_recorded_update_is_one_part():
+    found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
+    assert [part.name for part in found.parts] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
+    assert found.settings["gflop"] > 0
+
+
+def test_a_stage_learns_only_from_what_was_played():
+    stage = Stage("cartpole", [*TINY, "replay.min_steps=64"])
+    with pytest.raises(RuntimeError, match="fill the replay first"):
+        stage.learn(1)
+    stage.fill(64)
+    assert stage.learn(3) == 3 == stage.learner.updates
+    assert stage.replay.steps > 64 and stage.play() == 8
+    stage.close()
+
+
+def test_the_verb_tells_and_writes_a_profile(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "cartpole", "--profile", "--quick", "--out", "p", *TINY[:4]]) == 0
+    said = capsys.readouterr().out
+    assert "GFLOP/s" in said and "optimizer" in said and said.splitlines()[-1] == "p/profile.json"
+    assert json.loads((tmp_path / "p" / "profile.json").read_text())["profile"]["cartpole"]["parts"]
