@@ -50,11 +50,10 @@ soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while
 	$(BIN)/python tests/system/ray_soak.py --seconds 20 --ranks
 
 bench: $(READY)  ## speed and memory against peers, on a quiet machine; results under benchmarks/results
-	$(PIP) stable-baselines3 pandas cpprb
-	$(BIN)/python benchmarks/cartpole_speed.py --out benchmarks/results/cartpole_speed.json
-	$(BIN)/python benchmarks/atari_speed.py --out benchmarks/results/atari_speed.json
-	$(BIN)/python benchmarks/acting_speed.py --out benchmarks/results/acting_speed.json
-	$(BIN)/python benchmarks/continuous_speed.py --out benchmarks/results/continuous_speed.json
+	$(PIP) stable-baselines3 tianshou cpprb
+	$(BIN)/qfleet bench cartpole pong halfcheetah halfcheetah-ddpg acting updates --out benchmarks/results/bench
+	$(BIN)/qfleet bench cartpole pong halfcheetah --profile --out benchmarks/results/bench
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py

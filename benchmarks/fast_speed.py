@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,15 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from qfleet.bench import machine
+
 SOLVED = 18.0
-
-
-def hardware() -> dict[str, Any]:
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version(),
-            "cores": len(os.sched_getaffinity(0)), "gpu": gpu}
 
 
 def noise(layout: Any, actions: int) -> Any:
@@ -245,7 +238,7 @@ def pong(args: argparse.Namespace) -> None:
 
 
 def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
-    record = hardware() | record
+    record = machine() | record
     print(json.dumps(record), flush=True)
     if args.out is not None:
         with args.out.open("a") as file:

@@ -140,7 +140,7 @@ ALL = (
                                   "learner.target_period_updates=128", "learner.publish_period_updates=128",
                                   "learner.learning_rate=2.3e-3")}),
     Work("pong", "DQN on Pong: Nature CNN, batch 32, an update for 4 steps", "pong", algo="DQN",
-         env_id="PongNoFrameskip-v4", batch=32, cycle=4, starts=200, steps=720, warm_up=320, lanes=(8,), **ATARI,
+         env_id="PongNoFrameskip-v4", batch=32, cycle=4, starts=520, steps=1_000, warm_up=600, lanes=(8,), **ATARI,
          ours={name: ("agent.double=false", "replay.capacity=10000", f"learner.precision={name}")
                for name in ("bf16", "fp32")}),
     Work("halfcheetah", "TD3 on HalfCheetah-v5: 2 × 256, batch 256, an update for every step", "halfcheetah",

@@ -15,6 +15,7 @@ from qfleet.bench.rates import Marks, Rate, machine, repeated
 from qfleet.bench.rounds import Entry
 from qfleet.bench.work import DEFAULT, WORKS, Job
 from qfleet.cli import main
+from qfleet.recipe import resolve
 from qfleet.types import UserError
 from qfleet.verbs import benching
 
@@ -146,6 +147,13 @@ def test_everybody_makes_the_same_updates_in_any_number_of_lanes():
             assert updates / cycle == work.updates / work.cycle and cycle >= lanes
         assert work.mark % work.cycle == 0 and all(work.mark % lanes == 0 for lanes in work.lanes if work.algo)
         assert work.steps >= work.least > work.warm_up or not work.algo
+
+
+def test_everybody_learns_before_the_warm_up_is_over():
+    for work in WORKS.values():
+        for lanes, overrides in [(lanes, overrides) for lanes in work.lanes for overrides in work.ours.values()]:
+            replay = resolve(work.recipe, [*overrides, f"env.lanes={lanes}"]).config.replay
+            assert not work.algo or max(work.starts, lanes * replay.chunk_steps) < work.warm_up, work.name
 
 
 def test_a_peer_that_is_not_there_is_told_how_to_get():
