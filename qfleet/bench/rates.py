@@ -98,8 +98,9 @@ def _cpu() -> str:
 
 
 def _gpu() -> str | None:
-    torch = sys.modules.get("torch")  # whoever measures on a GPU has imported it
-    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _versions() -> dict[str, str]:
