@@ -48,9 +48,14 @@ class Part:
     on_gpu: bool = False
 
     @property
+    def cost_ms(self) -> float:
+        """What counts."""
+        return self.ms if self.on_gpu else self.cpu_ms
+
+    @property
     def distance(self) -> float | None:
         """How many times longer than at best."""
-        return (self.ms if self.on_gpu else self.cpu_ms) / self.roof_ms if self.roof_ms else None
+        return self.cost_ms / self.roof_ms if self.roof_ms else None
 
 
 @dataclass(frozen=True)
@@ -205,10 +210,10 @@ def _fastest(call: Callable[[], Any], device: torch.device) -> float:
 
 def lines(found: Profile) -> list[str]:
     """The profile for people."""
-    settings, rates, total = found.settings, found.rates, sum(part.ms for part in found.parts)
+    settings, rates, total = found.settings, found.rates, sum(part.cost_ms for part in found.parts)
     table = [["part", "ms", "CPU ms", "share", "at best", "distance"]]
     for part in found.parts:
-        table.append([part.name, f"{part.ms:.3f}", f"{part.cpu_ms:.3f}", f"{100 * part.ms / total:.0f} %",
+        table.append([part.name, f"{part.ms:.3f}", f"{part.cpu_ms:.3f}", f"{100 * part.cost_ms / total:.0f} %",
                       "" if part.roof_ms is None else f"{part.roof_ms:.3f}",
                       "" if part.distance is None else f"{part.distance:.1f} ×"])
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
