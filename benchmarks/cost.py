@@ -53,7 +53,7 @@ def cell(recipe: str, lanes: int, batch: int, replay: int, seconds: float) -> di
         add(chunks[at % len(chunks)])
         at += 1
     acting = repeated(stage.play, 1, seconds)
-    stage.learn(3)
+    stage.learn(1)
     learning = repeated(lambda: stage.learn(1), 2, seconds)
     return {"steps_per_s": acting.per_s, "steps_per_cpu_s": acting.per_cpu_s, "updates_per_s": learning.per_s,
             "updates_per_cpu_s": learning.per_cpu_s, "replay_mb": stage.replay.nbytes / 1e6,
@@ -61,19 +61,25 @@ def cell(recipe: str, lanes: int, batch: int, replay: int, seconds: float) -> di
             "grown_mb": peak_mb() - empty}
 
 
+def point(recipe: str, axis: str, value: int) -> dict:
+    """A cell; a replay holds at least a chunk of every lane, which of Pong has 64 steps."""
+    found = {"recipe": recipe} | BASE[recipe] | {axis: value}
+    return found | {"replay": max(found["replay"], 80 * found["lanes"])}
+
+
 def cells(only: list[str]) -> list[dict]:
     """The base of each recipe, and from it along every axis."""
     found = []
     for recipe, axes in AXES.items():
         for axis in only:
-            found += [{"recipe": recipe} | BASE[recipe] | {axis: value} for value in axes[axis]]
-    return [point for at, point in enumerate(found) if point not in found[:at]]
+            found += [point(recipe, axis, value) for value in axes[axis]]
+    return [one for at, one in enumerate(found) if one not in found[:at]]
 
 
 def table(results: list[dict], recipe: str, axis: str) -> str:
     """One axis of one recipe as Markdown."""
-    base = {"recipe": recipe} | BASE[recipe]
-    rows = [one for one in results if all(one[key] == base[key] for key in base if key != axis)]
+    wanted = [point(recipe, axis, value) for value in {*AXES[recipe][axis], BASE[recipe][axis]}]
+    rows = [one for one in results if any(cell.items() <= one.items() for cell in wanted)]
     lines = [f"| {recipe}: {axis} | steps/s | updates/s | samples/s learnt from | replay MB | process MB |",
              "|---|---|---|---|---|---|"]
     for one in sorted(rows, key=lambda one: one[axis]):
@@ -99,14 +105,14 @@ def main() -> None:
     if args.table:
         print("\n\n".join(table(results, recipe, axis) for recipe in AXES for axis in AXES[recipe]))
         return
-    for point in cells(args.only):
-        if any(point.items() <= one.items() for one in results):
+    for wish in cells(args.only):
+        if any(wish.items() <= one.items() for one in results):
             continue
-        done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(point), "--seconds", str(args.seconds)],
+        done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(wish), "--seconds", str(args.seconds)],
                               capture_output=True, text=True, timeout=1800)
         if done.returncode:
-            raise SystemExit(f"{point} failed:\n{done.stderr}")
-        results.append(point | json.loads(done.stdout.splitlines()[-1]))
+            raise SystemExit(f"{wish} failed:\n{done.stderr}")
+        results.append(wish | json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(results[-1]), flush=True)
         args.out.write_text(json.dumps({"machine": machine(), "seconds": args.seconds, "results": results}, indent=1)
                             + "\n")
