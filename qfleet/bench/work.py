@@ -52,8 +52,8 @@ class Work:
 
     @property
     def least(self) -> int:
-        """How many steps it takes to measure anything."""
-        return self.warm_up + 2 * self.mark
+        """How many steps, or updates, it takes to measure anything."""
+        return self.warm_up + (2 * self.mark if self.unit == "steps" else 5)
 
     @property
     def mark(self) -> int:
