@@ -76,16 +76,19 @@ def cells(only: list[str]) -> list[dict]:
     return [one for at, one in enumerate(found) if one not in found[:at]]
 
 
-def table(results: list[dict], recipe: str, axis: str) -> str:
-    """One axis of one recipe as Markdown."""
-    wanted = [point(recipe, axis, value) for value in {*AXES[recipe][axis], BASE[recipe][axis]}]
-    rows = [one for one in results if any(cell.items() <= one.items() for cell in wanted)]
-    lines = [f"| {recipe}: {axis} | steps/s | updates/s | samples/s learnt from | replay MB | process MB |",
-             "|---|---|---|---|---|---|"]
-    for one in sorted(rows, key=lambda one: one[axis]):
-        lines.append(f"| {one[axis]:,} | {one['steps_per_cpu_s']:,.0f} | {one['updates_per_cpu_s']:,.3g} | "
-                     f"{one['updates_per_cpu_s'] * one['batch']:,.0f} | {one['replay_mb']:,.1f} | "
-                     f"{one['peak_mb']:,.0f} |")
+def table(results: list[dict], axis: str) -> str:
+    """One axis as Markdown, the recipes side by side; rates per second of CPU."""
+    columns = [f"{recipe}: {what}" for recipe in AXES for what in ("steps/s", "updates/s", "replay MB", "process MB")]
+    lines = [" | ".join([f"| {axis}", *columns]) + " |", "|" + "---|" * (len(columns) + 1)]
+    for value in sorted({value for recipe in AXES for value in (*AXES[recipe][axis], BASE[recipe][axis])}):
+        cells = []
+        for recipe in AXES:
+            wish = point(recipe, axis, value)
+            one = next((one for one in results if wish.items() <= one.items()), None)
+            cells += ["", "", "", ""] if one is None else [
+                f"{one['steps_per_cpu_s']:,.0f}", f"{one['updates_per_cpu_s']:,.3g}", f"{one['replay_mb']:,.1f}",
+                f"{one['peak_mb']:,.0f}"]
+        lines.append(" | ".join([f"| {value:,}", *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -103,7 +106,7 @@ def main() -> None:
         return
     results = json.loads(args.out.read_text())["results"] if args.out.exists() else []
     if args.table:
-        print("\n\n".join(table(results, recipe, axis) for recipe in AXES for axis in AXES[recipe]))
+        print("\n\n".join(table(results, axis) for axis in args.only))
         return
     for wish in cells(args.only):
         if any(wish.items() <= one.items() for one in results):
