@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from qfleet.agent import Agent, Arm, Memory
+from qfleet.maths.aligned import aligned
 from qfleet.maths.chance import restore_rng
 from qfleet.roles.flat import Flat
 from qfleet.types import Obs, Published
@@ -64,7 +65,7 @@ class Policy:
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """What the last choices brought [N]; where an episode is over [N], the next one starts."""
         if (recall := self.agent.recall) is not None:
-            self.memory = recall.observe(self.memory, torch.from_numpy(reward).to(self.device))
+            self.memory = recall.observe(self.memory, aligned(reward).to(self.device))
             if over.any():
                 self.memory = recall.forget(self.memory, torch.from_numpy(over).to(self.device))
 
@@ -77,7 +78,7 @@ class Policy:
     @torch.inference_mode()
     def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and extra columns, for observations {leaf: [N, ...]}."""
-        tensors = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
+        tensors = {name: aligned(leaf).to(self.device) for name, leaf in obs.items()}
         if self.memory is None:
             self.begin(len(arm.epsilon))
         decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
