@@ -9,14 +9,16 @@ import torch
 
 from qfleet import envs
 from qfleet.agent import Agent
-from qfleet.config import plugin_module
+from qfleet.config import flatten, plugin_module
 from qfleet.envs import EnvConfig
 from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
+from qfleet.recipe import diff
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
+from qfleet.runtime import gpus
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
@@ -47,6 +49,32 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
+OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
+        "replay.max_bytes": None, "run.threads": None}
+"""Keys that `settle` decides where they have these values."""
+
+
+def _open(config: RunConfig) -> list[str]:
+    values = flatten(config)
+    return [key for key, word in OPEN.items() if values[key] == word]
+
+
+def unsettled(old: RunConfig, new: RunConfig) -> RunConfig:
+    """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
+    was decided stays, as do keys that the user has set by now. Devices of other hosts are not looked at."""
+    mine = set(old.run.settled) - {change.key for change in diff(old, new)}
+    elsewhere = new.placement == "ray" and new.ray.cell_anywhere
+    wish = "auto" if "device" in mine and not (old.run.exact_resume or elsewhere) else new.device
+    if wish == "auto" and not elsewhere:
+        wish = str(_device(wish))
+    if "auto" in (wish, old.device) or torch.device(wish).type == torch.device(old.device).type:
+        return new
+    for section, _, name in (key.rpartition(".") for key in sorted(mine)):
+        change = {name: OPEN[f"{section}.{name}" if section else name]}
+        new = new.model_copy(update={section: getattr(new, section).model_copy(update=change)} if section else change)
+    return new
+
+
 def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
     if config.eval.video_period:
@@ -62,10 +90,11 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
+    decided = tuple(sorted({*config.run.settled, *_open(config)}))
     settled = config.model_copy(update={
         "device": str(device),
         "learner": config.learner.model_copy(update={"precision": precision}),
-        "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch}),
+        "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch, "settled": decided}),
     })
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
@@ -106,7 +135,7 @@ def _free_bytes(config: RunConfig) -> int | None:
     """Of the learner's device, for each cell, as all of them may be on it; None if it is not here to be asked."""
     device = torch.device(config.device)
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else None
+        free = gpus.free_bytes(device)
     else:
         free = planner.available_memory()
     return None if free is None else free // config.cells
