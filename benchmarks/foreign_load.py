@@ -27,8 +27,9 @@ COMMON = ["stop_at=null", "total_steps=100000000", "eval.period_steps=null", "ev
           "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false"]
 RUNS = {
     "cartpole": ["cartpole", "run.log_period_steps=400"],
-    "catch-pixels": ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500",
-                     "learner.batch_size=32", "run.log_period_steps=80"],
+    "catch-pixels": ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8",
+                     "replay.capacity=20000", "replay.min_steps=500", "learner.batch_size=32",
+                     "run.log_period_steps=80"],
 }
 
 

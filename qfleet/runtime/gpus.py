@@ -1,4 +1,4 @@
-"""What a GPU has free, asked of its driver: torch itself would first take some hundred megabytes of it for this process.
+"""What a GPU has free, asked of its driver: torch would first take some hundred megabytes of it for this process.
 
 A head, or whoever only plans a run, never computes on the GPU that a learner's process is going to use.
 """

@@ -165,7 +165,6 @@ def test_what_draws_from_the_given_generator_is_recorded_with_it(algo, caplog):
 
 def test_learners_in_threads_record_one_after_the_other(caplog):
     """The tracer changes torch's modules for all threads while it traces: two at once would spoil each other."""
-    alone, _ = train(True, {})
     call, found = nn.Module.__call__, []
     threads = [threading.Thread(target=lambda: found.append(train(True, {}))) for _ in range(6)]
     with caplog.at_level(logging.WARNING):

@@ -53,7 +53,7 @@ def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, 
     for recipe, spec in (("pong", PICTURES), ("cartpole", VECTORS)):
         config = resolve(recipe, ["replay.capacity=50000", "replay.min_steps=1000", "learner.precision=fp32", *words])
         learner = assemble.settle(config.config, spec).run.threads
-        assert 1 <= learner and learner * cells + actors <= max(cores, cells + actors)
+        assert learner >= 1 and learner * cells + actors <= max(cores, cells + actors)
         if gpu or recipe == "cartpole":
             assert learner == 1, "what the GPU computes needs no thread, and a small network is fastest on one"
         elif cores >= cells + actors:
