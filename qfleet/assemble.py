@@ -16,6 +16,7 @@ from qfleet.explore import Chooser, Explorer
 from qfleet.recipe import diff
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
+from qfleet.roles.contest import faster_precision
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
 from qfleet.runtime import gpus
@@ -87,13 +88,9 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
     cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
     threads = thread_plan(images and device.type == "cpu", max(1, cores))
-    precision = config.learner.precision
-    if precision == "auto":
-        precision = "bf16" if images and _fast_bf16(device) else "fp32"
     decided = tuple(sorted({*config.run.settled, *_open(config)}))
     settled = config.model_copy(update={
         "device": str(device),
-        "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch, "settled": decided}),
     })
     layout = layout_of(settled, spec)
@@ -105,12 +102,29 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         capture = store == "device" and device.type == "cuda" and settled.gradients == "solo"
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={"capture": capture})})
+        "learner": settled.learner.model_copy(update={"capture": capture, "precision": _precision(settled, spec)})})
     memory = _memory(settled, layout)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _precision(config: RunConfig, spec: EnvSpec) -> str:
+    """bfloat16 is for pictures, where the hardware computes with it; on a CPU where it is also found to be faster.
+
+    Ranks, which must decide alike, and learners of other hosts are not tried out.
+    """
+    precision = config.learner.precision
+    if precision != "auto":
+        return precision
+    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    if not images or not _fast_bf16(torch.device(config.device)):
+        return "fp32"
+    if config.device != "cpu" or config.gradients == "allreduce" or config.placement == "ray":
+        return "bf16"
+    return faster_precision(make_agent(config, spec), layout_of(config, spec), config.learner.batch_size,
+                            config.run.threads or 1)
 
 
 def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
