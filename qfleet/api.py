@@ -20,7 +20,7 @@ import torch
 
 from qfleet import crew, envs, head, recipe, session, squad, troop
 from qfleet.agent import Arm
-from qfleet.assemble import describe_plan, make_agent, make_env, settle
+from qfleet.assemble import describe_plan, make_agent, make_env, settle, unsettled
 from qfleet.config import parse_mapping, validate
 from qfleet.envs.spaces import Interpreter, Misfit, Stray
 from qfleet.explore.constant import Constant
@@ -89,6 +89,7 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
     old = recipe.resolve(str(directory.config), []).config
     new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)
+    new = unsettled(old, new)
     return _engine(new).go_on(directory, new, sinks)
 
 

@@ -9,14 +9,17 @@ import torch
 
 from qfleet import envs
 from qfleet.agent import Agent
-from qfleet.config import plugin_module
+from qfleet.config import flatten, plugin_module
 from qfleet.envs import EnvConfig
 from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
+from qfleet.recipe import diff
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
+from qfleet.roles.contest import faster_precision
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
+from qfleet.runtime import gpus
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
@@ -47,6 +50,32 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
+OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
+        "replay.max_bytes": None, "run.threads": None}
+"""Keys that `settle` decides where they have these values."""
+
+
+def _open(config: RunConfig) -> list[str]:
+    values = flatten(config)
+    return [key for key, word in OPEN.items() if values[key] == word]
+
+
+def unsettled(old: RunConfig, new: RunConfig) -> RunConfig:
+    """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
+    was decided stays, as do keys that the user has set by now. Devices of other hosts are not looked at."""
+    mine = set(old.run.settled) - {change.key for change in diff(old, new)}
+    elsewhere = new.placement == "ray" and new.ray.cell_anywhere
+    wish = "auto" if "device" in mine and not (old.run.exact_resume or elsewhere) else new.device
+    if wish == "auto" and not elsewhere:
+        wish = str(_device(wish))
+    if "auto" in (wish, old.device) or torch.device(wish).type == torch.device(old.device).type:
+        return new
+    for section, _, name in (key.rpartition(".") for key in sorted(mine)):
+        change = {name: OPEN[f"{section}.{name}" if section else name]}
+        new = new.model_copy(update={section: getattr(new, section).model_copy(update=change)} if section else change)
+    return new
+
+
 def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
     if config.eval.video_period:
@@ -59,13 +88,10 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
     cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
     threads = thread_plan(images and device.type == "cpu", max(1, cores))
-    precision = config.learner.precision
-    if precision == "auto":
-        precision = "bf16" if images and _fast_bf16(device) else "fp32"
+    decided = tuple(sorted({*config.run.settled, *_open(config)}))
     settled = config.model_copy(update={
         "device": str(device),
-        "learner": config.learner.model_copy(update={"precision": precision}),
-        "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch}),
+        "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch, "settled": decided}),
     })
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
@@ -76,12 +102,29 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         capture = store == "device" and device.type == "cuda" and settled.gradients == "solo"
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={"capture": capture})})
+        "learner": settled.learner.model_copy(update={"capture": capture, "precision": _precision(settled, spec)})})
     memory = _memory(settled, layout)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _precision(config: RunConfig, spec: EnvSpec) -> str:
+    """bfloat16 is for pictures, where the hardware computes with it; on a CPU where it is also found to be faster.
+
+    Ranks, which must decide alike, and learners of other hosts are not tried out.
+    """
+    precision = config.learner.precision
+    if precision != "auto":
+        return precision
+    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    if not images or not _fast_bf16(torch.device(config.device)):
+        return "fp32"
+    if config.device != "cpu" or config.gradients == "allreduce" or config.placement == "ray":
+        return "bf16"
+    return faster_precision(make_agent(config, spec), layout_of(config, spec), config.learner.batch_size,
+                            config.run.threads or 1)
 
 
 def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
@@ -106,7 +149,7 @@ def _free_bytes(config: RunConfig) -> int | None:
     """Of the learner's device, for each cell, as all of them may be on it; None if it is not here to be asked."""
     device = torch.device(config.device)
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else None
+        free = gpus.free_bytes(device)
     else:
         free = planner.available_memory()
     return None if free is None else free // config.cells

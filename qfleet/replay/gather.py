@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from qfleet.maths.aligned import aligned
 from qfleet.maths.compiled import compiled
 from qfleet.replay.codec import Blocks, Codec
 from qfleet.replay.layout import Column, Layout
@@ -45,11 +46,11 @@ class Gatherer:
                 values = self._restack(column, values, self._alive(column, records["last"]))
             else:
                 values = np.ascontiguousarray(values[:, self._layout.context:])
-            gathered[column.name] = self._send(torch.from_numpy(values))
+            gathered[column.name] = self._send(aligned(values))
         for column in self._layout.blocked:
             gathered[column.name] = self._decode(column, slots, first, self._alive(column, records["last"]))
         for name, states in self._states.items():
-            gathered[name] = self._send(torch.from_numpy(states[slots, starts]))
+            gathered[name] = self._send(aligned(states[slots, starts]))
         return gathered
 
     def _alive(self, column: Column, ended: np.ndarray) -> np.ndarray:

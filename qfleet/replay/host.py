@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qfleet.maths.aligned import aligned
 from qfleet.replay.codec import Blocks, Packed
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.gather import Gatherer
@@ -47,7 +48,7 @@ class HostReplay(Store[Packed]):
             return None
         leaves, weight, peak = self._priorities.draw(self._rng.random(n), self._cfg.beta(self.steps), self._size)
         slot = leaves // self._layout.starts
-        return Sample(keys=leaves + self._key_offset[slot], weight=torch.from_numpy(weight).to(self._device),
+        return Sample(keys=leaves + self._key_offset[slot], weight=aligned(weight).to(self._device),
                       rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts), peak=peak)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet.agent import Agent
+from qfleet.agent import Agent, Arm
 from qfleet.explore import Chooser, Explorer
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
@@ -106,7 +106,7 @@ class Actor:
     ) -> None:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
         self.weights, self.recorder = weights, recorder
-        policy.hinting = recorder is not None and recorder.priority is not None
+        self._hinted = recorder is not None and recorder.priority is not None
         self.steps = 0
         self.laps = Laps(metrics, (ENV, ACT, STORE, WAIT), TIMED_STEPS)
         self._sent: Choice | None = None
@@ -135,7 +135,7 @@ class Actor:
         self.land()
         self._refresh()
         arm = self.explorer.arms(self.recorder.replay.steps if self.recorder is not None else self.steps)
-        self._sent, self._fresh = (self._reflex or self.policy).act(self._obs, arm), False
+        self._sent, self._fresh = self._choose(arm), False
         self.laps.lap(ACT)
         self.env.send(self._sent[0])
         self.laps.lap(ENV)
@@ -150,6 +150,11 @@ class Actor:
             if arm.sigma is not None:
                 self.metrics.write({"rollout/action_noise": float(arm.sigma.mean())})
         return True
+
+    def _choose(self, arm: Arm) -> Choice:
+        if self._reflex is not None:
+            return self._reflex.act(self._obs, arm)
+        return self.policy.act(self._obs, arm, self._hinted)
 
     def land(self) -> None:
         """Receive the outcome of the step under way, if there is one, and book it."""

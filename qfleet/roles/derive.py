@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ from qfleet.roles.tidy import tidy
 from qfleet.types import Sample
 
 log = logging.getLogger(__name__)
+
+TRACING = threading.Lock()
+"""The tracer puts its own calls into torch's modules, for all threads: learners in threads record one by one."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class Captured:
 
         try:
             _import_quietly()
-            module = make_fx(update)(sample.weight, *sample.rows.values())
+            with TRACING:
+                module = make_fx(update)(sample.weight, *sample.rows.values())
             tidy(module)
             if _same(self._undisturbed(self.eager, sample), self._undisturbed(play, sample)):
                 return play

@@ -38,7 +38,8 @@ class LearnerConfig(OptimizerConfig):
     target_period_updates: Count = Field(1000, description="updates between copies to the target network, 0 = soft")
     target_tau: Fraction = Field(0.005, description="size of the soft step towards the online network, every update")
     publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="numbers the network computes with")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="numbers the network computes with; auto: bf16 for images where it is faster")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "
@@ -98,6 +99,7 @@ class Learner:
         self.laps = Laps(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published = -1
         self._bad = 0
+        self._owed = 0  # updates that were counted and have moved nothing: so many more are made that do not count
         self._held: Sample | None = None  # drawn, while others had nothing to draw yet
 
     def meet(self, gradients: Gradients) -> None:
@@ -143,8 +145,10 @@ class Learner:
         self.publish()
 
     def state_dict(self) -> dict[str, Any]:
+        self._book(0 if self._whole is None else self._whole.unheard())
         return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradients.state_dict(),
-                "rng": self.rng.get_state(), "updates": self.updates, "published": self._published}
+                "rng": self.rng.get_state(), "updates": self.updates, "published": self._published,
+                "owed": self._owed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.flat.load(state["net"])
@@ -152,6 +156,7 @@ class Learner:
         self.gradients.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
         self.updates, self._published = state["updates"], state["published"]
+        self._owed = state.get("owed", 0)
 
     def _decide(self) -> Whole | None:
         """Whether updates are made whole on the GPU; found out when the first is due, and said."""
@@ -169,8 +174,11 @@ class Learner:
         """Start an update that nobody waits for, if it is time for one."""
         if not whole.replay.claim(self.cfg.batch_size):
             return False
-        telling = (self.updates + 1) % self.cfg.metrics_period_updates == 0
+        telling = self._owed == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
         whole.update(noted=telling)
+        if self._owed:
+            self._owed -= 1
+            return True
         before, self.updates = self.updates, self.advance(self.updates)
         self._follow(before)
         if telling and (report := whole.report()) is not None:
@@ -180,12 +188,17 @@ class Learner:
         return True
 
     def _own_up(self, report: Report) -> None:
-        """Bad batches have moved nothing, and are not counted as updates. When they are heard of, others are drawn."""
-        self.updates -= report.bad
-        self.metrics.count("fault/bad_updates", report.bad)
-        log.warning("loss or gradient was not finite in %d of the updates before %d; with learner.capture=false the "
-                    "batches would be kept", report.bad, self.updates)
+        self._book(report.bad)
         self._despair(report.in_a_row, report.figures["train/loss"])
+
+    def _book(self, bad: int) -> None:
+        """Bad batches have moved nothing, and are not counted as updates. When they are heard of, others have been
+        counted; a count that went back would show old weights as the newest, so the next ones are made for them."""
+        if bad:
+            self._owed += bad
+            self.metrics.count("fault/bad_updates", bad)
+            log.warning("loss or gradient was not finite in %d of the updates before %d; with learner.capture=false "
+                        "the batches would be kept", bad, self.updates)
 
     def _in_pieces(self) -> bool:
         """Sample, then update, if there is something to sample everywhere."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from qfleet.agent import Agent, Arm, Memory
+from qfleet.maths.aligned import aligned
 from qfleet.maths.chance import restore_rng
 from qfleet.roles.flat import Flat
 from qfleet.types import Obs, Published
@@ -35,10 +36,9 @@ class Policy:
         self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False).eval(), PRECISIONS[precision])
         self.rng = torch.Generator(device).manual_seed(seed)
         self.version = -1
-        self.hinting = False  # whether somebody wants what priorities are computed from
         self.memory: Memory = None
         self._kept: Mapping[str, torch.Tensor] = {}
-        self.habits: dict[Any, Any] = {}  # recordings of how it acts, by those who made them
+        self.habits: dict[tuple[int, tuple[str, ...]], Any] = {}  # its reflexes, by lanes and what else is wanted
 
     def refresh(self, weights: Published) -> int | None:
         """Take newer weights if there are any; returns by how many updates they are newer."""
@@ -64,7 +64,7 @@ class Policy:
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """What the last choices brought [N]; where an episode is over [N], the next one starts."""
         if (recall := self.agent.recall) is not None:
-            self.memory = recall.observe(self.memory, torch.from_numpy(reward).to(self.device))
+            self.memory = recall.observe(self.memory, aligned(reward).to(self.device))
             if over.any():
                 self.memory = recall.forget(self.memory, torch.from_numpy(over).to(self.device))
 
@@ -75,14 +75,15 @@ class Policy:
         return {name: self.memory[name].clone() for name in self.agent.recall.kept}
 
     @torch.inference_mode()
-    def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [N] and extra columns, for observations {leaf: [N, ...]}."""
-        tensors = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
+    def act(self, obs: Obs, arm: Arm, hinted: bool = False) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [N] and extra columns, for observations {leaf: [N, ...]}; `hinted` asks an agent that appraises its
+        actions for what priorities are computed from."""
+        tensors = {name: aligned(leaf).to(self.device) for name, leaf in obs.items()}
         if self.memory is None:
             self.begin(len(arm.epsilon))
         decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
         self.memory, extras = decision.memory, decision.extras
-        if self.hinting and self.agent.appraise is not None:
+        if hinted and self.agent.appraise is not None:
             extras = extras | self.agent.appraise(self.flat.net, tensors, decision.action)
         return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in extras.items()}
 

@@ -108,12 +108,22 @@ class Reflex:
         policy = self.policy
         self._decision = policy.agent.act(policy.flat.net, self._seen, None, Arm(self._side[0], noise), policy.rng)
 
+    def _rehearse(self, noise: bool) -> None:
+        """Choose a few times for nothing: libraries prepare in them. The generator is as it was, so that a policy draws
+        alike whether or not it is recorded."""
+        rng = self.policy.rng
+        before = rng.get_state()
+        try:
+            for _ in range(WARM_UP):
+                aside(lambda: self._decide(noise))
+        finally:
+            rng.set_state(before)
+
     def _record(self, noise: bool) -> None:
         self._noise = noise
         try:
             with swift(self.policy.flat.data.dtype == torch.bfloat16):
-                for _ in range(WARM_UP):
-                    aside(lambda: self._decide(noise))
+                self._rehearse(noise)
                 self._graph = recorded(lambda: self._once(noise), [self.policy.rng])
                 self._graph.replay()
         except RuntimeError as error:

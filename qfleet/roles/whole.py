@@ -73,6 +73,11 @@ class Whole:
         new, self._bad_told = int(bad[0]) - self._bad_told, int(bad[0])
         return Report(dict(zip(self.tags, figures.tolist(), strict=True)), new, int(bad[1]))
 
+    def unheard(self) -> int:
+        """Bad updates that no report has told of, and none will; waits for the device."""
+        before, self._bad_told, self._told = self._bad_told, int(self._bad[0]), None
+        return self._bad_told - before
+
     def once(self, noted: bool = True) -> None:
         """One update, operation by operation; its figures are `noted`, or not if nobody is going to ask."""
         at, sample, _ = self.replay.draw(self.batch_size)

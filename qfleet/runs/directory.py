@@ -50,6 +50,8 @@ class RunSection(Config):
     wandb: bool = Field(False, description="write to Weights & Biases too (offline unless WANDB_MODE says otherwise)")
     stall_timeout_s: Positive = Field(600.0, description="an environment silent for so long ends the run, seconds")
     threads: PositiveCount | None = Field(None, description="torch threads, none = planned from the cores")
+    settled: tuple[str, ...] = Field(
+        (), description="keys left open and decided for the device, written by qfleet: a resume elsewhere decides anew")
 
     def inactive(self) -> dict[str, str]:
         return {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}

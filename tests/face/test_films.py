@@ -101,6 +101,7 @@ def test_films_of_a_run_in_one_process_change_nothing_else(tmp_path, monkeypatch
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     monkeypatch.chdir(tmp_path)
     runs = [api.train("catch", [*TINY, f"eval.video_period={period}", f"run.name=v{period}"]) for period in (0, 2)]
+    assert [(run.reason, run.updates) for run in runs] == [("total_steps", runs[0].updates)] * 2, "both ended"
     weights = [api.load(run.directory, which="latest").checkpoint.policy() for run in runs]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     filmed = sorted((runs[1].directory / "videos").iterdir())

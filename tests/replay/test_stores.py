@@ -115,6 +115,17 @@ def test_uniform_weights_are_exactly_one():
     assert torch.equal(sample.weight, torch.ones(32))
 
 
+def test_floats_of_a_batch_lie_where_kernels_round_alike(store):
+    """At multiples of 64 bytes, however the heap looks: its own tensors on the host, fixed places on a device."""
+    replay, heap = filled()[-1], []
+    for draw in range(40):
+        heap.append(bytearray(1000 + 137 * draw))
+        sample = replay.sample(1 + draw % 7)
+        if store == "host":
+            floats = [sample.weight, *(rows for rows in sample.rows.values() if rows.is_floating_point())]
+            assert len(floats) > 2 and all(values.data_ptr() % 64 == 0 for values in floats)
+
+
 def test_draws_follow_priorities_and_weights_undo_them():
     replay = filled(alpha=1.0, beta_start=1.0, beta_end=1.0)[-1]
     keys = np.unique(np.concatenate([replay.sample(200).keys for _ in range(20)]))

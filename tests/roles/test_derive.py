@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import threading
 
 import pytest
 import torch
@@ -160,3 +161,16 @@ def test_what_draws_from_the_given_generator_is_recorded_with_it(algo, caplog):
         totals = [derive(batch(seed, rows=2)).total.item() for seed in range(3)]
         results.append((totals, rng.get_state().tolist()))
     assert results[0] == results[1] and not caplog.text
+
+
+def test_learners_in_threads_record_one_after_the_other(caplog):
+    """The tracer changes torch's modules for all threads while it traces: two at once would spoil each other."""
+    call, found = nn.Module.__call__, []
+    threads = [threading.Thread(target=lambda: found.append(train(True, {}))) for _ in range(6)]
+    with caplog.at_level(logging.WARNING):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert caplog.text == "" and nn.Module.__call__ is call, "and torch is as it was"
+    assert len(found) == 6 and all(derive._play is not derive.eager for _, derive in found)

@@ -44,3 +44,19 @@ def test_seeds_do_not_collide():
              *lane_seeds(1, 50, "exact", 0), *lane_seeds(1, 50, "exact", 1)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_choice_does_not_depend_on_where_observations_lie():
+    """An environment may hand out views of a buffer of its own, which begin anywhere."""
+    def act(net, obs, memory, arm, rng):
+        return Decision(net(obs["obs"]).sum(1), extras={"q": net(obs["obs"])})
+
+    agent = dataclasses.replace(linear_agent(), act=act, network=lambda: nn.Linear(50, 16))
+    policy, buffer = Policy(agent, 0, torch.device("cpu")), np.zeros(116, np.float32)
+    obs = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
+    answers = set()
+    for start in range(16):
+        shown = buffer[start:start + 100].reshape(2, 50)
+        shown[:] = obs
+        answers.add(policy.act({"obs": shown}, Arm(torch.zeros(2)))[1]["q"].tobytes())
+    assert len(answers) == 1

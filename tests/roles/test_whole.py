@@ -1,5 +1,10 @@
 """An update made whole on a device is the learner's own, and acting by reflex is the policy's own."""
 
+import contextlib
+import dataclasses
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +16,7 @@ from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device import DeviceReplay
 from qfleet.replay.layout import Layout
+from qfleet.roles import reflex as reflexes
 from qfleet.roles.learner import Diverged, Learner, LearnerConfig
 from qfleet.roles.policy import Policy
 from qfleet.roles.reflex import Reflex
@@ -97,6 +103,50 @@ def test_a_bad_batch_moves_nothing_and_many_end_the_run(optimizer):
     assert torch.equal(learner.flat.master, before) and metrics.counts["fault/bad_updates"] > 0
 
 
+def some_bad(learner, every):
+    """Let the loss of every so many updates be NaN."""
+    derive, calls = learner._whole.eager, itertools.count(1)
+
+    def spoilt(sample):
+        bad = torch.tensor(float("nan") if next(calls) % every == 0 else 1.0)
+        return derive(dataclasses.replace(sample, weight=sample.weight * bad))
+
+    learner._whole.eager = spoilt
+
+
+def test_updates_count_what_moved_and_never_go_back():
+    """Whenever it is asked, the count is that of the optimizer and of those that are still owed."""
+    metrics = ListMetrics()
+    learner = in_one(learner_of(*AGENTS[0], metrics=metrics, metrics_period_updates=4))
+    some_bad(learner, 5)
+    learner.burst, counts, made = 3, [], 0
+    for turn in range(30):
+        learner.step()
+        made += 3
+        counts.append(learner.updates)
+        moved = int(learner.gradients.optimizer.steps)
+        assert moved == made - made // 5
+        if turn % 7 == 6:
+            state = learner.state_dict()
+            assert state["updates"] - state["owed"] == moved
+            assert metrics.counts["fault/bad_updates"] == made // 5
+    assert counts == sorted(counts)
+
+
+def test_what_is_owed_is_remembered():
+    learner = in_one(learner_of(*AGENTS[0], reward=np.nan))
+    learner.burst = 3
+    learner.step()
+    state = learner.state_dict()
+    assert (state["updates"], state["owed"]) == (3, 3)
+    again = in_one(learner_of(*AGENTS[0]))
+    again.load_state_dict(state)
+    again.burst = 4
+    again.step()
+    assert again.updates == 4 and int(again.gradients.optimizer.steps) == 4
+    assert again.state_dict()["owed"] == 0
+
+
 def test_what_stands_in_the_way_is_said():
     learner = learner_of(*AGENTS[0])
     assert obstacle(learner.replay, learner.gradients, False, learner.flat) is None
@@ -127,3 +177,18 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], hints[name])
     assert Reflex.obstacle(quick) == "it is for GPUs"
+
+
+def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
+    """The rehearsals before a recording, which a GPU needs, take nothing from the generator."""
+    agent = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC)
+    plain, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
+    reflex, drawn = Reflex(quick, SPEC, 3, ()), []
+    monkeypatch.setattr(reflexes, "aside", lambda do: drawn.append(do()))
+    monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(reflexes, "recorded", lambda do, generators: SimpleNamespace(replay=do))
+    monkeypatch.setattr(reflex, "_choose", lambda noise: reflex._record(noise))
+    obs, arm = {"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.tensor([1.0, 1.0, 0.5]))
+    for _ in range(5):
+        np.testing.assert_array_equal(reflex.act(obs, arm)[0], plain.act(obs, arm)[0])
+    assert drawn and torch.equal(quick.rng.get_state(), plain.rng.get_state())

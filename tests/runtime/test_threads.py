@@ -1,17 +1,21 @@
 """Who may use which cores."""
 
 import pytest
+import torch
 
-from qfleet.runtime import threads
+from qfleet import assemble, doctor
+from qfleet.recipe import resolve
+from qfleet.runtime import gpus, threads
 from qfleet.runtime.threads import thread_plan, usable_cores
+from qfleet.types import EnvSpec, Leaf
 
 
-@pytest.mark.parametrize(("images", "wish", "torch"), [
+@pytest.mark.parametrize(("images", "wish", "given"), [
     (False, "", 1), (False, "4", 1), (True, "", 8), (True, "3", 3), (True, "64", 8), (True, "0", 8), (True, "many", 8)])
-def test_convolutions_take_all_cores_that_the_user_leaves_them(monkeypatch, images, wish, torch):
+def test_convolutions_take_all_cores_that_the_user_leaves_them(monkeypatch, images, wish, given):
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     plan = thread_plan(images, cores=8)
-    assert plan.torch == torch and plan.env == 8
+    assert plan.torch == given and plan.env == 8
 
 
 def test_a_quota_counts_as_cores(monkeypatch):
@@ -26,3 +30,38 @@ def test_a_quota_counts_as_cores(monkeypatch):
 def test_the_quota_is_read_from_the_control_group(monkeypatch, text, cores):
     monkeypatch.setattr(threads.Path, "read_text", lambda self: text)
     assert threads._quota() == cores
+
+
+PICTURES = EnvSpec("ALE/Pong-v5", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6)
+VECTORS = EnvSpec("CartPole-v1", {"obs": Leaf((4,), "float32", "vector")}, 2)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
+@pytest.mark.parametrize(("words", "cells", "actors"), [
+    ([], 1, 0), (["actors=2"], 1, 0), (["placement=processes", "actors=1"], 1, 1),
+    (["placement=processes", "actors=3"], 1, 3), (["placement=processes", "actors=15"], 1, 15),
+    (["placement=processes", "actors=63"], 1, 63), (["gradients=server", "cells=2"], 2, 0)])
+def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, words, cells, actors):
+    """All who compute at once, learners with their threads and actors with one each; but one each they have."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(assemble, "usable_cores", lambda: cores)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(gpu))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(gpus, "free_bytes", lambda device: 80 << 30)
+    for recipe, spec in (("pong", PICTURES), ("cartpole", VECTORS)):
+        config = resolve(recipe, ["replay.capacity=50000", "replay.min_steps=1000", "learner.precision=fp32", *words])
+        learner = assemble.settle(config.config, spec).run.threads
+        assert learner >= 1 and learner * cells + actors <= max(cores, cells + actors)
+        if gpu or recipe == "cartpole":
+            assert learner == 1, "what the GPU computes needs no thread, and a small network is fastest on one"
+        elif cores >= cells + actors:
+            assert learner == (cores - actors) // cells, "and no core is left idle"
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
+def test_the_plan_that_the_doctor_shows_is_within_the_cores(monkeypatch, cores):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    assert doctor._cpu()["threads"] == {"images": cores, "vectors": 1, "env": cores}
