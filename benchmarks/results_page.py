@@ -29,8 +29,8 @@ HEAD = """# Results
 
 What was trained, on how many seeds, and what came of it. A seed counts as solved when the mean return of 20 fresh
 greedy episodes of its best policy, played after training, reaches the threshold within the step budget of the recipe.
-The page is written by `python benchmarks/results_page.py` from the files in `benchmarks/results`, failures included; a
-test fails if it is not up to date. A row is trained again, its seeds one after the other, by
+The page is written by `make figures` from the files in `benchmarks/results`, failures included; a test fails if it is
+not up to date. A row is trained again, its seeds one after the other, by
 
 ```console
 $ python benchmarks/learn.py --only "ROW"
