@@ -16,6 +16,7 @@ import curiosity_plots
 import curves
 import group_norm
 import precision
+import sources
 
 from qfleet.runs import plots
 
@@ -54,12 +55,16 @@ PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/agent57_deep_sea.png": ("agent57_deep_sea.json", curiosity_plots.draw),
     "docs/assets/group_norm.png": ("group_norm.json", group_norm.draw),
     "docs/assets/precision.png": ("precision.json", precision.draw),
+    "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
+    "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
 } | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")}
 
 
 def draw_all(check: bool) -> Iterator[str]:
     """Which pictures are older than their data; drawn anew unless only checked."""
     for name, (file, draw) in PICTURES.items():
+        if not (RESULTS / file).exists():  # not measured yet; no page may show it
+            continue
         path, text = ROOT / name, (RESULTS / file).read_bytes()
         digest = f"{file} {hashlib.sha256(text).hexdigest()[:16]}"
         if drawn_from(path) == digest:

@@ -53,7 +53,7 @@ def main() -> None:
 def page() -> str:
     files = sorted(RESULTS.glob("learn*.json"), key=lambda path: (list(TITLES).index(path.stem)
                                                                   if path.stem in TITLES else 99, path.stem))
-    return "\n".join([HEAD, *published(), *(line for path in files for line in learning(path))]).rstrip() + "\n"
+    return "\n".join([HEAD, *published(), *sources(), *(line for path in files for line in learning(path))]).rstrip() + "\n"
 
 
 def learning(path: Path) -> Iterator[str]:
@@ -101,15 +101,44 @@ def published() -> Iterator[str]:
 
 
 def ours(place: list[str] | None) -> list[str]:
-    if place is None:
+    file, name = place or ("", "")
+    found = json.loads((RESULTS / file).read_text())["rows"].get(name, []) if place and (RESULTS / file).exists() else []
+    rows = found if isinstance(found, list) else [found]  # one run, or one for each seed
+    curves = [run["evaluations"] if "evaluations" in run else run["curve"] for run in rows]
+    if not all(curves) or not curves:
         return ["not run yet", "-", "-"]
-    file, name = place
-    rows = json.loads((RESULTS / file).read_text())["rows"][name]
-    count = min(len(run["evaluations"]) for run in rows)
-    last = [run["evaluations"][count - 1] for run in rows]
+    count = min(len(curve) for curve in curves)
+    last = [curve[count - 1] for curve in curves]
     scores = [score for _, score, _ in last]
     link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{file}) ({name}, worst {figure(min(scores))})"
     return [link, f"{max(step for step, _, _ in last):,}", str(len(rows))]
+
+
+def sources() -> Iterator[str]:
+    """Pictures beside those of the systems that this one grew from, and how far each of our runs went."""
+    told = {"figures": "pytorch-distributed and Gorila on Pong, by learner updates and by episodes as they drew them; "
+                       "theirs is read off their pictures.",
+            "games": "rainbow-with-ray's games and agents, and its scores after 200 million decisions."}
+    for kind, text in told.items():
+        path = RESULTS / f"sources_{kind}.json"
+        if not path.exists():
+            continue
+        data = json.loads(path.read_text())
+        yield f"## Beside the sources' {kind}\n"
+        yield f"{text} `python benchmarks/sources.py {kind}` on {machine_words(data['machine'])}.\n"
+        yield f"![Ours beside theirs](assets/sources_{kind}.png)\n"
+        yield "| run | decisions | updates | episodes | seconds | last evaluation | best |"
+        yield "|---|---|---|---|---|---|---|"
+        for name, row in data["rows"].items():
+            scores = [score for _, score, _ in row["curve"]]
+            ends = [figure(scores[-1]), figure(max(scores))] if scores else ["-", "-"]
+            clocks = [f"{row[clock]:,.0f}" for clock in ("steps", "updates", "episodes", "seconds")]
+            yield f"| {' | '.join([name, *clocks, *ends])} |"
+        yield ""
+
+
+def machine_words(machine: dict[str, Any]) -> str:
+    return ", ".join([*filter(None, [machine.get("gpu")]), machine["cpu"], f"{machine['cores']} cores", machine["date"]])
 
 
 def made_with(machine: dict[str, Any], runs: list[dict[str, Any]]) -> str:
