@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -74,22 +75,16 @@ def ways(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """fast_speed.jsonl: the last record of every kind; `before` is the first of it."""
+    """fast_speed.jsonl: the last record of every kind and what was set for it; `before` is the first of it."""
     found: dict[str, Any] = {"before": {}}
     for one in records:
-        words = [word for word in one.get("set", ()) if "compile" in word or "algo" in word]
+        words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
+        algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
-        key = " ".join([one["kind"], *marks, *(word.partition("=")[2].replace("true", "compiled") for word in words)])
+        key = " ".join([one["kind"], *marks, *(algo or words)])
         found["before"].setdefault(key, one)
-        if one["kind"] == "pong":
-            if one["solved_s"]:
-                judged = " and ".join(f"{mean:.1f} at {at:,}" for _, at, mean, _ in one["judged"])
-                found["earlier"] = one | {"judged": judged}
-            if one["set"]:
-                continue
-            one = one | pong(one)
-        found[key] = one
-    runs = [run for key, run in found.items() if key.startswith("pong")]
+        found[key] = one | pong(one) if one["kind"] == "pong" else one
+    runs = [found[f"pong {seed}"] for seed in (1, 2, 3)]
     paces = [run["steps_per_s"] for run in runs]
     found["pong"] = {"solved": f"{sum(run['solved_s'] is not None for run in runs)} of {len(runs)}",
                      "slowest": min(paces), "fastest": max(paces)}
@@ -103,8 +98,9 @@ def pong(run: dict[str, Any]) -> dict[str, Any]:
     """A run to solve Pong: its evaluations, its end, and its pace, the median between two records."""
     paces = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(run["curve"]) if b[1] > a[1]]
     judged = "; ".join(f"{step:,}: {score:.1f}" for _, step, score, _ in run["judged"])
+    reached = " and ".join(f"{score:.1f} at {step:,}" for _, step, score, _ in run["judged"])
     _, step, last = run["curve"][-1]
-    return {"evaluations": judged or "none", "end": f"{number(last, 1)} at {round(step, -4):,}",
+    return {"evaluations": judged or "none", "reached": reached, "end": f"{number(last, 1)} at {round(step, -4):,}",
             "steps_per_s": statistics.median(paces)}
 
 

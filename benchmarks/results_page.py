@@ -53,7 +53,8 @@ def main() -> None:
 def page() -> str:
     files = sorted(RESULTS.glob("learn*.json"), key=lambda path: (list(TITLES).index(path.stem)
                                                                   if path.stem in TITLES else 99, path.stem))
-    return "\n".join([HEAD, *published(), *sources(), *(line for path in files for line in learning(path))]).rstrip() + "\n"
+    tables = [line for path in files for line in learning(path)]
+    return "\n".join([HEAD, *published(), *sources(), *tables]).rstrip() + "\n"
 
 
 def learning(path: Path) -> Iterator[str]:
@@ -101,8 +102,8 @@ def published() -> Iterator[str]:
 
 
 def ours(place: list[str] | None) -> list[str]:
-    file, name = place or ("", "")
-    found = json.loads((RESULTS / file).read_text())["rows"].get(name, []) if place and (RESULTS / file).exists() else []
+    file, name = place or ("none", "")
+    found = json.loads((RESULTS / file).read_text())["rows"].get(name, []) if (RESULTS / file).exists() else []
     rows = found if isinstance(found, list) else [found]  # one run, or one for each seed
     curves = [run["evaluations"] if "evaluations" in run else run["curve"] for run in rows]
     if not all(curves) or not curves:
@@ -138,7 +139,8 @@ def sources() -> Iterator[str]:
 
 
 def machine_words(machine: dict[str, Any]) -> str:
-    return ", ".join([*filter(None, [machine.get("gpu")]), machine["cpu"], f"{machine['cores']} cores", machine["date"]])
+    parts = [machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores", machine["date"]]
+    return ", ".join(part for part in parts if part)
 
 
 def made_with(machine: dict[str, Any], runs: list[dict[str, Any]]) -> str:

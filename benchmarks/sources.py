@@ -120,14 +120,15 @@ def draw_figures(document: dict[str, Any]) -> Any:
     rows = document["rows"]
     for colour, (name, theirs) in zip(COLOURS, THEIRS.items(), strict=False):
         left.axvline(theirs, color=colour, linestyle=":", label=f"{name}: theirs is at about 20")
-        if name in rows:
-            left.plot([updates for updates, _ in rows[name]["curve_clocks"]], [mean for _, mean, _ in rows[name]["curve"]],
+        if (row := rows.get(name)) is not None:
+            left.plot([updates for updates, _ in row["curve_clocks"]], [mean for _, mean, _ in row["curve"]],
                       color=colour, label=f"{name}: ours")
     left.set(title="pytorch-distributed: actors and n", xlabel="learner updates", ylabel="return of greedy evaluations")
     right.plot(*zip(*THEIR_CLIENTS, strict=True), "o:", color=COLOURS[3], label="theirs, its turns")
     if (gorila := rows.get("Gorila, 3 clients")) is not None:
-        right.plot([episodes / 3 for _, episodes in gorila["training_clocks"]], [mean for _, mean in gorila["training"]],
-                   color=COLOURS[0], label="ours, mean of 100 episodes")
+        episodes = [count / 3 for _, count in gorila["training_clocks"]]
+        right.plot(episodes, [mean for _, mean in gorila["training"]], color=COLOURS[0],
+                   label="ours, mean of 100 episodes")
     right.set(title="Gorila: a server and 3 clients", xlabel="episodes of a client", ylabel="return while training")
     return dressed(figure)
 

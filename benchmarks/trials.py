@@ -18,6 +18,8 @@ from typing import Any
 from precision import PREEMPTED, hardware, interrupt
 
 REFRESH_S = 30.0
+SOUND = (0, PREEMPTED, -signal.SIGTERM)
+"""Exit codes of runs that are done, or were stopped by us: with a checkpoint, or before they could write one."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ def run(trials: list[Trial], args: argparse.Namespace) -> dict[str, dict[str, An
 
     codes = train(trials, args, lambda: save(trials, 0))
     for trial in trials:
-        if codes[trial.name] not in (0, PREEMPTED):
+        if codes[trial.name] not in SOUND:
             print(f"{trial.name} failed:\n{trial.log(args.runs).read_text()[-2000:]}", file=sys.stderr)
-    return save([trial for trial in trials if codes[trial.name] in (0, PREEMPTED)], args.games)
+    return save([trial for trial in trials if codes[trial.name] in SOUND], args.games)
 
 
 def train(trials: list[Trial], args: argparse.Namespace, save: Callable[[], Any]) -> dict[str, int]:
