@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from side_by_side import machine
+from precision import hardware
 
 from qfleet.runs.plots import RETURNS, Run, read_run
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    document = {"runs": [kept(run) for run in args.runs], "machine": machine()}
+    document = {"runs": [kept(run) for run in args.runs], "machine": hardware()}
     args.out.write_text(json.dumps(document) + "\n")
 
 

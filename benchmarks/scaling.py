@@ -2,6 +2,8 @@
 
     python benchmarks/scaling.py [--seeds 3] [--steps 20000] [--root /tmp/scaling]
 
+What lanes and batches bring is in sweep.py.
+
 CartPole alone, with 2 ranks that average, with 3 cells and 2 shards of a parameter server (Gorila), and the same with
 delay compensation (DC-ASGD). All evaluate every 1,000 steps and none stops early; the ages of gradients are the
 histogram of server/staleness_*. `make figures` draws OUT into docs/assets.
