@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sweep
 from learn import MATRIX
 
 RESULTS = Path(__file__).parent / "results"
@@ -144,6 +145,11 @@ def deep_sea(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"calmest": max(sum(shares[:half]) for shares in data["shares"])}
 
 
+def swept(data: dict[str, Any]) -> dict[str, Any]:
+    """What sweep.py found for each value."""
+    return {value: sweep.summary(runs) for value, runs in data["rows"].items()}
+
+
 def number(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
@@ -154,4 +160,5 @@ def listed(values: list[float], digits: int) -> str:
 
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
-    "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea}
+    "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
+    "sweep_lanes": swept, "sweep_batch": swept}

@@ -17,6 +17,7 @@ import curves
 import group_norm
 import precision
 import sources
+import sweep
 
 from qfleet.runs import plots
 
@@ -55,6 +56,8 @@ PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/agent57_deep_sea.png": ("agent57_deep_sea.json", curiosity_plots.draw),
     "docs/assets/group_norm.png": ("group_norm.json", group_norm.draw),
     "docs/assets/precision.png": ("precision.json", precision.draw),
+    "docs/assets/scaling-lanes.png": ("sweep_lanes.json", sweep.draw),
+    "docs/assets/scaling-batch.png": ("sweep_batch.json", sweep.draw),
     "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
     "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
 } | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")}
