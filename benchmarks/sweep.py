@@ -1,7 +1,7 @@
 """What more lanes, or larger batches, bring and cost: how soon a recipe is learnt, and how fast it runs.
 
-    python benchmarks/sweep.py lanes [--values 1 2 4 8 16 32 64] [--seeds 3] [--steps 12000]
-    python benchmarks/sweep.py batch [--values 8 16 32 64 128 256 512 1024] [--seeds 3] [--steps 12000]
+    python benchmarks/sweep.py lanes [--values 1 2 4 8 16 32 64 128 256] [--seeds 3] [--steps 12000]
+    python benchmarks/sweep.py batch [--values 8 16 32 64 128 256 512] [--seeds 3] [--steps 12000]
 
 Trains `catch` in one process, all else as in the recipe: a step is drawn equally often (replay.samples_per_insert), so
 larger batches mean fewer updates. Learnt is the first evaluation of 20 greedy episodes that reaches the goal. Times are
@@ -24,7 +24,7 @@ from precision import hardware
 import qfleet
 
 GOAL = 0.95
-VALUES = {"lanes": (1, 2, 4, 8, 16, 32, 64), "batch": (8, 16, 32, 64, 128, 256, 512, 1024)}
+VALUES = {"lanes": (1, 2, 4, 8, 16, 32, 64, 128, 256), "batch": (8, 16, 32, 64, 128, 256, 512)}
 KEYS = {"lanes": "env.lanes", "batch": "learner.batch_size"}
 COMMON = ["stop_at=null", "eval.period_steps=250", "eval.episodes=20", "run.log_period_steps=250", "run.threads=1",
           "run.tensorboard=false", "checkpoint.period_steps=null", "checkpoint.replay=false"]

@@ -123,9 +123,10 @@ def row(trial: Trial, root: Path, games: int = 0) -> dict[str, Any]:
         "training": [[r["step"], r["rollout/ep_rew_mean"]] for r in played],
         "training_clocks": [[r["updates"], r["episodes"]] for r in played]}
     if games and judged:
-        words = ["eval", str(trial.directory(root)), "--episodes", str(games), "--json"]
+        epsilon = next((word.partition("=")[2] for word in trial.words if word.startswith("eval.epsilon=")), "0")
+        words = ["eval", str(trial.directory(root)), "--episodes", str(games), "--epsilon", epsilon, "--json"]
         done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True)
-        found["games"] = json.loads(done.stdout)
+        found["games"] = {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
     return found
 
 
