@@ -78,3 +78,30 @@ def test_a_run_that_has_hardly_begun_is_told_as_that(tmp_path):
     trial = sources.games(Namespace(game=["Asterix"], only=["double"]))[0]
     row = trials.row(trial, tmp_path, games=5)
     assert row["steps"] == 0 and row["curve"] == [] and "games" not in row
+
+
+def test_a_sweep_is_summed_up_by_its_seeds_and_drawn():
+    import sweep
+
+    def run(seed, reached):
+        return {"seed": seed, "steps_per_cpu_s": 100.0 * seed, "updates_per_cpu_s": 10.0, "updates": 50,
+                "reached": reached, "scores": [[100, 5, 0.1 * seed]]}
+
+    runs = [run(1, [300, 20, 1.5]), run(2, None), run(3, [500, 30, 2.5])]
+    found = sweep.summary(runs)
+    assert found["solved"] == "2 of 3" and found["steps_per_cpu_s"] == 200 and found["best"] == pytest.approx(0.3)
+    assert (found["steps_to"], found["updates_to"], found["cpu_s_to"]) == (400, 25, 2.0)
+    assert "steps_to" not in sweep.summary([run(1, None)])
+    axes = sweep.draw({"what": "lanes", "rows": {"1": runs, "64": [run(1, None)]}}).axes
+    assert [list(axis.lines[0].get_xdata()) for axis in axes] == [[1], [1], [1, 64]]
+
+
+def test_a_sweep_leaves_the_time_of_evaluations_out(monkeypatch):
+    import sweep
+
+    now = iter([1.0, 3.0, 8.0, 9.0])
+    monkeypatch.setattr(sweep.time, "process_time", lambda: next(now))
+    watch = sweep.Watch()
+    for record in ({}, {}, {"eval/mean_reward": 0.5}, {}):
+        watch.write({"step": 1, "updates": 0} | record)
+    assert [row[2] for row in watch.rows] == [1.0, 3.0, 3.0, 4.0]
