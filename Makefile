@@ -7,7 +7,7 @@ COMPLETE := $(VENV)/.complete
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test check docs learn soak bench clean help
+.PHONY: train test check docs figures learn soak bench clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -41,7 +41,10 @@ docs: $(COMPLETE)  ## the documentation as a site, under build/site; a link that
 
 learn: $(READY)  ## the full learning matrix, k of n seeds; results under benchmarks/results
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learn.py
-	$(BIN)/python benchmarks/results_page.py
+	$(BIN)/python benchmarks/figures.py
+
+figures: $(READY)  ## all numbers and pictures of README and docs, from benchmarks/results
+	$(BIN)/python benchmarks/figures.py
 
 soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while processes are killed
 	$(BIN)/python tests/system/fleet_soak.py --cells 20 --seconds 300

@@ -1,27 +1,28 @@
 """How curiosity explores DeepSea: where it went, which arms it followed and how far each dives, and the intrinsic
 reward along episodes.
 
-    python benchmarks/curiosity_plots.py [--steps 120000] [--out docs/assets/deep_sea.png] [key=value ...]
+    python benchmarks/curiosity_plots.py [--steps 120000] [--out benchmarks/results/deep_sea.json] [key=value ...]
 
 Trains the recipe `deep-sea` in one process and looks over the actor's shoulder at every step. With agent.algo=agent57
-and explore.kind=bandit it shows where the bandit moves when there is something to exploit.
+and explore.kind=bandit it shows where the bandit moves when there is something to exploit. `make figures` draws OUT.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
+from precision import hardware
 
 from qfleet import recipe
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+BINS = 24
 
 
 class Watcher:
@@ -66,33 +67,28 @@ def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.
     return watcher, maps, cfg.agent.arms
 
 
-def draw(watcher: Watcher, maps: list[tuple[int, np.ndarray]], arms: int, out: Path) -> None:
-    figure, axes = plt.subplots(1, 6, figsize=(20, 3.4), constrained_layout=True)
-    for axis, (step, visits) in zip(axes, maps, strict=False):
-        axis.imshow(np.log10(np.where(visits > 0, visits, np.nan)), cmap="viridis", vmin=0, vmax=4)
-        axis.set_title(f"visits (log10) by step {step:,}\n{int((visits > 0).sum())} cells", fontsize=9)
-    dives = np.array(watcher.dives)
-    edges = np.linspace(0, dives[:, 0].max(), 25)
-    for arm in range(arms):
-        own = dives[dives[:, 1] == arm]
-        place = np.digitize(own[:, 0], edges)
-        mean = [own[place == i, 2].mean() if (place == i).any() else np.nan for i in range(1, 25)]
-        axes[3].plot(edges[1:], mean, color=plt.cm.plasma(arm / arms), label=f"{arm}")
-    axes[3].set_title("column of the last row, mean by arm", fontsize=9)
-    axes[3].legend(title="arm", fontsize=6, ncols=2)
-    ends = [kind for kind in watcher.shown if "step" not in kind]
-    for kind in ends:
-        axes[4].plot([bonus for _, bonus in watcher.shown[kind]], label=kind)
-    first = next((kind for kind in watcher.shown if kind.startswith("the first to the far right")), None)
-    if first:
-        axes[4].plot([bonus for _, bonus in watcher.shown[first]], label=first)
-    axes[4].set_title("intrinsic reward along an episode", fontsize=9)
-    axes[4].legend(fontsize=6)
-    shares = shares_of(dives, edges, arms)
-    axes[5].stackplot(edges[1:], shares.T, colors=[plt.cm.plasma(arm / arms) for arm in range(arms)])
-    axes[5].set_title("share of episodes by arm, arm 0 at the bottom", fontsize=9)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110)
+def summary(watcher: Watcher, maps: list[tuple[int, np.ndarray]], arms: int) -> dict[str, Any]:
+    """All that is drawn and told, as it is committed."""
+    dives, size = np.array(watcher.dives), len(watcher.visits)
+    edges = np.linspace(0, dives[:, 0].max(), BINS + 1)
+    far = dives[dives[:, 2] == size - 1, 0]
+    fifths = {"first": dives[:len(dives) // 5], "last": dives[-(len(dives) // 5):]}
+    return {
+        "arms": arms, "steps": int(maps[-1][0]), "maps": [[step, visits.astype(int).tolist()] for step, visits in maps],
+        "edges": edges[1:].round().tolist(), "columns": [columns_of(dives, edges, arm) for arm in range(arms)],
+        "shares": shares_of(dives, edges, arms).round(4).tolist(),
+        "bonuses": {kind: [round(bonus, 4) for _, bonus in path] for kind, path in watcher.shown.items()},
+        "fifths": {name: {"share_of_arms": (np.bincount(part[:, 1], minlength=arms) / len(part)).round(4).tolist(),
+                          "treasure": float(np.mean(part[:, 2] == size - 1))} for name, part in fifths.items()},
+        "corner": {"first_step": int(far[0]) if len(far) else None, "times": len(far)},
+        "cells": int((watcher.visits > 0).sum()), "machine": hardware()}
+
+
+def columns_of(dives: np.ndarray, edges: np.ndarray, arm: int) -> list[float | None]:
+    """The mean column in which an arm's episodes ended, between two edges each; None where it had none."""
+    own = dives[dives[:, 1] == arm]
+    place = np.digitize(own[:, 0], edges)
+    return [float(own[place == i, 2].mean().round(3)) if (place == i).any() else None for i in range(1, len(edges))]
 
 
 def shares_of(dives: np.ndarray, edges: np.ndarray, arms: int) -> np.ndarray:
@@ -101,22 +97,46 @@ def shares_of(dives: np.ndarray, edges: np.ndarray, arms: int) -> np.ndarray:
     return found / np.maximum(found.sum(1, keepdims=True), 1)
 
 
+def draw(found: dict[str, Any]) -> Any:
+    """The picture of a summary, a matplotlib Figure."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure, arms = Figure(figsize=(20, 3.4), layout="constrained"), found["arms"]
+    axes, colours = figure.subplots(1, 6), [colormaps["plasma"](arm / arms) for arm in range(arms)]
+    for axis, (step, counts) in zip(axes, found["maps"], strict=False):
+        visits = np.array(counts)
+        axis.imshow(np.log10(np.where(visits > 0, visits, np.nan)), cmap="viridis", vmin=0, vmax=4)
+        axis.set_title(f"visits (log10) by step {step:,}\n{int((visits > 0).sum())} cells", fontsize=9)
+    for arm, mean in enumerate(found["columns"]):
+        points = [np.nan if one is None else one for one in mean]
+        axes[3].plot(found["edges"], points, color=colours[arm], label=f"{arm}")
+    axes[3].set_title("column of the last row, mean by arm", fontsize=9)
+    axes[3].legend(title="arm", fontsize=6, ncols=2)
+    for kind, path in found["bonuses"].items():
+        if kind.startswith("the first to the far right") or "step" not in kind:
+            axes[4].plot(path, label=kind)
+    axes[4].set_title("intrinsic reward along an episode", fontsize=9)
+    axes[4].legend(fontsize=6)
+    axes[5].stackplot(found["edges"], np.array(found["shares"]).T, colors=colours)
+    axes[5].set_title("share of episodes by arm, arm 0 at the bottom", fontsize=9)
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120_000)
-    parser.add_argument("--out", type=Path, default=Path("docs/assets/deep_sea.png"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/deep_sea.json"))
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
-    watcher, maps, arms = play(args.steps, args.overrides)
-    draw(watcher, maps, arms, args.out)
-    far = [step for step, _, column in watcher.dives if column == len(watcher.visits) - 1]
-    dives, size = np.array(watcher.dives), len(watcher.visits)
-    for name, part in (("first", dives[:len(dives) // 5]), ("last", dives[-len(dives) // 5:])):
-        counts = np.bincount(part[:, 1], minlength=arms) / len(part)
-        print(f"the {name} fifth of the episodes: share of each arm {np.round(counts, 2).tolist()}, "
-              f"treasure in {np.mean(part[:, 2] == size - 1):.0%}")
-    print(f"the far right corner was first reached at step {far[0]:,}" if far else "the corner was never reached",
-          f"and {len(far)} times in all; {int((watcher.visits > 0).sum())} cells were seen")
+    found = summary(*play(args.steps, args.overrides))
+    args.out.write_text(json.dumps(found) + "\n")
+    for name, part in found["fifths"].items():
+        print(f"the {name} fifth of the episodes: share of each arm {np.round(part['share_of_arms'], 2).tolist()}, "
+              f"treasure in {part['treasure']:.0%}")
+    first, times = found["corner"]["first_step"], found["corner"]["times"]
+    print(f"the far right corner was first reached at step {first:,}" if times else "the corner was never reached",
+          f"and {times} times in all; {found['cells']} cells were seen")
 
 
 if __name__ == "__main__":

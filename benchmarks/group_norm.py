@@ -1,10 +1,10 @@
 """Does GroupNorm make learning curves more alike? Pixel Catch with the Nature CNN, with and without, over seeds.
 
-    python benchmarks/group_norm.py [--seeds 5] [--steps 6000] [--out benchmarks/results/group_norm]
+    python benchmarks/group_norm.py [--seeds 5] [--steps 6000] [--out benchmarks/results/group_norm.json]
 
 Every combination of norm {none, group} and learning rate {1e-4, 1e-3} is trained with the same seeds. The figures are
 the mean of each curve (its area) and how far the seeds lie apart (standard deviation of that area over seeds, and the
-mean over time of the standard deviation across seeds). Writes OUT.json and OUT.png.
+mean over time of the standard deviation across seeds). Writes OUT; `make figures` draws it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import qfleet
 from qfleet.bench import machine
@@ -59,13 +60,12 @@ def summary(curves: list[list[float]]) -> dict[str, float]:
             "final_worst": min(c[-1] for c in curves)}
 
 
-def draw(results: dict[str, list[list[float]]], path: Path) -> None:
-    import matplotlib
+def draw(document: dict[str, Any]) -> Any:
+    """The curves as a matplotlib Figure."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(RATES), figsize=(10, 4), sharey=True, layout="constrained")
+    results, figure = document["curves"], Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots(1, len(RATES), sharey=True)
     colours = dict(zip(NORMS, ("tab:orange", "tab:blue"), strict=True))
     for axis, rate in zip(axes, RATES, strict=True):
         for norm in NORMS:
@@ -80,14 +80,14 @@ def draw(results: dict[str, list[list[float]]], path: Path) -> None:
     axes[0].set_ylabel("return of 40 greedy episodes")
     axes[0].legend(loc="lower right")
     figure.suptitle("Pixel Catch, Nature CNN: single seeds faint, means bold")
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/group_norm"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/group_norm.json"))
     args = parser.parse_args()
     results: dict[str, list[list[float]]] = {}
     for rate in RATES:
@@ -96,10 +96,9 @@ def main() -> None:
             results[name] = [train(norm, rate, seed, args.steps) for seed in range(1, args.seeds + 1)]
             print(name, json.dumps(summary(results[name])), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(results, args.out.with_suffix(".png"))
     document = {"summary": {name: summary(curves) for name, curves in results.items()}, "curves": results,
                 "period_steps": PERIOD, "machine": machine()}
-    args.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

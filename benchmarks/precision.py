@@ -5,7 +5,7 @@
 
 With `--seconds` the runs are stopped when the time is up, each with a checkpoint; the same command goes on with them.
 Precisions are compared at the last step at which every run was evaluated. `--report` trains nothing: it prints the
-table of what OUT holds and draws the curves beside it.
+table of what OUT holds. `make figures` draws the curves.
 """
 
 from __future__ import annotations
@@ -162,13 +162,12 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    import matplotlib
+def draw(document: dict[str, Any]) -> Any:
+    """The curves as a matplotlib Figure."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    rows, figure = document["rows"], Figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
     for precision, colour in zip(PRECISIONS, ("tab:blue", "tab:orange"), strict=True):
         curves = [run["evaluations"] for run in rows[precision]]
         for curve in curves:
@@ -181,7 +180,7 @@ def draw(rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
              title="Pong: single seeds faint, means bold")
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
-    figure.savefig(path, dpi=100)
+    return figure
 
 
 def hardware() -> dict[str, Any]:
@@ -207,12 +206,11 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="of torch and of the emulators, per run")
     parser.add_argument("--runs", type=Path, default=Path("runs/precision"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/precision.json"))
-    parser.add_argument("--report", action="store_true", help="print and draw what OUT holds")
+    parser.add_argument("--report", action="store_true", help="print what OUT holds")
     args = parser.parse_args()
     if args.report:
         document = json.loads(args.out.read_text())
         print(table(document))
-        draw(document["rows"], args.out.with_suffix(".png"))
         return 0
     signal.signal(signal.SIGTERM, interrupt)
     trials = [Trial(precision, seed, args.runs) for seed in range(1, args.seeds + 1) for precision in PRECISIONS]

@@ -29,8 +29,8 @@ HEAD = """# Results
 
 What was trained, on how many seeds, and what came of it. A seed counts as solved when the mean return of 20 fresh
 greedy episodes of its best policy, played after training, reaches the threshold within the step budget of the recipe.
-The page is written by `python benchmarks/results_page.py` from the files in `benchmarks/results`, failures included; a
-test fails if it is not up to date. A row is trained again, its seeds one after the other, by
+The page is written by `make figures` from the files in `benchmarks/results`, failures included; a test fails if it is
+not up to date. A row is trained again, its seeds one after the other, by
 
 ```console
 $ python benchmarks/learn.py --only "ROW"
@@ -53,7 +53,8 @@ def main() -> None:
 def page() -> str:
     files = sorted(RESULTS.glob("learn*.json"), key=lambda path: (list(TITLES).index(path.stem)
                                                                   if path.stem in TITLES else 99, path.stem))
-    return "\n".join([HEAD, *published(), *(line for path in files for line in learning(path))]).rstrip() + "\n"
+    tables = [line for path in files for line in learning(path)]
+    return "\n".join([HEAD, *published(), *sources(), *tables]).rstrip() + "\n"
 
 
 def learning(path: Path) -> Iterator[str]:
@@ -101,15 +102,45 @@ def published() -> Iterator[str]:
 
 
 def ours(place: list[str] | None) -> list[str]:
-    if place is None:
+    file, name = place or ("none", "")
+    found = json.loads((RESULTS / file).read_text())["rows"].get(name, []) if (RESULTS / file).exists() else []
+    rows = found if isinstance(found, list) else [found]  # one run, or one for each seed
+    curves = [run["evaluations"] if "evaluations" in run else run["curve"] for run in rows]
+    if not all(curves) or not curves:
         return ["not run yet", "-", "-"]
-    file, name = place
-    rows = json.loads((RESULTS / file).read_text())["rows"][name]
-    count = min(len(run["evaluations"]) for run in rows)
-    last = [run["evaluations"][count - 1] for run in rows]
+    count = min(len(curve) for curve in curves)
+    last = [curve[count - 1] for curve in curves]
     scores = [score for _, score, _ in last]
     link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{file}) ({name}, worst {figure(min(scores))})"
     return [link, f"{max(step for step, _, _ in last):,}", str(len(rows))]
+
+
+def sources() -> Iterator[str]:
+    """Pictures beside those of the systems that this one grew from, and how far each of our runs went."""
+    told = {"figures": "pytorch-distributed and Gorila on Pong, by learner updates and by episodes as they drew them; "
+                       "theirs is read off their pictures.",
+            "games": "rainbow-with-ray's games and agents, and its scores after 200 million decisions."}
+    for kind, text in told.items():
+        path = RESULTS / f"sources_{kind}.json"
+        if not path.exists():
+            continue
+        data = json.loads(path.read_text())
+        yield f"## Beside the sources' {kind}\n"
+        yield f"{text} `python benchmarks/sources.py {kind}` on {machine_words(data['machine'])}.\n"
+        yield f"![Ours beside theirs](assets/sources_{kind}.png)\n"
+        yield "| run | decisions | updates | episodes | seconds | last evaluation | best |"
+        yield "|---|---|---|---|---|---|---|"
+        for name, row in data["rows"].items():
+            scores = [score for _, score, _ in row["curve"]]
+            ends = [figure(scores[-1]), figure(max(scores))] if scores else ["-", "-"]
+            clocks = [f"{row[clock]:,.0f}" for clock in ("steps", "updates", "episodes", "seconds")]
+            yield f"| {' | '.join([name, *clocks, *ends])} |"
+        yield ""
+
+
+def machine_words(machine: dict[str, Any]) -> str:
+    parts = [machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores", machine["date"]]
+    return ", ".join(part for part in parts if part)
 
 
 def made_with(machine: dict[str, Any], runs: list[dict[str, Any]]) -> str:

@@ -2,9 +2,11 @@
 
     python benchmarks/scaling.py [--seeds 3] [--steps 20000] [--root /tmp/scaling]
 
+What lanes and batches bring is in sweep.py.
+
 CartPole alone, with 2 ranks that average, with 3 cells and 2 shards of a parameter server (Gorila), and the same with
-delay compensation (DC-ASGD). All evaluate every 1,000 steps and none stops early. Figures are drawn by `qfleet plot`
-into docs/assets; the table of ages is the histogram of server/staleness_*.
+delay compensation (DC-ASGD). All evaluate every 1,000 steps and none stops early; the ages of gradients are the
+histogram of server/staleness_*. `make figures` draws OUT into docs/assets.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ WAYS = {"alone": [],
         "server": SERVER,
         "compensated": [*SERVER, "server.compensation=adaptive", "server.compensation_lambda=2"]}
 COMMON = ["stop_at=null", "eval.period_steps=1000", "eval.episodes=10", "run.threads=1", "run.tensorboard=false"]
-ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 
 
 def qfleet(*words: str) -> None:
@@ -62,10 +63,6 @@ def main() -> None:
         reached = [each["first_at_goal"] for each in found[way] if each["first_at_goal"]]
         medians = [statistics.median(each[i] for each in reached) for i in range(3)] if reached else None
         print(way, f"{len(reached)} of {args.seeds} reach 475; median steps, updates, seconds:", medians, flush=True)
-    runs = [str(args.root / f"{way}-s{seed}") for way in WAYS for seed in range(1, args.seeds + 1)]
-    for x in ("steps", "updates", "time"):
-        qfleet("plot", *runs, "--x", x, "--y", "eval/mean_reward", "--smooth", "3", "--out",
-               str(ASSETS / f"scaling-{x}.png"))
     args.out.write_text(json.dumps({"ways": found, "machine": machine()}, indent=1) + "\n")
 
 

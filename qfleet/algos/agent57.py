@@ -148,11 +148,13 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             aims = window_values(target, batch, cfg, spec.actions)
         chooser = (q[0].detach(), q[1].detach()) if cfg.double else aims
         (outer, inner), td_abs = errors(rows, q, aims, chooser, cfg, family)
+        priority = mixed_priority(td_abs, trained, cfg.eta)
         extra, figures, buffers = ngu.taught(net.get_submodule("curiosity"), batch, cfg, rng)
         figures |= {"train/q_mean": masked_mean(r2d2.taken(rows, q[0].detach(), cfg), trained),
-                    "train/td_abs": masked_mean(td_abs, trained), "train/bonus": rows["bonus"].mean()}
+                    "train/td_abs": masked_mean(td_abs, trained), "train/bonus": rows["bonus"].mean(),
+                    "train/priority": priority}
         per_item = ((outer + inner) * trained).sum(1) / cfg.unroll
-        return Loss(per_item, mixed_priority(td_abs, trained, cfg.eta), extra, figures, buffers)
+        return Loss(per_item, priority, extra, figures, buffers)
 
     def priority(rows: Tensors) -> torch.Tensor:
         q = rows["q_e"][:, cfg.burn_in:], rows["q_i"][:, cfg.burn_in:]

@@ -274,10 +274,11 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             y_t = aims(batch.rows, q_target, (q_BTA if cfg.double else q_target).argmax(2))
         per_item = (r2d2.error_of(q_t, y_t, cfg) * trained).sum(1) / cfg.unroll
         td_abs = (y_t - q_t.detach()).abs()
+        priority = mixed_priority(td_abs, trained, cfg.eta)
         extra, figures, buffers = taught(net.get_submodule("curiosity"), batch, cfg, rng)
         figures |= {"train/q_mean": masked_mean(q_t.detach(), trained), "train/td_abs": masked_mean(td_abs, trained),
-                    "train/bonus": batch.rows["bonus"].mean()}
-        return Loss(per_item, mixed_priority(td_abs, trained, cfg.eta), extra, figures, buffers)
+                    "train/bonus": batch.rows["bonus"].mean(), "train/priority": priority}
+        return Loss(per_item, priority, extra, figures, buffers)
 
     def priority(rows: Tensors) -> torch.Tensor:
         q_BTA = rows["q"][:, cfg.burn_in:]

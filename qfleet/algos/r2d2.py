@@ -189,10 +189,12 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2), cfg, cfg.gamma)
         errors = error_of(q_t, y_t, cfg)
         td_abs, q_t = (y_t - q_t.detach()).abs(), q_t.detach()
-        metrics = {"train/q_mean": masked_mean(q_t, trained), "train/td_abs": masked_mean(td_abs, trained)}
+        priority = mixed_priority(td_abs, trained, cfg.eta)
+        metrics = {"train/q_mean": masked_mean(q_t, trained), "train/td_abs": masked_mean(td_abs, trained),
+                   "train/priority": priority}
         if cfg.measure_drift:
             metrics |= _drifts(net, batch, q_BTA.detach(), cfg, spec.actions)
-        return Loss((errors * trained).sum(1) / cfg.unroll, mixed_priority(td_abs, trained, cfg.eta), metrics=metrics)
+        return Loss((errors * trained).sum(1) / cfg.unroll, priority, metrics=metrics)
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The same as the actor saw it when it chose: its own network is online and target network in one."""

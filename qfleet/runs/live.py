@@ -5,6 +5,7 @@ The run does not notice: only its files are read. Whoever is on this machine may
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 import socket
@@ -20,14 +21,17 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from qfleet.config import read_yaml
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.roll import Roll
+from qfleet.runs.roll import FILE, Roll
 from qfleet.runs.series import Thinned, columns
-from qfleet.runs.state import WORDS, state_of
+from qfleet.runs.state import WORDS, State, state_of
 from qfleet.runs.tail import Tail
 from qfleet.runs.tally import BY_ROLE, Goal, Tally
 from qfleet.runs.webpage import document, films_of, page
 
 SCRIPTS = ("charts.js", "panels.js", "watch.js")
+FRESH_S = 60.0
+"""A run logs more often than that; clocks of hosts and shared disks may differ by a part of it."""
+
 LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
 
 
@@ -53,9 +57,10 @@ class Follower:
                 self._add(record)
             running = state in ("running", "elsewhere")
             members = self._roll.look(time.time()) if running else []
+            health, words = self._health(state)
             verdict, roles = self.tally.verdict(), self.tally.roles()
             steps_s, updates_s = self.tally.rates()
-            return {"name": self.run.name, "env": self.env, "state": state, "words": WORDS[state],
+            return {"name": self.run.name, "env": self.env, "state": state, "words": words, "health": health,
                     "headline": self.tally.headline() if self.known else "there is no record yet",
                     "fraction": self.tally.goal.fraction(self.tally.latest), "steps_s": steps_s,
                     "updates_s": updates_s, "updates": self.tally.count("updates"), "roles": roles,
@@ -64,6 +69,16 @@ class Follower:
                     "limit": None if verdict is None else asdict(verdict), "film": self.newest_film(),
                     "version": self._version, "ratio": self.tally.goal.ratio,
                     "series": columns(self.known.records) if seen != self._version else None}
+
+    def _health(self, state: State) -> tuple[str, str]:
+        """How well the learner is, and the words for it: of another host only its files, on a shared disk, tell."""
+        if state != "elsewhere":
+            return {"running": "well", "ended": "ended", "died": "lost"}[state], WORDS[state]
+        times = [path.stat().st_mtime for path in (self.run.metrics, self.run.path / FILE) if path.exists()]
+        silent = time.time() - max(times, default=0.0)
+        if silent > FRESH_S:
+            return "unknown", WORDS[state]
+        return "well", f"runs on another host: its files changed {max(0.0, silent):.0f} s ago"
 
     def newest_film(self) -> str | None:
         films = self.films()
@@ -90,9 +105,14 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        host, port = str(self.server_address[0]), self.server_address[1]
-        where = f"[{host}]" if ":" in host else host
-        return f"http://{where}:{port}/" + (f"?token={quote(self.token)}" if self.token else "")
+        return self.urls[0]
+
+    @property
+    def urls(self) -> list[str]:
+        """Addresses that lead here, the surest first: one that stands for all of this machine's leads nowhere."""
+        port = self.server_address[1]
+        places = [f"[{name}]" if ":" in name else name for name in reachable(str(self.server_address[0]))]
+        return [f"http://{place}:{port}/" + (f"?token={quote(self.token)}" if self.token else "") for place in places]
 
     @property
     def cookie(self) -> str:
@@ -100,6 +120,18 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that leaves in the middle of an answer is nothing to be told of."""
+
+
+def reachable(host: str) -> list[str]:
+    """By what others reach a server that listens at `host`: that, or for all addresses one of them and the name."""
+    if host not in ("0.0.0.0", "::"):
+        return [host]
+    found, name = [], socket.gethostname()
+    family, outside = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((outside, 9))  # asks for the way there, and sends nothing
+        found.append(str(probe.getsockname()[0]))
+    return [*found, *([name] if name != "localhost" or not found else [])]
 
 
 class Handler(BaseHTTPRequestHandler):

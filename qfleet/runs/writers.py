@@ -225,13 +225,14 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None if it is torn, damaged or something else."""
+    """The record of a line; None if it is torn, damaged or something else. What is no number is no figure of it."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    step = record.get("step", 0) if isinstance(record, dict) else None
-    return record if _is_number(step) else None
+    if not isinstance(record, dict) or not _is_number(record.get("step", 0)):
+        return None
+    return {tag: value for tag, value in record.items() if _is_number(value) or (value is None and "/" in tag)}
 
 
 def _plain(value: Any) -> Any:

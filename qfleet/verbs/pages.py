@@ -33,9 +33,10 @@ def watch(args: Namespace) -> int:
     run = _named_or_newest(args)
     server = _served(args, run)
     state = state_of(run)
-    lines = [f"{run.path} {WORDS[state]}", f"open  {server.url}", "Ctrl-C ends this page, not the run"]
+    lines = [f"{run.path} {WORDS[state]}", f"open  {server.url}", *(f"or    {url}" for url in server.urls[1:])]
     if args.listen:
-        lines.insert(2, "whoever has this address may look on, and nothing is encrypted: across networks use ssh -L")
+        lines.append("whoever has this address may look on, and nothing is encrypted: across networks use ssh -L")
+    lines.append("Ctrl-C ends this page, not the run")
     with server, contextlib.suppress(KeyboardInterrupt):
         outcome(args, lines, {"run": str(run.path), "state": state, "url": server.url})
         if args.open:

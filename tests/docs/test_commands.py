@@ -137,3 +137,16 @@ def test_the_quick_start_runs_as_it_is_written(tmp_path):
                           env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert (tmp_path / "runs/first/report.html").exists() and (tmp_path / "compare.png").exists()
+
+
+SCRIPTS = sorted({match for page in PAGES for match in re.findall(
+    r"python3? ((?:benchmarks|tests/system|examples)/\w+\.py(?:[^`\n]|\\\n)*)", page.read_text())})
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+def test_scripts_that_pages_show_have_the_options_that_they_show(line):
+    script, *words = line.split()
+    sources = [ROOT / script, *(ROOT / "benchmarks").glob("*.py")]  # a command line may be shared
+    assert (ROOT / script).is_file()
+    known = {option for path in sources for option in re.findall(r'"(--[a-z-]+)"', path.read_text())} | {"--help"}
+    assert {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)} <= known

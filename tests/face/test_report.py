@@ -167,3 +167,15 @@ def test_films_are_files_of_the_run_itself(tmp_path):
         (videos / name).write_bytes(b"film")
         os.utime(videos / name, (1000 - age, 1000 - age))
     assert [path.name for path in films_of(videos)] == ["new.mp4", "old.mp4"]
+
+
+def test_what_is_no_number_is_no_figure(tmp_path):
+    odd = [{"step": 13_000, "time_s": "soon", "train/loss": "high", "eval/mean_reward": "great", "time/fps": [3],
+            "rollout/ep_rew_mean": {"a": 1}, "train/q_mean": True, "updates": None},
+           {"step": 14_000, "time_s": 44.0, "train/loss": 0.5, "replay/size": None}]
+    run = write_run(tmp_path, "odd", rows=[*records(1), *odd])
+    page = data_of(report([run]))
+    series = page["runs"][0]["series"]
+    assert series["x"]["steps"][-2:] == [13_000, 14_000] and series["y"]["train/loss"][-2:] == [None, 0.5]
+    assert page["runs"][0]["evaluations"] == 4 and page["runs"][0]["time_s"] == 44
+    assert main(["plot", str(run), "--y", "train/loss"]) == 0 and main(["doctor", str(run)]) == 0

@@ -6,6 +6,7 @@ import pytest
 from chromium_kit import CHROMIUM, Browser
 from report_kit import EVIL, write_film, write_run
 
+import qfleet
 from qfleet.runs.report import report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120),
@@ -136,6 +137,17 @@ def test_a_telephone_is_wide_enough(browser, page, tmp_path):
     browser.sees("document.querySelectorAll('path.curve').length > 10")
     assert browser.ask("document.documentElement.scrollWidth") == 390 and browser.complaints == []
     assert browser.picture(tmp_path / "telephone.png", whole=False).stat().st_size > 10_000
+
+
+def test_a_real_run_of_arms_and_priorities_has_its_charts(browser, tmp_path):
+    words = ["env.kwargs={size: 4, mapping_seed: 1}", "agent.memory=none", "replay.alpha=0.6", "replay.min_steps=200",
+             "total_steps=6000", "eval.period_steps=2000", "eval.episodes=2", "run.log_period_steps=400",
+             "run.tensorboard=false", f"run.root={tmp_path}", "run.name=arms", "run.threads=1"]
+    browser.open(report([qfleet.train("deep-sea", words).directory]))
+    browser.sees("document.querySelectorAll('path.curve').length > 10")
+    for tag in ("rollout/arm", "train/priority", "replay/beta", "rollout/exploration_rate", "train/loss"):
+        assert min(lengths(browser, tag)) > 30, tag
+    assert browser.complaints == []
 
 
 ODD = {"one record": [{"step": 1, "time_s": 1.0}],

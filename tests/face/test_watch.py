@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import platform
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,7 +20,7 @@ from report_kit import records, write_run
 from qfleet.cli import main
 from qfleet.runs import roll
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.live import Follower, Server
+from qfleet.runs.live import Follower, Server, reachable
 from qfleet.runs.owner import Owner
 from qfleet.runs.roll import Roll, read_roll, write_roll
 
@@ -113,6 +116,37 @@ def test_members_of_a_run_that_is_over_are_not_shown(run):
     assert len(Follower(run).news(-1)["members"]) == 1
     (run.path / "lock").unlink()
     assert Follower(run).news(-1)["members"] == []
+
+
+def test_a_run_of_another_host_is_judged_by_its_files(run):
+    """On a shared disk the process cannot be asked, but whoever lives goes on writing."""
+    (run.path / "lock").write_text("7.boot-1.some-other-host\n")
+    news = Follower(run).news(-1)
+    assert (news["state"], news["health"]) == ("elsewhere", "well")
+    assert news["words"].startswith("runs on another host: its files changed ")
+    hour = time.time() - 3600
+    os.utime(run.metrics, (hour, hour))
+    news = Follower(run).news(-1)
+    assert news["health"] == "unknown" and "nobody can tell" in news["words"]
+    write_roll(run.path, [member()])
+    assert Follower(run).news(-1)["health"] == "well", "its roll is written every second"
+
+
+def test_the_learner_of_a_run_that_is_over(run):
+    assert Follower(run).news(-1)["health"] == "well"
+    (run.path / "lock").write_text("999999999.boot-1." + platform.node())
+    assert Follower(run).news(-1)["health"] == "lost"
+    (run.path / "lock").unlink()
+    assert Follower(run).news(-1)["health"] == "ended"
+
+
+def test_what_is_no_number_is_no_figure(run):
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"step": 3500, "time_s": "soon", "train/loss": "high", "eval/mean_reward": [1],
+                               "rollout/ep_rew_mean": {"a": 1}, "updates": None, "time/fps": 31.0}) + "\n")
+    news = Follower(run).news(-1)
+    assert news["series"]["x"]["steps"][-1] == 3500 and news["series"]["y"]["time/fps"][-1] == 31
+    assert news["series"]["y"]["train/loss"][-1] is None
 
 
 # ---- Who takes part ----
@@ -213,6 +247,30 @@ def test_the_token_becomes_a_cookie(served):
     assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
     assert ask(server, "/news", Cookie=cookie.partition(";")[0])[0].status == 200
     assert ask(server, "/news", Authorization="Bearer secret-word", Host="evil.example")[0].status == 200
+
+
+def test_all_addresses_are_told_as_one_that_others_can_open(run):
+    server = Server(run, "0.0.0.0", 0, "secret-word")
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        assert "0.0.0.0" not in "".join(server.urls) and all(url.endswith("?token=secret-word") for url in server.urls)
+        first = urlsplit(server.url)
+        line = http.client.HTTPConnection(first.hostname, first.port, timeout=20)
+        line.request("GET", f"/?{first.query}")
+        assert line.getresponse().status == 303
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_without_a_way_out_the_name_is_told(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "learner")
+    monkeypatch.setattr(socket.socket, "connect", no_way)
+    assert reachable("0.0.0.0") == ["learner"] and reachable("10.1.2.3") == ["10.1.2.3"]
+
+
+def no_way(self, address):
+    raise OSError("no route to host")
 
 
 # ---- The verb ----

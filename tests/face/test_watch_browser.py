@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -52,6 +53,26 @@ def test_a_run_of_one_process_that_has_ended(tmp_path):
             text = browser.ask("document.getElementById('page').innerText")
             assert "has ended" in text and "<b>x" in text and "All roles share one process" in text
             assert browser.ask("document.documentElement.scrollWidth") == 390 and browser.complaints == []
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_run_of_another_host(tmp_path):
+    folder = write_run(tmp_path, "x")
+    (folder / "lock").write_text("7.boot-1.some-other-host\n")
+    server = Server(RunDirectory(folder), "127.0.0.1", 0, None)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    learner = ROW.format("learner")
+    try:
+        with Browser() as browser:
+            browser.open(server.url)
+            browser.sees(f"{learner}?.dataset.health === 'well'")
+            assert "its files changed" in browser.ask("document.getElementById('state').textContent")
+            os.utime(folder / "metrics.jsonl", (1.0, 1.0))
+            browser.sees(f"{learner}.dataset.health === 'unknown'")
+            assert browser.ask("document.getElementById('state').className") == "state soft"
+            assert "not known" in browser.ask(f"{learner}.innerText") and browser.complaints == []
     finally:
         server.shutdown()
         server.server_close()

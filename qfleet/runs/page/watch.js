@@ -18,11 +18,11 @@ document.getElementById("page").replaceChildren(
   el("div", { class: "controls" }, axisChoice(), smoothing()), el("div", { id: "charts" }));
 
 const percent = share => `${Math.round(100 * share)} %`;
-const HEALTH = { well: ["good", "well"], silent: ["bad", "silent"], lost: ["bad", "lost"] };
+const HEALTH = { well: ["good", "well"], silent: ["bad", "silent"], lost: ["bad", "lost"], ended: ["soft", "ended"], unknown: ["soft", "not known"] };
 
 function roleRows(news) {
   const head = ["role", "health", "rate", "done", "policy lag", "life", "where"];
-  const rows = [["learner", news.state === "running" ? "well" : "silent", news.updates_s === null ? "–" : `${figure(news.updates_s)} updates/s`, `${figure(news.updates)} updates`, "", "", ""],
+  const rows = [["learner", news.health, news.updates_s === null ? "–" : `${figure(news.updates_s)} updates/s`, `${figure(news.updates)} updates`, "", "", ""],
     ...news.members.map(member => [member.name, member.health, member.rate === null || member.role !== "actor" ? "–" : `${figure(member.rate)} steps/s`,
       member.role === "actor" ? `${figure(member.steps)} steps` : "", member.version >= 0 ? figure(Math.max(0, news.updates - member.version)) : "–", member.incarnation, `${member.host} ${member.pid}`])];
   return [el("div", { class: "scroll", style: { border: 0 } }, el("table", { id: "members" }, el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
@@ -56,10 +56,9 @@ function charts() {  // built anew when the run logs something for the first tim
 }
 
 function show(news) {
-  const going = news.state === "running" || news.state === "elsewhere";
   document.title = `${Math.round(100 * news.fraction)} % ${news.name}`;
   place("name").textContent = news.name; place("env").textContent = news.env;
-  place("state").className = `state ${going ? "good" : news.state === "died" ? "bad" : "soft"}`;
+  place("state").className = `state ${HEALTH[news.health][0]}`;
   if (place("state").textContent !== news.words) place("state").replaceChildren(el("span", { class: "dot" }), news.words);
   place("state").dataset.state = news.state;
   place("bar").style.width = `${100 * news.fraction}%`;

@@ -1,0 +1,164 @@
+"""What is computed of the committed results before it is written into a page: medians, counts, ratios.
+
+`document("learn.json")` is what a mark <!--=learn.json; ...--> looks into: the file itself, or what is made of it here.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sweep
+from learn import MATRIX
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@functools.cache
+def document(file: str) -> Any:
+    """A result file by its name, with what is derived of it."""
+    text = (RESULTS / file).read_text()
+    data = [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
+    stem = file.partition(".")[0]
+    make = learning if stem.startswith("learn") else DERIVED.get(stem)
+    return make(data) if make else data
+
+
+def learning(data: dict[str, Any]) -> dict[str, Any]:
+    """Every row of a learning matrix: how many seeds solved it, and in how many steps."""
+    found: dict[str, Any] = {}
+    for name, runs in data["rows"].items():
+        if name not in MATRIX:
+            continue
+        goal = MATRIX[name][1]
+        steps = [run["steps"] for run in runs if run["mean_reward"] >= goal]
+        scores = [run["mean_reward"] for run in runs]
+        digits = 1 if max(abs(score) for score in scores) < 100 else 0
+        found[name] = {
+            "solved": f"{len(steps)} of {len(runs)}", "goal": goal, "scores": listed(scores, digits),
+            "missed": " and ".join(number(score, digits) for score in scores if score < goal)}
+        if steps:
+            found[name] |= {"steps": round(statistics.median(steps)), "least": min(steps), "most": max(steps)}
+            pairs = [(number(run["mean_reward"], digits), run["steps"]) for run in runs]
+            found[name]["scores at"] = ", ".join(f"{score} ({at:,})" for score, at in pairs)
+    for name, row in found.items():
+        alone = found.get(name.partition(" ")[0], {})
+        if "steps" in row and "steps" in alone:
+            row["of alone"] = row["steps"] / alone["steps"]
+    return found
+
+
+def ways(data: dict[str, Any]) -> dict[str, Any]:
+    """scaling.json: for every way in which learners meet, when it reached the goal, and how old gradients were."""
+    found: dict[str, Any] = dict(data)
+    for name, runs in data["ways"].items():
+        reached = [run["first_at_goal"] for run in runs if run["first_at_goal"]]
+        medians = [statistics.median(each[i] for each in reached) for i in range(3)] if reached else [None] * 3
+        ages: dict[str, float] = {}
+        for run in runs:
+            ages |= {age: ages.get(age, 0) + count for age, count in run["ages"].items()}
+        slices = sum(ages.values())
+        older = sum(ages.get(age, 0) for age in ("8_15", "16_31", "32_up"))
+        found[name] = {
+            "solved": f"{len(reached)} of {len(runs)}",
+            "best": max(score for run in runs for *_, score in run["scores"]),
+            "steps": medians[0], "updates": medians[1], "seconds": medians[2], "slices": round(slices),
+            "ages": {age: count / slices for age, count in ages.items()} | {"older": older / slices} if slices else {},
+            "all updates": round(statistics.median(run["updates"] for run in runs)),
+            "all seconds": statistics.median(run["seconds"] for run in runs)}
+    return found
+
+
+def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """fast_speed.jsonl: the last record of every kind and what was set for it; `before` is the first of it."""
+    found: dict[str, Any] = {"before": {}}
+    for one in records:
+        words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
+        algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
+        marks = [str(one[name]) for name in ("batch", "seed") if name in one]
+        key = " ".join([one["kind"], *marks, *(algo or words)])
+        found["before"].setdefault(key, one)
+        found[key] = one | pong(one) if one["kind"] == "pong" else one
+    runs = [found[f"pong {seed}"] for seed in (1, 2, 3)]
+    paces = [run["steps_per_s"] for run in runs]
+    found["pong"] = {"solved": f"{sum(run['solved_s'] is not None for run in runs)} of {len(runs)}",
+                     "slowest": min(paces), "fastest": max(paces)}
+    for precision in ("fp32", "bf16"):
+        gaps = [one["distance"] for one in records if one["kind"] == "check" and one["precision"] == precision]
+        found[f"gap {precision}"] = {"least": min(gaps), "most": max(gaps)}
+    return found
+
+
+def pong(run: dict[str, Any]) -> dict[str, Any]:
+    """A run to solve Pong: its evaluations, its end, and its pace, the median between two records."""
+    paces = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(run["curve"]) if b[1] > a[1]]
+    judged = "; ".join(f"{step:,}: {score:.1f}" for _, step, score, _ in run["judged"])
+    reached = " and ".join(f"{score:.1f} at {step:,}" for _, step, score, _ in run["judged"])
+    _, step, last = run["curve"][-1]
+    return {"evaluations": judged or "none", "reached": reached, "end": f"{number(last, 1)} at {round(step, -4):,}",
+            "steps_per_s": statistics.median(paces)}
+
+
+def memory(data: dict[str, Any]) -> dict[str, Any]:
+    """replay_memory.json: games by name, and the least and the most of all."""
+    games = {game["game"]: game for game in data["games"]}
+    times = [game["sample_ms"] for game in games.values()]
+    over = sum(time > data["bars"]["sample_ms"] for time in times)
+    return data | {"games": games, "least_ms": min(times), "most_ms": max(times), "over": f"{over} of {len(times)}"}
+
+
+def agents(data: dict[str, Any]) -> dict[str, Any]:
+    """memory_speed.json: what curiosity adds to the time of a step."""
+    rates = data["medians"]
+    plain, few, many = (rates[name] for name in ("R2D2 acting, steps/s", "NGU acting, steps/s",
+                                                 "NGU acting, 5,000 memories, steps/s"))
+    nearest = plain / rates["nearest of 5,000 memories, lanes/s"]
+    return data | {"on top": {"500": plain / few - 1, "5,000": plain / many - 1, "nearest": nearest}}
+
+
+def wire(data: dict[str, Any]) -> dict[str, Any]:
+    return data | {"worst_kb": max(game["bytes_per_step"] for game in data["games"]) / 1000}
+
+
+def ranks(data: dict[str, Any]) -> dict[str, Any]:
+    """ranks_speed.json: the range of the rounds beside the medians."""
+    rounds = {name: [one["efficiency"] for one in all_of] for name, all_of in data["rounds"].items()}
+    return data | {"range": {name: {"least": min(one), "most": max(one)} for name, one in rounds.items()}}
+
+
+def precision(data: dict[str, Any]) -> dict[str, Any]:
+    passed = {name: [run["first_step_at"]["18"] is not None for run in runs] for name, runs in data["rows"].items()}
+    return data | {"passed 18": {name: f"{sum(each)} of {len(each)}" for name, each in passed.items()}}
+
+
+def deep_sea(data: dict[str, Any]) -> dict[str, Any]:
+    """What curiosity_plots.py saw: how many episodes followed the less curious half of the arms."""
+    half = data["arms"] // 2
+    for part in data["fifths"].values():
+        part["calm"] = sum(part["share_of_arms"][:half])
+    return data | {"calmest": max(sum(shares[:half]) for shares in data["shares"])}
+
+
+def swept(data: dict[str, Any]) -> dict[str, Any]:
+    """What sweep.py found for each value."""
+    return {value: sweep.summary(runs) for value, runs in data["rows"].items()}
+
+
+def number(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def listed(values: list[float], digits: int) -> str:
+    return ", ".join(number(value, digits) for value in values)
+
+
+DERIVED: dict[str, Callable[[Any], Any]] = {
+    "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
+    "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
+    "sweep_lanes": swept, "sweep_batch": swept}

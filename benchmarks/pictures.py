@@ -1,0 +1,87 @@
+"""Draws the pictures of README and docs from the committed results.
+
+Every picture bears the digest of what it was drawn from, so that one whose data has changed is found out without
+comparing pixels, which differ between versions of matplotlib.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import curiosity_plots
+import curves
+import group_norm
+import precision
+import sources
+import sweep
+
+from qfleet.runs import plots
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+WAYS = {"alone": "one process", "ranks": "2 ranks", "server": "3 cells, 2 shards",
+        "compensated": "the same, compensated"}
+
+Draw = Callable[[dict[str, Any]], Any]
+
+
+def meetings(x: str) -> Draw:
+    """Ways in which learners meet, from scaling.json."""
+    place = {"steps": 0, "updates": 1, "time": 2}[x]
+
+    def draw(document: dict[str, Any]) -> Any:
+        groups = []
+        for way, runs in document["ways"].items():
+            told = [plots.Run(f"{way}-s{i}", "CartPole-v1", {"way": way},
+                              [{"step": row[0], plots.AXES[x][0]: row[place], "eval/mean_reward": row[3]}
+                               for row in run["scores"]]) for i, run in enumerate(runs, 1)]
+            groups.append(plots.Group(f"{WAYS[way]} ({len(told)} seeds)", told))
+        return plots.draw(groups, x, ["eval/mean_reward"], 3)
+
+    return draw
+
+
+def training(document: dict[str, Any]) -> Any:
+    """Runs that curves.py has kept, as `qfleet plot` draws them."""
+    return plots.draw(plots.group(curves.runs_of(document)))
+
+
+PICTURES: dict[str, tuple[str, Draw]] = {
+    "docs/assets/cartpole.png": ("cartpole_curve.json", training),
+    "docs/assets/deep_sea.png": ("deep_sea.json", curiosity_plots.draw),
+    "docs/assets/agent57_deep_sea.png": ("agent57_deep_sea.json", curiosity_plots.draw),
+    "docs/assets/group_norm.png": ("group_norm.json", group_norm.draw),
+    "docs/assets/precision.png": ("precision.json", precision.draw),
+    "docs/assets/scaling-lanes.png": ("sweep_lanes.json", sweep.draw),
+    "docs/assets/scaling-batch.png": ("sweep_batch.json", sweep.draw),
+    "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
+    "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
+} | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")}
+
+
+def draw_all(check: bool) -> Iterator[str]:
+    """Which pictures are older than their data; drawn anew unless only checked."""
+    for name, (file, draw) in PICTURES.items():
+        if not (RESULTS / file).exists():  # not measured yet; no page may show it
+            continue
+        path, text = ROOT / name, (RESULTS / file).read_bytes()
+        digest = f"{file} {hashlib.sha256(text).hexdigest()[:16]}"
+        if drawn_from(path) == digest:
+            continue
+        yield f"{name} is not drawn from {file} as it is"
+        if not check:
+            draw(json.loads(text)).savefig(path, dpi=110, metadata={"Source": digest})
+
+
+def drawn_from(path: Path) -> str | None:
+    """What a PNG says of its source: the text chunk of that name, which stands before the picture."""
+    head = path.read_bytes()[:4096] if path.exists() else b""
+    place = head.find(b"tEXtSource\0")
+    if place < 0:
+        return None
+    size = int.from_bytes(head[place - 4:place], "big")
+    return head[place + 11:place + 4 + size].decode("latin-1")

@@ -1,0 +1,116 @@
+"""Every measured figure of README and docs is what the committed results say, and none stands there without any."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+
+MEASURED = re.compile(
+    r"(?<![\w.,/])[−-]?\d[\d,.]*(?:th)?\s?(?:×(?! ?\d)|steps/s|updates/s|µs|ms\b|[KMG]B\b|s\b|min\b|%)"
+    r"|\b\d+ of \d+\b|\b(?:one|two|three|four|five|six|nine) of (?:two|three|four|five|ten)\b")
+"""What looks like something measured: a number with a unit, or so many of so many."""
+
+SETTINGS = {
+    "benchmarks.md": "24 GB, 1.5 ×, 150 µs, 3×, 13 MB, 50 ms, 500 ms, 0.5 KB, 15 %",
+    "cluster.md": "20 s",
+    "continuous.md": "5 %, 1.5 ×",
+    "fast.md": "7.8 KB, 7.8 GB, 7 KB, 75 %, 120 s, 125 s",
+    "fleet.md": "0.5 s, 1 s, 2 s, 8 s",
+    "kubernetes.md": "600 s",
+    "migration.md": "3 GB",
+    "ngu.md": "120 %, 20 %",
+    "r2d2.md": "95 %, 70 %",
+    "report.md": "95 %, 64 MB",
+    "slurm.md": "30 s, 10 ×",
+}
+"""Numbers with units that nobody measured: aims, limits, settings, sizes that follow from a layout, others' claims."""
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import figures
+
+    return figures
+
+
+def test_all_figures_are_what_the_results_say():
+    done = subprocess.run([sys.executable, "benchmarks/figures.py", "--check"], cwd=ROOT, capture_output=True,
+                          text=True, timeout=170, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def unmarked(text: str) -> set[str]:
+    """What looks measured outside of marks and code."""
+    text = re.sub(r"^```.*?^```|^    .*?$|<!--=.*?<!--/-->|`[^`]+`", "", text, flags=re.M | re.S)
+    return {match[0] for match in MEASURED.finditer(text)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "results.md"], ids=lambda page: page.name)
+def test_no_figure_stands_there_without_data(page):
+    allowed = set(SETTINGS.get(page.name, "").split(", ")) - {""}
+    found = unmarked(page.read_text())
+    assert found <= allowed, f"mark where {found - allowed} come from (benchmarks/figures.py), or name them as settings"
+    assert allowed <= found, f"{allowed - found} are named as settings of {page.name}, which does not have them"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_begins_with_a_mark(page):
+    """It would begin a block of HTML, and end the paragraph or the table."""
+    assert not re.search(r"^ {0,3}<!--=", page.read_text(), re.M)
+
+
+def test_figures_without_data_are_found():
+    assert unmarked("It makes 1,620 steps/s, 2.4× theirs, on 5 of 5 seeds.") == {"1,620 steps/s", "2.4×", "5 of 5"}
+    assert unmarked("It takes <!--=per.json; ratio; .1f-->4.7<!--/--> ms, `wait 3 s`, and\n```\n9 ms\n```\n") == set()
+
+
+def test_a_changed_result_makes_a_page_old(figures, monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("| a <!--=x.json; rate; ,.0f-->1,620<!--/--> | **<!--=x.json; runs; 1; .1%-->9.0 %<!--/-->** |")
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    data = {"rate": 1620.4, "runs": [0.5, 0.09]}
+    monkeypatch.setattr(figures, "document", lambda file: data)
+    assert list(figures.numbers(check=True)) == []
+    data |= {"rate": 1700.0, "runs": [0.5, -0.12]}
+    old = page.read_text()
+    assert list(figures.numbers(check=True)) == ["page.md: 1,620 is now 1,700 (x.json; rate; ,.0f)",
+                                                 "page.md: 9.0 % is now −12.0 % (x.json; runs; 1; .1%)"]
+    assert page.read_text() == old
+    list(figures.numbers(check=False))
+    assert re.sub(r"<!--.*?-->", "", page.read_text()) == "| a 1,700 | **−12.0 %** |"
+    assert list(figures.numbers(check=True)) == []
+
+
+def test_a_mark_that_leads_nowhere_is_refused(figures, monkeypatch):
+    monkeypatch.setattr(figures, "document", lambda file: {"rate": 0.5})
+    with pytest.raises(SystemExit, match=r"there is no ratio in x\.json, but rate"):
+        figures.figure("x.json; ratio; .1f")
+    with pytest.raises(SystemExit, match="say how many digits"):
+        figures.figure("x.json; rate")
+
+
+def test_a_picture_is_drawn_anew_when_its_data_changes(figures, monkeypatch, tmp_path):
+    import pictures
+
+    rows = [[1, 1, 0, 0, 0.1, 2.0, None], [2, 2, 0, 1, 0.2, 3.0, 4.0]]
+    curve = {"runs": [{"name": "r", "env_id": "E", "rows": rows}]}
+    (tmp_path / "c.json").write_text(json.dumps(curve))
+    monkeypatch.setattr(pictures, "ROOT", tmp_path)
+    monkeypatch.setattr(pictures, "RESULTS", tmp_path)
+    monkeypatch.setattr(pictures, "PICTURES", {"c.png": ("c.json", pictures.PICTURES["docs/assets/cartpole.png"][1])})
+    assert list(pictures.draw_all(check=True)) == ["c.png is not drawn from c.json as it is"]
+    assert not (tmp_path / "c.png").exists()
+    list(pictures.draw_all(check=False))
+    assert list(pictures.draw_all(check=True)) == []
+    (tmp_path / "c.json").write_text(json.dumps(curve | {"more": 1}))
+    assert list(pictures.draw_all(check=True)) == ["c.png is not drawn from c.json as it is"]
