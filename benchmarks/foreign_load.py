@@ -45,7 +45,7 @@ class Foreign:
         self.windows, self.seconds = windows, seconds
         self.rates: dict[bool, list[float]] = {False: [], True: []}
         self.process = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
-        self.busy, self.since = False, (0.0, 0)
+        self.learning, self.busy, self.since = False, False, (0.0, 0)
 
     def start(self) -> None:
         self.process.start()
@@ -53,8 +53,8 @@ class Foreign:
 
     def write(self, record: Mapping[str, Any]) -> None:
         now = (perf_counter(), int(record["step"]))
-        if not record.get("updates"):
-            self.since = now
+        if not self.learning:  # the first updates are recorded and compiled: they belong to no window
+            self.learning, self.since = bool(record.get("updates")), now
             return
         if now[0] - self.since[0] < self.seconds:
             return
