@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cost
 import sweep
 from learn import MATRIX
 
@@ -22,7 +23,9 @@ RESULTS = Path(__file__).parent / "results"
 
 @functools.cache
 def document(file: str) -> Any:
-    """A result file by its name, with what is derived of it."""
+    """A result file by its name, with what is derived of it; or a folder of what `qfleet bench` left."""
+    if (RESULTS / file).is_dir():
+        return sides({path.parent.name: json.loads(path.read_text()) for path in (RESULTS / file).glob("*/bench.json")})
     text = (RESULTS / file).read_text()
     data = [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
     stem = file.partition(".")[0]
@@ -150,6 +153,62 @@ def swept(data: dict[str, Any]) -> dict[str, Any]:
     return {value: sweep.summary(runs) for value, runs in data["rows"].items()}
 
 
+def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What `qfleet bench` found, work by work: ours, every peer, and the ratios per second of CPU and by the clock."""
+    lines = ["| `qfleet bench` | ours | SB3 | ratio | Tianshou | ratio |", "|---|---|---|---|---|---|"]
+    spread = 0.0
+    for work, found in sorted(works.items()):
+        medians = {one["name"]: one["median"]["per_cpu_s"] for one in found["results"]}
+        for one in found["results"]:
+            rates = [each["per_cpu_s"] for each in one["rounds"]]
+            spread = max(spread, max(rates) / min(rates) - 1)
+            if one["who"] != "qfleet":
+                continue
+            cells = [f"`{work}`{one['name'].removeprefix('qfleet')}", number(one["median"]["per_cpu_s"], 0)]
+            for pair, ratio in found["ratio"][work].items():
+                ours, _, peer = pair.partition(" / ")
+                if ours == one["name"]:
+                    cells += [number(medians[peer], 0), f"**{ratio['per_cpu_s']:.2f}** ({ratio['per_s']:.2f})"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return {"table": block(lines), "spread": spread}
+
+
+def profiles(data: dict[str, Any]) -> dict[str, Any]:
+    """bench/profile.json: the parts of an update, work by work, and how much of it multiplies matrices."""
+    works = data["profile"]
+    parts = {work: {part["name"].partition(" (")[0]: part for part in found["parts"]} for work, found in works.items()}
+    lines = ["| part | " + " | ".join(works) + " |", "|" + "---|" * (len(works) + 1)]
+    for name in dict.fromkeys(name for each in parts.values() for name in each):
+        lines.append(f"| {name} | " + " | ".join(_cost(each.get(name)) for each in parts.values()) + " |")
+    lines.append("| updates per CPU second | " + " | ".join(f"{found['updates_per_cpu_s']:.0f}" for found in
+                                                             works.values()) + " |")
+    shares, distances = [], []
+    for each in parts.values():
+        products = [part for name, part in each.items() if "forward" in name or "backward" in name]
+        shares.append(sum(part["cpu_ms"] for part in products) / sum(part["cpu_ms"] for part in each.values()))
+        distances += [part["distance"] for part in products]
+    copies = [found["rates"]["bytes_per_s"] / 1e9 for found in works.values()]
+    return data | {"table": block(lines), "least": min(shares), "most": max(shares), "nearest": min(distances),
+                   "farthest": max(distances), "least copied": min(copies), "most copied": max(copies),
+                   "gflops": {work: found["rates"]["flops"] / 1e9 for work, found in works.items()}}
+
+
+def _cost(part: dict[str, Any] | None) -> str:
+    if part is None:
+        return ""
+    return f"{part['cpu_ms']:.2f}" + (f" ({part['distance']:.2g})" if part["distance"] else "")
+
+
+def costs(data: dict[str, Any]) -> dict[str, Any]:
+    """cost.json: a table for every axis."""
+    return {axis: block([cost.table(data["results"], axis)]) for axis in ("lanes", "batch", "replay")}
+
+
+def block(lines: list[str]) -> str:
+    """Lines of a table between marks that stand alone in their lines."""
+    return "\n\n" + "\n".join(lines) + "\n\n"
+
+
 def number(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
@@ -161,4 +220,4 @@ def listed(values: list[float], digits: int) -> str:
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept}
+    "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "bench/profile": profiles}
