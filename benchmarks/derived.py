@@ -88,10 +88,11 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         key = " ".join([one["kind"], *marks, *(algo or words)])
         found["before"].setdefault(key, one)
         found[key] = one | pong(one) if one["kind"] == "pong" else one
-    runs = [found[f"pong {seed}"] for seed in (1, 2, 3)]
-    paces = [run["steps_per_s"] for run in runs]
-    found["pong"] = {"solved": f"{sum(run['solved_s'] is not None for run in runs)} of {len(runs)}",
-                     "slowest": min(paces), "fastest": max(paces)}
+    for words in ("", " norm=layer"):
+        runs = [found[f"pong {seed}{words}"] for seed in (1, 2, 3)]
+        paces = [run["steps_per_s"] for run in runs]
+        found[f"pong{words}"] = {"solved": f"{sum(run['solved_s'] is not None for run in runs)} of {len(runs)}",
+                                 "slowest": min(paces), "fastest": max(paces)}
     for precision in ("fp32", "bf16"):
         gaps = [one["distance"] for one in records if one["kind"] == "check" and one["precision"] == precision]
         found[f"gap {precision}"] = {"least": min(gaps), "most": max(gaps)}
