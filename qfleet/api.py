@@ -89,7 +89,7 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
     old = recipe.resolve(str(directory.config), []).config
     new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)
-    new = unsettled(old, new)
+    new = unsettled(old, new, [pair.partition("=")[0] for pair in pairs])
     return _engine(new).go_on(directory, new, sinks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,10 +14,8 @@ from qfleet.config import flatten, plugin_module
 from qfleet.envs import EnvConfig
 from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
-from qfleet.recipe import diff
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
-from qfleet.roles.contest import faster_precision
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
 from qfleet.runtime import gpus
@@ -60,14 +59,16 @@ def _open(config: RunConfig) -> list[str]:
     return [key for key, word in OPEN.items() if values[key] == word]
 
 
-def unsettled(old: RunConfig, new: RunConfig) -> RunConfig:
+def unsettled(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunConfig:
     """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
-    was decided stays, as do keys that the user has set by now. Devices of other hosts are not looked at."""
-    mine = set(old.run.settled) - {change.key for change in diff(old, new)}
+    was decided stays, as do for ever the keys that the user has `named`. Devices of other hosts are not looked at."""
+    mine = {key for key in OPEN if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
+                                                                      for name in named)}
+    new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(mine))})})
     elsewhere = new.placement == "ray" and new.ray.cell_anywhere
     wish = "auto" if "device" in mine and not (old.run.exact_resume or elsewhere) else new.device
     if wish == "auto" and not elsewhere:
-        wish = str(_device(wish))
+        wish = str(device_of(wish))
     if "auto" in (wish, old.device) or torch.device(wish).type == torch.device(old.device).type:
         return new
     for section, _, name in (key.rpartition(".") for key in sorted(mine)):
@@ -81,16 +82,20 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     if config.eval.video_period:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
-    device = _device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
+    device = device_of("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
     cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
     threads = thread_plan(images and device.type == "cpu", max(1, cores))
+    precision = config.learner.precision
+    if precision == "auto":
+        precision = "bf16" if images and _fast_bf16(device) else "fp32"
     decided = tuple(sorted({*config.run.settled, *_open(config)}))
     settled = config.model_copy(update={
         "device": str(device),
+        "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch, "settled": decided}),
     })
     layout = layout_of(settled, spec)
@@ -102,29 +107,12 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         capture = store == "device" and device.type == "cuda" and settled.gradients == "solo"
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={"capture": capture, "precision": _precision(settled, spec)})})
+        "learner": settled.learner.model_copy(update={"capture": capture})})
     memory = _memory(settled, layout)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
-
-
-def _precision(config: RunConfig, spec: EnvSpec) -> str:
-    """bfloat16 is for pictures, where the hardware computes with it; on a CPU where it is also found to be faster.
-
-    Ranks, which must decide alike, and learners of other hosts are not tried out.
-    """
-    precision = config.learner.precision
-    if precision != "auto":
-        return precision
-    images = any(leaf.kind == "image" for leaf in spec.observation.values())
-    if not images or not _fast_bf16(torch.device(config.device)):
-        return "fp32"
-    if config.device != "cpu" or config.gradients == "allreduce" or config.placement == "ray":
-        return "bf16"
-    return faster_precision(make_agent(config, spec), layout_of(config, spec), config.learner.batch_size,
-                            config.run.threads or 1)
 
 
 def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
@@ -265,7 +253,7 @@ def _lanes(config: RunConfig) -> str:
     return each if config.actors == 1 else f"{config.actors} actors of {each}"
 
 
-def _device(name: str, elsewhere: bool = False) -> torch.device:
+def device_of(name: str, elsewhere: bool = False) -> torch.device:
     """The device of that name; one of another host is believed."""
     if elsewhere and name != "auto":
         return torch.device(name)

@@ -1,4 +1,5 @@
-"""Other libraries at the same work. None is a dependency: each is imported only by the process that measures it."""
+"""Other libraries at the same work. None is a dependency: each is imported only by the process that measures it; a peer
+of your own, `module:function`, is looked up before."""
 
 from __future__ import annotations
 

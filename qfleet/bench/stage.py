@@ -32,12 +32,19 @@ class Stage:
         except BaseException:
             env.close()
             raise
+        try:
+            self._begin(env.lanes)
+        except BaseException:
+            self._cast.close()
+            raise
+
+    def _begin(self, lanes: int) -> None:
         inline = Inline(self._cast, plan_of(self.config), NOTHING)
         self.actors, self.learner, self.replay = inline.actors, inline.cell.learner, inline.cell.replay
-        self.lanes = env.lanes * len(self.actors)
+        self.lanes = lanes * len(self.actors)
         seeds = lane_seeds(self.config.seed, self.lanes, "begin")
         for index, actor in enumerate(self.actors):
-            actor.begin(seeds[index * env.lanes:(index + 1) * env.lanes])
+            actor.begin(seeds[index * lanes:(index + 1) * lanes])
 
     def play(self) -> int:
         """One turn of every actor; how many steps that is."""

@@ -56,9 +56,9 @@ def _side_by_side(args: Namespace, works: Sequence[Work], device: str) -> int:
         if args.steps is not None and args.steps < work.least:
             raise UserError(f"--steps {args.steps}: {work.name} needs at least {work.least}, since the first "
                             f"{work.warm_up} are warm-up")
-    out = _folder(args.out)
     peers = list(PEERS) if args.peers is None else list(dict.fromkeys(args.peers))
     everyone = {work.name: entries(work, peers) for work in works}
+    out = _folder(args.out)
     rounds = args.rounds or (1 if args.quick else 3)
     steps = {work.name: args.steps or (work.least if args.quick else work.steps) for work in works}
     found = machine(_command())
@@ -116,8 +116,7 @@ def _works(names: Sequence[str], known: dict[str, Work]) -> list[Work]:
                                                             f"choose from {', '.join(known)}"))
         elif known[name].module and not find_spec(known[name].module):
             text = f"{name} is not installed: pip install 'qfleet[{known[name].extra}]'"
-            problems += [text] if names else []
-            complain(text)
+            problems.append(text) if names else complain(text)
         else:
             found.append(known[name])
     if problems:
@@ -134,13 +133,12 @@ def _device(args: Namespace) -> str:
     if args.overrides and not args.profile:
         raise UserError(f"{args.overrides[0]} would make the work of ours another than the peers': of overrides only "
                         "device=NAME is for everybody, others are for --profile")
-    device = named[-1].partition("=")[2] if named else "cpu"
-    if device != "cpu":
-        import torch
+    if not named:
+        return "cpu"
+    from qfleet.assemble import device_of
+    from qfleet.recipe import resolve
 
-        if not torch.cuda.is_available():
-            raise UserError(f"device={device}: torch {torch.__version__} sees no GPU here; use device=cpu")
-    return device
+    return str(device_of(resolve("cartpole", named).config.device))
 
 
 def _folder(name: str) -> Path:

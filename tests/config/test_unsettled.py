@@ -32,7 +32,7 @@ def begun(*words: str) -> RunConfig:
 def resumed(old: RunConfig, **changes: str) -> RunConfig:
     env = make_env(old.env, 1)
     env.close()
-    return settle(unsettled(old, old.model_copy(update=changes)), env.spec)
+    return settle(unsettled(old, old.model_copy(update=changes), list(changes)), env.spec)
 
 
 def of(config: RunConfig) -> tuple[object, ...]:
@@ -61,7 +61,15 @@ def test_what_the_user_said_stays(gpu):
     gpu["there"] = False
     second = resumed(first)
     assert of(second) == ("cpu", "device", False) and second.run.threads == 3
-    assert resumed(begun("device=cpu"), device="cpu").device == "cpu"
+
+
+def test_a_key_that_is_named_on_resume_is_the_users_from_then_on(gpu):
+    gpu["there"] = False
+    first = begun("learner.capture=auto")
+    gpu["there"] = True
+    second = resumed(first, device="cpu")
+    assert of(second) == ("cpu", "host", False), "it said so before, and now the user does"
+    assert resumed(second) == second
 
 
 def test_a_device_that_the_user_chose_is_not_left_but_by_the_user(gpu):
@@ -78,7 +86,7 @@ def test_an_exact_run_stays_on_the_cpu(gpu):
 def test_runs_of_before_are_gone_on_with_as_they_are(gpu):
     first = begun("learner.capture=auto")
     old = first.model_copy(update={"run": first.run.model_copy(update={"settled": ()})})
-    assert unsettled(old, old) is old
+    assert unsettled(old, old, []) == old
 
 
 @pytest.mark.slow

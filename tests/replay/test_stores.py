@@ -116,14 +116,15 @@ def test_uniform_weights_are_exactly_one():
 
 
 def test_floats_of_a_batch_lie_where_kernels_round_alike(store):
-    """At multiples of 64 bytes, however the heap looks: its own tensors on the host, fixed places on a device."""
+    """At multiples of 64 bytes, however the heap looks; on a device batches lie in fixed places."""
+    if store == "device":
+        return
     replay, heap = filled()[-1], []
     for draw in range(40):
         heap.append(bytearray(1000 + 137 * draw))
         sample = replay.sample(1 + draw % 7)
-        if store == "host":
-            floats = [sample.weight, *(rows for rows in sample.rows.values() if rows.is_floating_point())]
-            assert len(floats) > 2 and all(values.data_ptr() % 64 == 0 for values in floats)
+        floats = [sample.weight, *(rows for rows in sample.rows.values() if rows.is_floating_point())]
+        assert len(floats) > 2 and all(values.data_ptr() % 64 == 0 for values in floats)
 
 
 def test_draws_follow_priorities_and_weights_undo_them():
