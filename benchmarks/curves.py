@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from precision import hardware
-
+from qfleet.bench import machine
 from qfleet.runs.plots import RETURNS, Run, read_run
 
 CLOCKS = ("step", "frames", "updates", "episodes", "time_s")
@@ -40,7 +39,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    document = {"runs": [kept(run) for run in args.runs], "machine": hardware()}
+    document = {"runs": [kept(run) for run in args.runs], "machine": machine()}
     args.out.write_text(json.dumps(document) + "\n")
 
 

@@ -183,16 +183,6 @@ def draw(document: dict[str, Any]) -> Any:
     return figure
 
 
-def hardware() -> dict[str, Any]:
-    import torch
-
-    import qfleet
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    found = machine()
-    return found | {"gpu": gpu, "versions": found["versions"] | {"qfleet": qfleet.__version__}}
-
-
 def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -217,7 +207,7 @@ def main() -> int:
     failed = run_all(trials, args)
     rows = {precision: [row(trial) for trial in trials if trial.precision == precision] for precision in PRECISIONS}
     document = {"rows": rows, "summary": summary(rows), "overrides": [*RECIPE, *args.overrides], "failed": failed,
-                "threads": args.threads, "machine": hardware()}
+                "threads": args.threads, "machine": machine()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     print(table(document))

@@ -1,16 +1,9 @@
-"""Writes docs/results.md from the committed results: every learning row, wins and losses alike.
-
-    python benchmarks/results_page.py [--check]
-
-`--check` writes nothing and fails if the page is not what it would write.
-"""
+"""The text of docs/results.md: every learning row of the committed results, wins and losses alike. figures.py writes it."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +18,7 @@ TITLES = {"learn": "CartPole, Catch, Pendulum", "learn_memory": "Tasks that need
 
 HEAD = """# Results
 
-<!-- Written by benchmarks/results_page.py from benchmarks/results: change those, and run it again. -->
+<!-- Written by `make figures` from benchmarks/results: change those, and run it again. -->
 
 What was trained, on how many seeds, and what came of it. A seed counts as solved when the mean return of 20 fresh
 greedy episodes of its best policy, played after training, reaches the threshold within the step budget of the recipe.
@@ -38,16 +31,6 @@ $ python benchmarks/learn.py --only "ROW"
 
 Speed and memory are on [another page](benchmarks.md).
 """
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif PAGE.read_text() != text:
-        sys.exit("docs/results.md is not what the results say: run `python benchmarks/results_page.py`")
 
 
 def page() -> str:
@@ -156,7 +139,3 @@ def quoted(word: str) -> str:
 
 def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-if __name__ == "__main__":
-    main()

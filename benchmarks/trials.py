@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precision import PREEMPTED, hardware, interrupt
+from precision import PREEMPTED, interrupt
+
+from qfleet.bench import machine
 
 REFRESH_S = 30.0
 SOUND = (0, PREEMPTED, -signal.SIGTERM)
@@ -71,7 +73,7 @@ def run(trials: list[Trial], args: argparse.Namespace) -> dict[str, dict[str, An
         with ThreadPoolExecutor() as pool:
             found = dict(zip((trial.name for trial in some), pool.map(lambda trial: row(trial, args.runs, games), some),
                              strict=True))
-        document = {"rows": before | found, "games": args.games, "overrides": args.overrides, "machine": hardware()}
+        document = {"rows": before | found, "games": args.games, "overrides": args.overrides, "machine": machine()}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(document, indent=1) + "\n")
         return found

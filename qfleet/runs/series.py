@@ -8,6 +8,7 @@ from typing import Any
 
 from qfleet.runs.bottleneck import RECENT_RECORDS, bottleneck
 from qfleet.runs.plots import AXES
+from qfleet.runs.writers import is_number
 
 Record = Mapping[str, Any]
 
@@ -86,7 +87,7 @@ def _by_step(records: Iterable[Record]) -> list[dict[str, Any]]:
     """One record for each step. That of an evaluation repeats figures that say nothing new: it only adds its own."""
     merged: list[dict[str, Any]] = []
     for record in records:
-        known = {tag: value for tag, value in record.items() if _is_number(value)}
+        known = {tag: value for tag, value in record.items() if is_number(value)}
         if merged and merged[-1].get("step") == known.get("step"):
             judged = {tag: value for tag, value in known.items() if tag.startswith("eval/")}
             merged[-1] = {**known, **merged[-1], **judged}
@@ -109,7 +110,3 @@ def _short(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

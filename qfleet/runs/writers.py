@@ -147,7 +147,7 @@ class TensorBoardWriter:
                 self._purge_step = None
         figures = {tag: _plain(value) for tag, value in record.items() if tag != "step"}
         values = [Summary.Value(tag=tag if "/" in tag else f"time/{tag}", simple_value=value)
-                  for tag, value in figures.items() if _is_number(value)]
+                  for tag, value in figures.items() if is_number(value)]
         self._append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
 
     def _open(self) -> BinaryIO:
@@ -230,9 +230,9 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not _is_number(record.get("step", 0)):
+    if not isinstance(record, dict) or not is_number(record.get("step", 0)):
         return None
-    return {tag: value for tag, value in record.items() if _is_number(value) or (value is None and "/" in tag)}
+    return {tag: value for tag, value in record.items() if is_number(value) or (value is None and "/" in tag)}
 
 
 def _plain(value: Any) -> Any:
@@ -244,5 +244,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

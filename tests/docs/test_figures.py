@@ -91,6 +91,16 @@ def test_a_changed_result_makes_a_page_old(figures, monkeypatch, tmp_path):
     assert list(figures.numbers(check=True)) == []
 
 
+def test_a_changed_result_makes_the_page_of_results_old(figures, monkeypatch, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text(figures.results_page.page() + "one more line\n")
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures.results_page, "PAGE", page)
+    assert list(figures.page(check=True)) == ["results.md is another now"]
+    list(figures.page(check=False))
+    assert list(figures.page(check=True)) == [] and page.read_text() == figures.results_page.page()
+
+
 def test_a_mark_that_leads_nowhere_is_refused(figures, monkeypatch):
     monkeypatch.setattr(figures, "document", lambda file: {"rate": 0.5})
     with pytest.raises(SystemExit, match=r"there is no ratio in x\.json, but rate"):
