@@ -1,4 +1,4 @@
-"""The text of docs/results.md: every learning row of the committed results, wins and losses alike. figures.py writes it."""
+"""The text of docs/results.md: every learning row of the committed results, wins and losses alike; for figures.py."""
 
 from __future__ import annotations
 
