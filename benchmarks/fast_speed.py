@@ -10,8 +10,9 @@ Every command appends a JSON record, with versions and hardware, to --out. `upda
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
-not counted. `check` compares recorded updates with those made in pieces, and those with each other. `parity` learns
-Catch from pixels with both, seed by seed: the steps until 20 evaluation episodes reach 0.95.
+not counted; 30 games more, without any limit, are then played by it. `check` compares recorded updates with those made
+in pieces, and those with each other. `parity` learns Catch from pixels with both, seed by seed: the steps until 20
+evaluation episodes reach 0.95.
 """
 
 from __future__ import annotations
@@ -221,20 +222,28 @@ def pong(args: argparse.Namespace) -> None:
                 now = time.time()
                 found = next((x for x in read(metrics) if x.get("eval/mean_reward", -99) >= SOLVED), None)
             try:
-                running.wait(10 if found else 0.1)
+                running.wait(20 if found else 0.1)
             except subprocess.TimeoutExpired:
                 running.kill()
                 running.wait()
             records = read(metrics)
+            games = None if found is None else full_games(Path(root) / "x")
         curve = [[round(record["time_s"], 1), record["step"], round(record.get("rollout/ep_rew_mean", -21), 1)]
                  for record in records]
         judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1)]
                   for x in records if "eval/seconds" in x]
         solved = None if found is None else round(now - begin - found["eval/seconds"], 1)
         keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "solved_s": solved,
-                    "score": found and found["eval/mean_reward"], "steps": found and found["step"],
+                    "score": found and found["eval/mean_reward"], "games": games, "steps": found and found["step"],
                     "updates": found and found["updates"], "judged": judged,
                     "curve": curve[::max(1, len(curve) // 60)]})
+
+
+def full_games(run: Path) -> dict[str, Any]:
+    """30 games of a run's best policy, without the limit that evaluations may have."""
+    words = ["eval", str(run), "--episodes", "30", "--lanes", "30", "--json"]
+    done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True)
+    return {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
 
 
 def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:

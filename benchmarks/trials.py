@@ -126,7 +126,8 @@ def row(trial: Trial, root: Path, games: int = 0) -> dict[str, Any]:
         "training_clocks": [[r["updates"], r["episodes"]] for r in played]}
     if games and judged:
         epsilon = next((word.partition("=")[2] for word in trial.words if word.startswith("eval.epsilon=")), "0")
-        words = ["eval", str(trial.directory(root)), "--episodes", str(games), "--epsilon", epsilon, "--json"]
+        words = ["eval", str(trial.directory(root)), "--episodes", str(games), "--lanes", str(games),
+                 "--epsilon", epsilon, "--json"]
         done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True)
         found["games"] = {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
     return found

@@ -20,7 +20,7 @@ import torch
 
 from qfleet import crew, envs, head, recipe, session, squad, troop
 from qfleet.agent import Arm
-from qfleet.assemble import describe_plan, make_agent, make_env, settle, unsettled
+from qfleet.assemble import describe_plan, device_of, make_agent, make_env, settle, unsettled
 from qfleet.config import parse_mapping, validate
 from qfleet.envs.spaces import Interpreter, Misfit, Stray
 from qfleet.explore.constant import Constant
@@ -107,13 +107,16 @@ def plan(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
-             lanes: int | None = None, root: Place = "runs", trust: bool = False,
+             lanes: int | None = None, device: str | None = None, root: Place = "runs", trust: bool = False,
              told: Callable[[int], None] = lambda episodes: None) -> EvalResult:
-    """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's; `told` counts them."""
+    """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's; `told` counts them.
+
+    Without a `device` they are played where the run was trained, or on the CPU if there is no such thing here.
+    """
     _require(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
     if not 0 <= epsilon <= 1:
         raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
-    agent = load(path, which=which, root=root, trust=trust)
+    agent = load(path, which=which, device=device, root=root, trust=trust)
     lanes = lanes or min(episodes, agent.config.eval.lanes)
     with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
         session.require_same(agent.checkpoint, env.spec)
@@ -143,16 +146,18 @@ def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = 
             episode += done
 
 
-def load(path: Place, *, which: Which = "best", device: str = "cpu", root: Place = "runs",
+def load(path: Place, *, which: Which = "best", device: str | None = "cpu", root: Place = "runs",
          trust: bool = False) -> TrainedAgent:
     """A trained agent that acts: from a run (by path, or by name under `root`) or from a checkpoint.
 
-    What was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
+    What was made elsewhere (a copy, a download) imports modules of its own only with `trust`. The device None is the
+    one that it was trained on, or the CPU if there is no such thing here.
     """
-    place = _device(device)
+    asked = None if device is None else _device(device)
     checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-    return TrainedAgent(checkpoint, validate(RunConfig, text, str(checkpoint.path)), place)
+    config = validate(RunConfig, text, str(checkpoint.path))
+    return TrainedAgent(checkpoint, config, asked or _home(config))
 
 
 class TrainedAgent:
@@ -257,6 +262,14 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device={name!r} cannot be used here ({str(error).splitlines()[0]:.60}): "
                         "use cpu, cuda or cuda:N") from None
+
+
+def _home(config: RunConfig) -> torch.device:
+    """Where a run was trained, as far as that is to be had here."""
+    try:
+        return device_of(config.device)
+    except UserError:
+        return torch.device("cpu")
 
 
 @contextmanager

@@ -179,7 +179,8 @@ def make_explorer(config: RunConfig, index: int) -> Explorer:
 def make_judge(config: RunConfig) -> VectorEnv:
     """The environment that the agent is evaluated in."""
     lanes = min(config.eval.lanes, config.eval.episodes)
-    return make_env(config.env, lanes, stall_timeout_s=config.run.stall_timeout_s)
+    limit = {"max_episode_steps": config.eval.max_episode_steps} if config.eval.max_episode_steps else {}
+    return make_env(config.env.model_copy(update=limit), lanes, stall_timeout_s=config.run.stall_timeout_s)
 
 
 def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> Cast:

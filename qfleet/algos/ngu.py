@@ -54,6 +54,7 @@ class Curious(Section):
     cluster_distance: NonNegative = Field(0.008, description="normalised squared distance that counts as none")
     max_similarity: Positive = Field(8.0, description="similarity beyond which nothing is new at all")
     modulator_max: Positive = Field(5.0, description="most that the novelty over the whole run multiplies the bonus by")
+    novelty_horizon: PositiveCount = Field(1000, description="actor steps that the usual distance and surprise span")
     curious_hidden: tuple[PositiveCount, ...] = Field((128,), description="widths of dense layers in its networks")
     surprise_outputs: PositiveCount = Field(128, description="outputs of the random network")
     surprise_share: Fraction = Field(0.25, description="part of a batch that teaches the predictor")
@@ -153,10 +154,10 @@ def wonder(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curious) -> tuple[
     known = torch.isfinite(near)
     mean, seen = memory["distance.mean"], memory["distance.count"]
     if known.any():
-        mean, seen = running_mean(mean, seen, near[known].mean()), seen + 1
+        mean, seen = running_mean(mean, seen, near[known].mean(), cfg.novelty_horizon), seen + 1
     error, told = curiosity.surprise(obs), memory["surprise.count"]
-    usual = running_mean(memory["surprise.mean"], told, error.mean())
-    var = running_mean(memory["surprise.var"], told, (error - usual).square().mean())
+    usual = running_mean(memory["surprise.mean"], told, error.mean(), cfg.novelty_horizon)
+    var = running_mean(memory["surprise.var"], told, (error - usual).square().mean(), cfg.novelty_horizon)
     kernel = Kernel(cfg.neighbours, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity)
     bonus = episodic_bonus(near, mean.expand(len(key)), kernel) * modulator(error, usual, var.sqrt(), cfg.modulator_max)
     # In place: a copy of all memories at every step would cost more than finding the nearest. The oldest go first.

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-SLOWEST = 1e-3
-"""A running mean is the plain mean of the first 1,000 values, and follows slowly afterwards."""
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -24,9 +21,12 @@ class Kernel:
     similarity: float = 8.0
 
 
-def running_mean(mean: torch.Tensor, count: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The mean with one more value in it; `count` values were there before, none makes the first value the mean."""
-    return mean + (value - mean) * (1.0 / (count + 1)).clamp(min=SLOWEST)
+def running_mean(mean: torch.Tensor, count: torch.Tensor, value: torch.Tensor, horizon: int) -> torch.Tensor:
+    """The mean with one more value in it; `count` values were there before, none makes the first value the mean.
+
+    It is the plain mean of the first `horizon` values, and follows as slowly afterwards as it did then.
+    """
+    return mean + (value - mean) * (1.0 / (count + 1)).clamp(min=1 / horizon)
 
 
 def episodic_bonus(distance_Nk: torch.Tensor, mean_N: torch.Tensor, kernel: Kernel) -> torch.Tensor:

@@ -41,6 +41,8 @@ class EvalConfig(Config):
     episodes: PositiveCount = Field(10, description="whole, unclipped episodes per evaluation")
     epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation")
     lanes: PositiveCount = Field(4, description="environments that evaluation plays side by side")
+    max_episode_steps: PositiveCount | None = Field(
+        None, description="limit for an episode of evaluation, which counts as it stands then, null = as in training")
     video_period: Count = Field(0, description="film one episode after every so many evaluations, 0 = never")
 
 

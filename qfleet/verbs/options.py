@@ -91,6 +91,7 @@ def eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=at_least(1), default=20, help="how many whole episodes (default: 20)")
     parser.add_argument("--epsilon", type=fraction, default=0.0, help="share of random actions (default: 0, greedy)")
     parser.add_argument("--lanes", type=at_least(1), default=None, help="environments side by side (default: chosen)")
+    parser.add_argument("--device", default=None, help="cpu, cuda or cuda:N (default: as in training, if it is here)")
     seed(parser)
     which(parser)
     place(parser)

@@ -22,7 +22,7 @@ def evaluate(args: Namespace) -> int:
 
     with clean_stdout(args), counting("episodes", args.episodes) as told:
         result = api.evaluate(args.words[0], episodes=args.episodes, seed=args.seed, epsilon=args.epsilon,
-                              which=args.which, lanes=args.lanes, root=args.root, trust=args.trust,
+                              which=args.which, lanes=args.lanes, device=args.device, root=args.root, trust=args.trust,
                               told=told)
     outcome(args, [verdict(result), f"checkpoint {result.checkpoint}"], result.to_json())
     return 0

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from qfleet import api
 from qfleet.cli import main
+from qfleet.recipe import resolve
 from qfleet.roles.learner import Learner
 from qfleet.runs.checkpoint import Checkpoints, Meta
 from qfleet.types import UserError
@@ -162,6 +163,28 @@ def test_threads_are_left_as_they_were():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_episodes_of_evaluation_have_a_limit_of_their_own():
+    lengths = []
+
+    class Spy:
+        def write(self, record):
+            lengths.extend([record["eval/mean_ep_length"]] if "eval/mean_ep_length" in record else [])
+
+        def flush(self): ...
+
+        def close(self): ...
+
+    result = api.train("cartpole", [*TINY, "total_steps=200", "eval.max_episode_steps=5"], sinks=[Spy()])
+    assert set(lengths) == {5}
+    assert max(api.evaluate(result.directory, episodes=3).lengths) > 5, "whoever asks for whole episodes gets them"
+
+
+def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cpu", "cuda", "auto"):
+        assert api._home(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
 
 
 def test_nested_settings_may_extend_a_recipe():

@@ -29,6 +29,7 @@ def test_overrides_are_a_list_of_texts(overrides):
     ({"episodes": "5"}, "episodes='5': must be"), ({"episodes": True}, "episodes=True: must be"),
     ({"lanes": 0}, "lanes=0: must be"), ({"epsilon": 1.5}, "epsilon=1.5: must be a probability"),
     ({"epsilon": -0.1}, "epsilon=-0.1: must be"), ({"epsilon": float("nan")}, "epsilon=nan: must be"),
+    ({"device": "gpu"}, "device='gpu' cannot be used here"),
     ({"which": "typo"}, "which='typo': must be best or latest"),
 ])
 def test_how_an_evaluation_is_played(arguments, message):

@@ -37,7 +37,7 @@ def bonuses(features, kernel=PAPER):
         if t:
             apart = (features[:t] - key).square().sum(1).sort().values[:kernel.neighbours]
             near[0, :len(apart)] = apart
-            mean = running_mean(mean, torch.tensor(t - 1.0), apart.mean())
+            mean = running_mean(mean, torch.tensor(t - 1.0), apart.mean(), 1000)
         found.append(float(episodic_bonus(near, mean.expand(1), kernel)))
     return found
 
@@ -74,9 +74,10 @@ def test_what_is_too_similar_is_worth_nothing():
 def test_a_running_mean_begins_with_its_first_value_and_follows_slowly():
     mean = torch.zeros(())
     for n, value in enumerate([4.0, 8.0, 3.0]):
-        mean = running_mean(mean, torch.tensor(float(n)), torch.tensor(value))
+        mean = running_mean(mean, torch.tensor(float(n)), torch.tensor(value), 1000)
     assert float(mean) == pytest.approx(5.0)
-    assert float(running_mean(torch.tensor(1.0), torch.tensor(1e6), torch.tensor(2.0))) == pytest.approx(1.001)
+    assert float(running_mean(torch.tensor(1.0), torch.tensor(1e6), torch.tensor(2.0), 1000)) == pytest.approx(1.001)
+    assert float(running_mean(torch.tensor(1.0), torch.tensor(1e6), torch.tensor(2.0), 50)) == pytest.approx(1.02)
 
 
 def test_the_modulator_is_standardised_and_clipped():
