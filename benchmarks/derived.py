@@ -88,7 +88,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         key = " ".join([one["kind"], *marks, *(algo or words)])
         found["before"].setdefault(key, one)
         found[key] = one | pong(one) if one["kind"] == "pong" else one
-    for words in ("", " norm=layer"):
+    for words in ("", " norm=layer", " lanes=32 from_return=-8"):
         runs = [found[f"pong {seed}{words}"] for seed in (1, 2, 3)]
         paces = [run["steps_per_s"] for run in runs]
         found[f"pong{words}"] = {"solved": f"{sum(run['solved_s'] is not None for run in runs)} of {len(runs)}",
@@ -107,6 +107,18 @@ def pong(run: dict[str, Any]) -> dict[str, Any]:
     _, step, last = run["curve"][-1]
     return {"evaluations": judged or "none", "reached": reached, "end": f"{number(last, 1)} at {round(step, -4):,}",
             "steps_per_s": statistics.median(paces)}
+
+
+def family(data: dict[str, Any]) -> dict[str, Any]:
+    """pong_family.json: a table of its runs."""
+    lines = ["| agent | steps | updates | minutes | last evaluation | games afterwards |", "|---|---|---|---|---|---|"]
+    for name, row in data["rows"].items():
+        _, score, spread = row["curve"][-1]
+        games = row.get("games")
+        after = f"**{games['mean_reward']:.1f}** of {games['episodes']}" if games else "not played"
+        lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | "
+                     f"{number(score, 1)} ± {spread:.1f} | {after} |")
+    return {"table": block(lines)}
 
 
 def memory(data: dict[str, Any]) -> dict[str, Any]:
@@ -221,4 +233,4 @@ def listed(values: list[float], digits: int) -> str:
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "bench/profile": profiles}
+    "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family, "bench/profile": profiles}

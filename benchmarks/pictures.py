@@ -15,6 +15,7 @@ from typing import Any
 import curiosity_plots
 import curves
 import group_norm
+import pong_family
 import precision
 import sources
 import sweep
@@ -55,6 +56,7 @@ PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/deep_sea.png": ("deep_sea.json", curiosity_plots.draw),
     "docs/assets/agent57_deep_sea.png": ("agent57_deep_sea.json", curiosity_plots.draw),
     "docs/assets/group_norm.png": ("group_norm.json", group_norm.draw),
+    "docs/assets/pong_family.png": ("pong_family.json", pong_family.draw),
     "docs/assets/precision.png": ("precision.json", precision.draw),
     "docs/assets/scaling-lanes.png": ("sweep_lanes.json", sweep.draw),
     "docs/assets/scaling-batch.png": ("sweep_batch.json", sweep.draw),

@@ -10,6 +10,7 @@ and added to what it holds already. Meant for a machine with a GPU (`device=auto
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import trials
 from trials import Trial
@@ -28,6 +29,25 @@ SETTINGS: dict[str, list[str]] = {
     "btr": ["explore.steps=100000", "replay.beta_steps=3000000", "replay.samples_per_insert=8"],
 }
 """Over the recipes, whose settings are for 200 million frames of any game: what suits an easy one and a short time."""
+
+
+def draw(document: dict[str, Any]) -> Any:
+    """Returns of training as lines, evaluations as dots."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for (name, row), colour in zip(document["rows"].items(), ("#0072B2", "#D55E00", "#009E73"), strict=False):
+        axis.plot(*zip(*row["training"], strict=True), color=colour, linewidth=1.5, label=f"{name}, training")
+        steps, scores, _ = zip(*row["curve"], strict=True)
+        axis.plot(steps, scores, "o", color=colour, markersize=5, label=f"{name}, greedy games")
+    axis.axhline(GOAL, color="0.5", linestyle=":", linewidth=1)
+    axis.set(title="Pong", xlabel="environment steps, of 4 frames each", ylabel="return")
+    axis.grid(alpha=0.3)
+    axis.legend(loc="upper left", fontsize=8)
+    return figure
 
 
 def main() -> int:
