@@ -121,7 +121,7 @@ class Actor:
         self._length = np.zeros(self.env.lanes, np.int64)
         self._sent, self._fresh = None, True
         self.policy.begin(self.env.lanes)
-        wanted = () if self.recorder is None else tuple(self.recorder.layout.extras)
+        wanted = () if self.recorder is None else (*self.recorder.layout.extras, *self.recorder.layout.states)
         self._reflex: Reflex | None = reflex_of(self.policy, self.env.spec, self.env.lanes, wanted)
         if self._reflex is not None:
             self._reflex.begin()
@@ -166,9 +166,7 @@ class Actor:
         if self.recorder is not None:
             alive = ~final
             self.recorder.row(self._obs, self._sent, out.reward * alive, out.discount * alive, final)
-        self.policy.observe(out.reward, final)
-        if self._reflex is not None:
-            self._reflex.over(final)
+        (self._reflex or self.policy).observe(out.reward, final)
         self._tally(out, final)
         self.laps.lap(STORE)
         self._obs, self._last, self._sent = out.obs, out.last, None

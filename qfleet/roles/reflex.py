@@ -1,9 +1,9 @@
 """Acting on a GPU without waiting for Python: newest frames go there, stacks are kept there, and a recording chooses.
 
-    host    newest frames, ε, which episodes are over ─▶ pinned memory ─▶            ┌─▶ actions, hints
-    GPU                                                   stack ─ network ─ choice ──┘   one CUDA graph
+    host    newest frames, ε, rewards, which episodes are over ─▶ pinned memory ─▶   ┌─▶ actions, hints
+    GPU                                          stack, memory ─ network ─ choice ───┘   one CUDA graph
 
-An Atari lane sends 7 KB per step instead of 28.
+An Atari lane sends 7 KB per step instead of 28. What an agent remembers of an episode stays on the GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import numpy as np
 import torch
 
-from qfleet.agent import Arm, Decision
+from qfleet.agent import Arm, Decision, Memory
 from qfleet.roles.policy import Policy
 from qfleet.roles.whole import aside, first_line, recorded, swift
 from qfleet.types import EnvSpec, Obs
@@ -26,8 +26,8 @@ WARM_UP = 2
 class Reflex:
     """What `policy.act` does for N lanes, with observations stacked where the network is.
 
-    `begin` when all lanes start, `over` with the lanes [N] whose episode is over: the next observation is a first one.
-    Of what is remembered beside actions, only what is `wanted` comes back.
+    `begin` when all lanes start; `observe` what a step brought [N], and the lanes [N] whose episode is over: the next
+    observation is a first one there. Of what is told beside actions, only what is `wanted` comes back.
     """
 
     def __init__(self, policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> None:
@@ -39,9 +39,11 @@ class Reflex:
             self._host[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, pin_memory=gpu)
             self._new[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, device=device)
             self._seen[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
-        self._side_host = torch.zeros((2, lanes), pin_memory=gpu)  # ε, and 1 for lanes that go on
-        self._side = torch.zeros((2, lanes), device=device)
-        self._going = np.zeros(lanes, bool)
+        self._side_host = torch.zeros((3, lanes), pin_memory=gpu)  # ε, 1 for lanes that go on, and rewards
+        self._side = torch.zeros((3, lanes), device=device)
+        self._going, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
+        self._recall = policy.agent.recall
+        self._memory: Memory = None if self._recall is None else self._recall.begin(lanes, device)
         self._done = torch.cuda.Event(blocking=True) if gpu else None  # sleeps instead of spinning: cores are for games
         self._graph: torch.cuda.CUDAGraph | None = None
         self._noise: bool | None = None
@@ -54,27 +56,31 @@ class Reflex:
             return "it is for GPUs"
         if policy.agent.appraise is not None:
             return "the agent appraises its actions"
-        return None if policy.agent.recall is None else "the agent has a memory"
+        recall = policy.agent.recall
+        return "the agent has a memory that outlives episodes" if recall is not None and recall.kept else None
 
     def begin(self) -> None:
         self._going[:] = False
 
-    def over(self, over: np.ndarray) -> None:
+    def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
+        self._reward[:] = reward
         self._going &= ~over
 
     @torch.inference_mode()
     def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and the wanted columns, for observations {leaf: [N, ...]} of which the newest frames count."""
-        if arm.index is not None or arm.sigma is not None:
-            return self.policy.act(obs, arm)
         for name, leaf in self.spec.observation.items():
             np.copyto(self._host[name].numpy(), obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:])
             self._new[name].copy_(self._host[name], non_blocking=True)
         self._side_host[0].copy_(arm.epsilon)
         self._side_host[1].copy_(torch.from_numpy(self._going))
+        self._side_host[2].copy_(torch.from_numpy(self._reward))
         self._side.copy_(self._side_host, non_blocking=True)
         self._going[:] = True
-        self._choose(arm.noise)
+        if arm.index is not None or arm.sigma is not None:
+            self._once(arm.to(self.policy.device))
+        else:
+            self._choose(arm.noise)
         assert self._decision is not None
         found = {"action": self._decision.action} | {name: self._decision.extras[name] for name in self.wanted}
         if self._done is not None:
@@ -89,12 +95,12 @@ class Reflex:
         if self._graph is not None and noise == self._noise:
             self._graph.replay()
         elif self._done is None or noise == self._noise:  # no GPU, or recording has failed
-            self._once(noise)
+            self._once(Arm(self._side[0], noise))
         else:
             self._record(noise)
 
-    def _once(self, noise: bool) -> None:
-        """Stack the newest frames on those of the same episode, and choose."""
+    def _once(self, arm: Arm) -> None:
+        """Stack the newest frames on those of the same episode, choose, and remember."""
         for name, leaf in self.spec.observation.items():
             if leaf.stack == 1:
                 self._seen[name].copy_(self._new[name])
@@ -102,11 +108,16 @@ class Reflex:
             seen, new = self._seen[name], self._new[name]
             going = self._side[1].view(-1, *[1] * (seen.ndim - 1)).to(seen.dtype)
             seen.copy_(torch.cat([seen[:, new.shape[1]:] * going, new], 1))
-        self._decide(noise)
+        self._decision = decision = self._decide(arm)
+        for name, held in (self._memory or {}).items():
+            assert decision.memory is not None
+            held.copy_(decision.memory[name])
 
-    def _decide(self, noise: bool) -> None:
-        policy = self.policy
-        self._decision = policy.agent.act(policy.flat.net, self._seen, None, Arm(self._side[0], noise), policy.rng)
+    def _decide(self, arm: Arm) -> Decision:
+        policy, memory = self.policy, self._memory
+        if self._recall is not None:
+            memory = self._recall.forget(self._recall.observe(memory, self._side[2].clone()), self._side[1] == 0)
+        return policy.agent.act(policy.flat.net, self._seen, memory, arm, policy.rng)
 
     def _rehearse(self, noise: bool) -> None:
         """Choose a few times for nothing: libraries prepare in them. The generator is as it was, so that a policy draws
@@ -115,7 +126,7 @@ class Reflex:
         before = rng.get_state()
         try:
             for _ in range(WARM_UP):
-                aside(lambda: self._decide(noise))
+                aside(lambda: self._decide(Arm(self._side[0], noise)))
         finally:
             rng.set_state(before)
 
@@ -124,13 +135,13 @@ class Reflex:
         try:
             with swift(self.policy.flat.data.dtype == torch.bfloat16):
                 self._rehearse(noise)
-                self._graph = recorded(lambda: self._once(noise), [self.policy.rng])
+                self._graph = recorded(lambda: self._once(Arm(self._side[0], noise)), [self.policy.rng])
                 self._graph.replay()
         except RuntimeError as error:
             log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
                         first_line(error))
             self._graph = None
-            self._once(noise)
+            self._once(Arm(self._side[0], noise))
 
 
 def reflex_of(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> Reflex | None:

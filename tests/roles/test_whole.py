@@ -11,7 +11,7 @@ import torch
 from fakes import ListMetrics
 
 from qfleet.agent import Arm
-from qfleet.algos import c51, dqn, iqn, qr
+from qfleet.algos import c51, ddpg, dqn, iqn, ngu, qr, r2d2
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device import DeviceReplay
@@ -22,12 +22,13 @@ from qfleet.roles.policy import Policy
 from qfleet.roles.reflex import Reflex
 from qfleet.roles.weights import Mailbox
 from qfleet.roles.whole import Whole, obstacle
-from qfleet.types import EnvSpec, Leaf
+from qfleet.types import Box, EnvSpec, Leaf
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}, actions=3)
 AGENTS = [(dqn, {"dueling": True, "n_step": 3}), (c51, {"noisy": True, "atoms": 11}), (qr, {"quantiles": 7}),
           (iqn, {"munchausen": True, "n_step": 2})]
+RECURRENT = (r2d2, {"burn_in": 2, "unroll": 4, "stride": 2, "n_step": 2, "features": [16], "units": 8})
 
 
 def replay_of(agent, alpha=0.6, reward=1.0):
@@ -37,7 +38,8 @@ def replay_of(agent, alpha=0.6, reward=1.0):
     for step in range(150):
         obs = {"obs": rng.integers(0, 255, (2, 2, 12, 12)).astype(np.uint8)}
         last = np.array([step % 30 == 29, step % 50 == 49])
-        row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last)
+        states = {name: rng.random((2, *shape)).astype(dtype) for name, (shape, dtype) in agent.states.items()}
+        row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last, states)
         replay.tick(2)
         for _, chunk in chunker.append(*row):
             replay.add(chunk)
@@ -58,7 +60,7 @@ def in_one(learner):
     return learner
 
 
-@pytest.mark.parametrize(("module", "switches"), AGENTS)
+@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
@@ -155,13 +157,14 @@ def test_what_stands_in_the_way_is_said():
     assert "beyond belief" in obstacle(learner.replay, learner.gradients, True, learner.flat)
 
 
-@pytest.mark.parametrize(("module", "switches"), AGENTS)
+@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT])
 def test_reflexes_choose_as_the_policy_does(module, switches):
-    """Episodes end in single lanes: stacks that are kept show what the environment shows."""
+    """Episodes end in single lanes: stacks that are kept show what the environment shows, and what an agent remembers
+    of an episode is what the policy remembers."""
     agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
                                                        **switches}), SPEC)
     slow, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
-    wanted = tuple(agent.hints)
+    wanted = (*agent.hints, *agent.states)
     reflex, rng = Reflex(quick, SPEC, 3, wanted), np.random.default_rng(0)
     shown, arm = np.zeros((3, 2, 12, 12), np.uint8), Arm(torch.tensor([0.0, 0.3, 1.0]))
     reflex.begin()
@@ -169,7 +172,9 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
         over = rng.random(3) < 0.3
         shown[over] = 0
         if step:
-            reflex.over(over)
+            reward = rng.normal(size=3).astype(np.float32)
+            slow.observe(reward, over)
+            reflex.observe(reward, over)
         shown = np.concatenate([shown[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
         action, hints = slow.act({"obs": shown}, arm)
         found, remembered = reflex.act({"obs": shown}, arm)
@@ -177,6 +182,30 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], hints[name])
     assert Reflex.obstacle(quick) == "it is for GPUs"
+
+
+def test_a_reflex_follows_arms_and_noise_as_the_policy_does():
+    spec = EnvSpec("vectors", {"obs": Leaf((3,), "float32", "vector")}, actions=0,
+                   box=Box((2,), (-1.0, -1.0), (1.0, 1.0)))
+    agent = ddpg.build(ddpg.Config(algo="ddpg", hidden=(16,)), spec)
+    slow, quick, rng = Policy(agent, 4, CPU), Policy(agent, 4, CPU), np.random.default_rng(0)
+    reflex = Reflex(quick, spec, 3, ())
+    arm = Arm(torch.zeros(3), sigma=torch.tensor([0.1, 0.2, 0.0]), theta=0.3)
+    for step in range(10):
+        if step:
+            outcome = rng.normal(size=3).astype(np.float32), rng.random(3) < 0.3
+            slow.observe(*outcome)
+            reflex.observe(*outcome)
+        obs = {"obs": rng.normal(size=(3, 3)).astype(np.float32)}
+        np.testing.assert_array_equal(reflex.act(obs, arm)[0], slow.act(obs, arm)[0])
+
+
+def test_what_outlives_episodes_is_no_matter_of_reflex(monkeypatch):
+    made = [module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16]}), SPEC)
+            for module in (r2d2, ngu)]
+    gpu = SimpleNamespace(type="cuda")
+    found = [Reflex.obstacle(SimpleNamespace(device=gpu, agent=agent)) for agent in made]
+    assert found == [None, "the agent has a memory that outlives episodes"]
 
 
 def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
