@@ -1,7 +1,7 @@
 """How fast one GPU is kept busy: updates per second, steps per second beside them, and the time to solve Pong.
 
     python benchmarks/fast_speed.py updates  [--recipe r2d2] [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
-    python benchmarks/fast_speed.py acting   [--seconds 20] [--set replay.samples_per_insert=8 ...]
+    python benchmarks/fast_speed.py acting   [--recipe r2d2] [--seconds 20] [--set replay.samples_per_insert=8 ...]
     python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast]
     python benchmarks/fast_speed.py check
     python benchmarks/fast_speed.py parity   [--seeds 1 2 3 4 5]
@@ -190,12 +190,14 @@ def acting(args: argparse.Namespace) -> None:
     roof = bare(args.lanes, min(8.0, args.seconds))
     with tempfile.TemporaryDirectory() as root:
         steps = int(args.seconds * 25_000)
-        command = train(root, ["pong-fast", f"total_steps={steps}", "stop_at=null", "eval.period_steps=null",
-                               "eval.from_return=null", "eval.episodes=1", "eval.lanes=1", *args.set])
+        words = [args.recipe, f"env.lanes={args.lanes // 2}", "actors=2", f"total_steps={steps}", "stop_at=null",
+                 "eval.period_steps=null", "eval.from_return=null", "eval.episodes=1", "eval.lanes=1"]
+        command = train(root, [*words, *args.set])
         subprocess.run(command, check=True, timeout=20 * args.seconds, stdout=subprocess.DEVNULL)
         records = read(Path(root) / "x" / "metrics.jsonl")
     late = [record for record in records if record["step"] > steps / 3 and "time/fps" in record]
-    keep(args, {"kind": "acting", "set": args.set, "random_steps_per_s": round(roof), "lanes": args.lanes,
+    keep(args, {"kind": "acting", "recipe": args.recipe, "set": args.set, "random_steps_per_s": round(roof),
+                "lanes": args.lanes,
                 "steps_per_s": round(statistics.median(record["time/fps"] for record in late)),
                 "updates_per_s": round(statistics.median(record["time/updates_per_s"] for record in late), 1),
                 "share": round(statistics.median(record["time/fps"] for record in late) / roof, 3),

@@ -47,10 +47,10 @@ class Entry:
         return asdict(self) | {"name": self.name, "median": None if median is None else asdict(median)}
 
 
-def entries(work: Work, peers: Sequence[str]) -> list[Entry]:
+def entries(work: Work, peers: Sequence[str], device: str = "cpu") -> list[Entry]:
     """Who takes part: ours, the workload's rivals, and the peers, of whom those that are not installed say so."""
     found = []
-    for lanes in work.lanes:
+    for lanes in (device.startswith("cuda") and work.gpu_lanes) or work.lanes:
         found += [Entry(work.name, OURS, variant, lanes) for variant in work.ours]
         found += [Entry(work.name, rival, "", lanes) for rival in work.rivals]
         found += [Entry(work.name, name, "", lanes, peer_of(name).missing) for name in peers if work.algo]

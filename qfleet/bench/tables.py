@@ -66,7 +66,7 @@ def render(everyone: Sequence[Entry], settings: Mapping[str, Any]) -> list[str]:
     lines.append(f"median of {settings['rounds']} round{'s' * (settings['rounds'] != 1)}, {settings['threads']} "
                  f"thread{'s' * (settings['threads'] != 1)}, on {settings['device']}")
     load, cores = settings["load"], os.cpu_count() or 1
-    if load > 0.5:  # what others took before the first round
+    if load > 0.25 * cores:  # what others took before the first round
         lines.append(f"the machine was busy: a load of {load:g} on {cores} cores before the first round; believe the "
                      "figures per CPU second")
     return lines

@@ -44,6 +44,7 @@ class Work:
     steps: int = 0
     warm_up: int = 0
     lanes: tuple[int, ...] = (1,)
+    gpu_lanes: tuple[int, ...] = ()  # instead of those, where the network is on a GPU
     module: str = ""
     extra: str = ""
     ours: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"": ()})
@@ -99,9 +100,8 @@ def updated(work: Work, overrides: tuple[str, ...], job: Job) -> Rate:
 
 def acted(work: Work, overrides: tuple[str, ...], job: Job) -> Rate:
     """Steps per second of the actors alone: batched inference, chunks, compression, replay."""
-    lanes: tuple[str, ...] = (f"env.lanes={job.lanes // 2}", "actors=2", "replay.capacity=100000")
-    lanes = () if job.device.startswith("cuda") else lanes  # there the recipe for GPUs knows best
-    stage = stage_of(work, (*lanes, f"env.threads={job.threads}", *overrides), job, work.warm_up)
+    groups = (f"env.lanes={job.lanes // 2}", "actors=2", "replay.capacity=100000", f"env.threads={job.threads}")
+    stage = stage_of(work, (*groups, *overrides), job, work.warm_up)
     repeated(stage.play, work.warm_up)
     return repeated(stage.play, job.steps, 0.0, stage.wait)
 
@@ -111,14 +111,13 @@ def emulated(work: Work, job: Job) -> Rate:
     import numpy as np
     from ale_py.vector_env import AtariVectorEnv
 
-    lanes = 128 if job.device.startswith("cuda") else job.lanes
     threads = min(2 * job.threads, len(os.sched_getaffinity(0)))
-    env, rng = AtariVectorEnv("pong", lanes, num_threads=threads, reward_clipping=False), np.random.default_rng(0)
+    env, rng = AtariVectorEnv("pong", job.lanes, num_threads=threads, reward_clipping=False), np.random.default_rng(0)
     env.reset(seed=0)
 
     def play() -> int:
-        env.step(rng.integers(0, 6, lanes))
-        return lanes
+        env.step(rng.integers(0, 6, job.lanes))
+        return job.lanes
 
     repeated(play, work.warm_up)
     return repeated(play, job.steps)
@@ -148,7 +147,7 @@ ALL = (
     Work("halfcheetah-ddpg", "DDPG on HalfCheetah-v5: 2 × 256, batch 256, an update for every step", "halfcheetah",
          algo="DDPG", **CHEETAH, ours={"": (*TD3, "agent.twin=false", "agent.smoothing=0", "agent.policy_delay=1")}),
     Work("acting", "playing Pong and storing it, no learning, against the bare emulators", "pong",
-         steps=6_400, warm_up=1_000, lanes=(16,), **ATARI, ours={"": ()}, measure=acted,
+         steps=6_400, warm_up=1_000, lanes=(16,), gpu_lanes=(128,), **ATARI, ours={"": ()}, measure=acted,
          rivals={"emulators, random actions": emulated}),
     Work("updates", "the learner of Pong alone, from the draw to the priorities", "pong", unit="updates", starts=1_000,
          steps=20, lanes=(8,), **ATARI, measure=updated,

@@ -57,7 +57,7 @@ def _side_by_side(args: Namespace, works: Sequence[Work], device: str) -> int:
             raise UserError(f"--steps {args.steps}: {work.name} needs at least {work.least}, since the first "
                             f"{work.warm_up} are warm-up")
     peers = list(PEERS) if args.peers is None else list(dict.fromkeys(args.peers))
-    everyone = {work.name: entries(work, peers) for work in works}
+    everyone = {work.name: entries(work, peers, device) for work in works}
     out = _folder(args.out)
     rounds = args.rounds or (1 if args.quick else 3)
     steps = {work.name: args.steps or (work.least if args.quick else work.steps) for work in works}

@@ -169,6 +169,9 @@ def test_peers_do_what_they_can_do(monkeypatch):
     assert [(one.name, one.problem) for one in found] == [
         ("qfleet, bf16, 8 lanes", None), ("qfleet, fp32, 8 lanes", None),
         ("sb3, 8 lanes", "not installed: pip install stable-baselines3")]
+    assert {one.lanes for one in rounds.entries(WORKS["acting"], [])} == {16}
+    assert {one.lanes for one in rounds.entries(WORKS["acting"], [], "cuda:0")} == {128}
+    assert {one.lanes for one in rounds.entries(WORKS["pong"], [], "cuda:0")} == set(WORKS["pong"].lanes)
     assert [one.name for one in rounds.entries(WORKS["updates"], ["sb3"])] == ["qfleet, batch 32", "qfleet, batch 512"]
 
 
