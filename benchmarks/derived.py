@@ -85,6 +85,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
         algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
+        marks += [one["recipe"]] * (one.get("recipe", "pong-fast") != "pong-fast")
         key = " ".join([one["kind"], *marks, *(algo or words)])
         found["before"].setdefault(key, one)
         found[key] = one | pong(one) if one["kind"] == "pong" else one
@@ -113,11 +114,11 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
     """pong_family.json: a table of its runs."""
     lines = ["| agent | steps | updates | minutes | last evaluation | games afterwards |", "|---|---|---|---|---|---|"]
     for name, row in data["rows"].items():
-        _, score, spread = row["curve"][-1]
         games = row.get("games")
+        judged = f"{number(row['curve'][-1][1], 1)} ± {row['curve'][-1][2]:.1f}" if row["curve"] else "none"
         after = f"**{games['mean_reward']:.1f}** of {games['episodes']}" if games else "not played"
-        lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | "
-                     f"{number(score, 1)} ± {spread:.1f} | {after} |")
+        lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | {judged} | "
+                     f"{after} |")
     return {"table": block(lines)}
 
 

@@ -241,10 +241,14 @@ def pong(args: argparse.Namespace) -> None:
                     "curve": curve[::max(1, len(curve) // 60)]})
 
 
-def full_games(run: Path) -> dict[str, Any]:
-    """30 games of a run's best policy, without the limit that evaluations may have."""
+def full_games(run: Path, timeout_s: float = 120) -> dict[str, Any] | str:
+    """30 games of a run's best policy, without the limit that evaluations may have; or why there are none."""
     words = ["eval", str(run), "--episodes", "30", "--lanes", "30", "--json"]
-    done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True)
+    try:
+        done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True,
+                              timeout=timeout_s)
+    except subprocess.SubprocessError as error:
+        return f"{type(error).__name__}: {error.stderr or ''}"[-500:]  # type: ignore[attr-defined]
     return {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
 
 

@@ -40,9 +40,9 @@ def draw(document: dict[str, Any]) -> Any:
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for (name, row), colour in zip(document["rows"].items(), ("#0072B2", "#D55E00", "#009E73"), strict=False):
-        axis.plot(*zip(*row["training"], strict=True), color=colour, linewidth=1.5, label=f"{name}, training")
-        steps, scores, _ = zip(*row["curve"], strict=True)
-        axis.plot(steps, scores, "o", color=colour, markersize=5, label=f"{name}, greedy games")
+        for points, style, what in ((row["training"], "-", "training"), (row["curve"], "o", "greedy games")):
+            axis.plot([point[0] for point in points], [point[1] for point in points], style, color=colour,
+                      markersize=5, linewidth=1.5, label=f"{name}, {what}")
     axis.axhline(GOAL, color="0.5", linestyle=":", linewidth=1)
     axis.set(title="Pong", xlabel="environment steps, of 4 frames each", ylabel="return")
     axis.grid(alpha=0.3)

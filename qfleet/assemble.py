@@ -179,8 +179,13 @@ def make_explorer(config: RunConfig, index: int) -> Explorer:
 def make_judge(config: RunConfig) -> VectorEnv:
     """The environment that the agent is evaluated in."""
     lanes = min(config.eval.lanes, config.eval.episodes)
-    limit = {"max_episode_steps": config.eval.max_episode_steps} if config.eval.max_episode_steps else {}
-    return make_env(config.env.model_copy(update=limit), lanes, stall_timeout_s=config.run.stall_timeout_s)
+    return make_env(judged_env(config), lanes, stall_timeout_s=config.run.stall_timeout_s)
+
+
+def judged_env(config: RunConfig) -> EnvConfig:
+    """The environment's section as evaluations have it: their limit of an episode counts where it is the lower one."""
+    limits = [limit for limit in (config.env.max_episode_steps, config.eval.max_episode_steps) if limit]
+    return config.env.model_copy(update={"max_episode_steps": min(limits, default=None)})
 
 
 def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> Cast:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qfleet.assemble import make_env
+from qfleet.assemble import judged_env, make_env
 from qfleet.explore.constant import Constant
 from qfleet.roles.evaluator import BrokenOff
 from qfleet.roles.policy import Policy
@@ -38,7 +38,7 @@ class Films:
             return
         without_display()
         try:
-            with closing(make_env(self.config.env, 1, render=True)) as env:
+            with closing(make_env(judged_env(self.config), 1, render=True)) as env:
                 write_mp4(self._pictures(policy, env, index, stop), self.folder / f"step-{steps:012d}.mp4")
         except BrokenOff:
             log.info("the film of the evaluation at step %d was broken off", steps)

@@ -42,7 +42,7 @@ class EvalConfig(Config):
     epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation")
     lanes: PositiveCount = Field(4, description="environments that evaluation plays side by side")
     max_episode_steps: PositiveCount | None = Field(
-        None, description="limit for an episode of evaluation, which counts as it stands then, null = as in training")
+        None, description="most steps of an episode of evaluation, which counts as it stands then")
     video_period: Count = Field(0, description="film one episode after every so many evaluations, 0 = never")
 
 
@@ -117,7 +117,8 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
             told(completed)
         elif waited >= ENDLESS_STEPS:
             raise UserError(f"{env.spec.id} was evaluated for {waited:,} steps without the end of an episode: set "
-                            "env.max_episode_steps, so that episodes that never end are truncated")
+                            "env.max_episode_steps, or eval.max_episode_steps for evaluations alone, so that episodes "
+                            "that never end are truncated")
         elif env.faults() - faults >= LOSSES_PER_LANE * env.lanes:
             raise EnvFault(f"{env.spec.id} lost {env.faults() - faults} episodes of an evaluation without completing "
                            f"one between, in {env.lanes} lanes: mend what fails there (`qfleet check-env` plays it)")

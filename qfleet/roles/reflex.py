@@ -3,7 +3,8 @@
     host    newest frames, ε, rewards, which episodes are over ─▶ pinned memory ─▶   ┌─▶ actions, hints
     GPU                                          stack, memory ─ network ─ choice ───┘   one CUDA graph
 
-An Atari lane sends 7 KB per step instead of 28. What an agent remembers of an episode stays on the GPU.
+An Atari lane sends 7 KB per step instead of 28. What an agent remembers of an episode is kept on the GPU, too; what is
+stored of it comes back.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Reflex:
         self._done = torch.cuda.Event(blocking=True) if gpu else None  # sleeps instead of spinning: cores are for games
         self._graph: torch.cuda.CUDAGraph | None = None
         self._noise: bool | None = None
-        self._decision: Decision | None = None
+        self._recorded: Decision | None = None  # where a recording leaves what it chose
 
     @staticmethod
     def obstacle(policy: Policy) -> str | None:
@@ -77,12 +78,9 @@ class Reflex:
         self._side_host[2].copy_(torch.from_numpy(self._reward))
         self._side.copy_(self._side_host, non_blocking=True)
         self._going[:] = True
-        if arm.index is not None or arm.sigma is not None:
-            self._once(arm.to(self.policy.device))
-        else:
-            self._choose(arm.noise)
-        assert self._decision is not None
-        found = {"action": self._decision.action} | {name: self._decision.extras[name] for name in self.wanted}
+        plain = arm.index is None and arm.sigma is None
+        decision = self._choose(arm.noise) if plain else self._once(arm.to(self.policy.device))
+        found = {"action": decision.action} | {name: decision.extras[name] for name in self.wanted}
         if self._done is not None:
             found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
                      for name, x in found.items()}
@@ -91,15 +89,15 @@ class Reflex:
         arrays = {name: x.numpy() for name, x in found.items()}
         return arrays.pop("action"), arrays
 
-    def _choose(self, noise: bool) -> None:
-        if self._graph is not None and noise == self._noise:
+    def _choose(self, noise: bool) -> Decision:
+        if self._graph is not None and self._recorded is not None and noise == self._noise:
             self._graph.replay()
-        elif self._done is None or noise == self._noise:  # no GPU, or recording has failed
-            self._once(Arm(self._side[0], noise))
-        else:
-            self._record(noise)
+            return self._recorded
+        if self._done is None or noise == self._noise:  # no GPU, or recording has failed
+            return self._once(Arm(self._side[0], noise))
+        return self._record(noise)
 
-    def _once(self, arm: Arm) -> None:
+    def _once(self, arm: Arm) -> Decision:
         """Stack the newest frames on those of the same episode, choose, and remember."""
         for name, leaf in self.spec.observation.items():
             if leaf.stack == 1:
@@ -108,14 +106,17 @@ class Reflex:
             seen, new = self._seen[name], self._new[name]
             going = self._side[1].view(-1, *[1] * (seen.ndim - 1)).to(seen.dtype)
             seen.copy_(torch.cat([seen[:, new.shape[1]:] * going, new], 1))
-        self._decision = decision = self._decide(arm)
+        decision = self._decide(arm)
         for name, held in (self._memory or {}).items():
             assert decision.memory is not None
             held.copy_(decision.memory[name])
+        return decision
 
     def _decide(self, arm: Arm) -> Decision:
+        """What the policy would choose; a copy of the memory is given away, as choices and extras may be made of it."""
         policy, memory = self.policy, self._memory
-        if self._recall is not None:
+        if self._recall is not None and memory is not None:
+            memory = {name: held.clone() for name, held in memory.items()}
             memory = self._recall.forget(self._recall.observe(memory, self._side[2].clone()), self._side[1] == 0)
         return policy.agent.act(policy.flat.net, self._seen, memory, arm, policy.rng)
 
@@ -130,18 +131,24 @@ class Reflex:
         finally:
             rng.set_state(before)
 
-    def _record(self, noise: bool) -> None:
+    def _record(self, noise: bool) -> Decision:
         self._noise = noise
+
+        def choose() -> None:
+            self._recorded = self._once(Arm(self._side[0], noise))
+
         try:
             with swift(self.policy.flat.data.dtype == torch.bfloat16):
                 self._rehearse(noise)
-                self._graph = recorded(lambda: self._once(Arm(self._side[0], noise)), [self.policy.rng])
+                self._graph = recorded(choose, [self.policy.rng])
                 self._graph.replay()
+            assert self._recorded is not None
+            return self._recorded
         except RuntimeError as error:
             log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
                         first_line(error))
             self._graph = None
-            self._once(Arm(self._side[0], noise))
+            return self._once(Arm(self._side[0], noise))
 
 
 def reflex_of(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> Reflex | None:

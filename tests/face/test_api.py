@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium
@@ -15,6 +16,7 @@ import torch
 from gymnasium import spaces
 
 from qfleet import api
+from qfleet.assemble import make_judge
 from qfleet.cli import main
 from qfleet.recipe import resolve
 from qfleet.roles.learner import Learner
@@ -56,6 +58,14 @@ def nested():
 
 def levers():
     return Fields(spaces.MultiDiscrete([3, 4], start=[1, -1]), spaces.MultiDiscrete([2, 3], start=[0, 7]))
+
+
+def endless():
+    class Endless(Fields):
+        def step(self, action):
+            return self.observation_space.sample(), 1.0, False, False, {}
+
+    return Endless(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
 
 
 def picture():
@@ -179,6 +189,22 @@ def test_episodes_of_evaluation_have_a_limit_of_their_own():
     result = api.train("cartpole", [*TINY, "total_steps=200", "eval.max_episode_steps=5"], sinks=[Spy()])
     assert set(lengths) == {5}
     assert max(api.evaluate(result.directory, episodes=3).lengths) > 5, "whoever asks for whole episodes gets them"
+
+
+@pytest.mark.parametrize(("words", "steps"), [
+    (["ALE/Pong-v5", "eval.max_episode_steps=7"], 7), (["test_api:endless", "eval.max_episode_steps=3"], 3),
+    (["CartPole-v1", "env.isolate=true", "eval.max_episode_steps=4"], 4),
+    (["CartPole-v1", "env.max_episode_steps=6", "eval.max_episode_steps=9"], 6),
+])
+def test_the_limit_of_evaluations_holds_in_every_environment(words, steps):
+    config = resolve(words[0], words[1:]).config
+    with closing(make_judge(config)) as env:
+        env.reset(range(env.lanes))
+        for step in range(1, steps + 1):
+            env.send(np.zeros(env.lanes, np.int64))
+            last = env.recv().last
+            assert step == steps or not last.all()
+    assert last.all()
 
 
 def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):

@@ -109,9 +109,12 @@ def test_the_table_names_everybody():
         "median of 3 rounds, 1 thread, on cpu"]
 
 
-def test_a_busy_machine_is_said_to_be_so():
-    last = tables.render(FIELD, {"rounds": 1, "threads": 2, "device": "cpu", "load": 3.5})[-1]
-    assert "a load of 3.5" in last and "per CPU second" in last
+def test_a_busy_machine_is_said_to_be_so(monkeypatch):
+    monkeypatch.setattr(tables.os, "cpu_count", lambda: 8)
+    quiet, busy = (tables.render(FIELD, {"rounds": 1, "threads": 2, "device": "cpu", "load": load})[-1]
+                   for load in (1.5, 3.5))
+    assert "a load of 3.5 on 8 cores" in busy and "per CPU second" in busy
+    assert quiet.startswith("median of 1 round")
 
 
 def test_the_picture(place):

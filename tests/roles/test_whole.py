@@ -11,7 +11,7 @@ import torch
 from fakes import ListMetrics
 
 from qfleet.agent import Arm
-from qfleet.algos import c51, ddpg, dqn, iqn, ngu, qr, r2d2
+from qfleet.algos import c51, dqn, iqn, ngu, qr, r2d2
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device import DeviceReplay
@@ -22,7 +22,7 @@ from qfleet.roles.policy import Policy
 from qfleet.roles.reflex import Reflex
 from qfleet.roles.weights import Mailbox
 from qfleet.roles.whole import Whole, obstacle
-from qfleet.types import Box, EnvSpec, Leaf
+from qfleet.types import EnvSpec, Leaf
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}, actions=3)
@@ -184,23 +184,57 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
     assert Reflex.obstacle(quick) == "it is for GPUs"
 
 
-def test_a_reflex_follows_arms_and_noise_as_the_policy_does():
-    spec = EnvSpec("vectors", {"obs": Leaf((3,), "float32", "vector")}, actions=0,
-                   box=Box((2,), (-1.0, -1.0), (1.0, 1.0)))
-    agent = ddpg.build(ddpg.Config(algo="ddpg", hidden=(16,)), spec)
+class Tape:
+    """Like a CUDA graph: recording it does nothing, and a replay leaves its results where the recorded ones are."""
+
+    def __init__(self, reflex, choose):
+        self.reflex, self.choose = reflex, choose
+        held = [*reflex._seen.values(), *(reflex._memory or {}).values()]
+        before, rng = [tensor.clone() for tensor in held], reflex.policy.rng.get_state()
+        choose()
+        reflex.policy.rng.set_state(rng)
+        for tensor, value in zip(held, before, strict=True):
+            tensor.copy_(value)
+        self.place = reflex._recorded
+
+    def replay(self):
+        self.choose()
+        fresh, self.reflex._recorded = self.reflex._recorded, self.place
+        self.place.action.copy_(fresh.action)
+        for name, tensor in self.place.extras.items():
+            tensor.copy_(fresh.extras[name])
+
+
+@pytest.mark.parametrize(("module", "switches"), [AGENTS[0], RECURRENT])
+def test_recorded_reflexes_choose_as_the_policy_does_between_others(monkeypatch, module, switches):
+    """Choices that are not recorded, since arms have an index, come between those that are."""
+    agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
+                                                       **switches}), SPEC)
     slow, quick, rng = Policy(agent, 4, CPU), Policy(agent, 4, CPU), np.random.default_rng(0)
-    reflex = Reflex(quick, spec, 3, ())
-    arm = Arm(torch.zeros(3), sigma=torch.tensor([0.1, 0.2, 0.0]), theta=0.3)
-    for step in range(10):
+    wanted = (*agent.hints, *agent.states)
+    reflex, rehearsed = Reflex(quick, SPEC, 3, wanted), []
+    monkeypatch.setattr(reflexes, "aside", lambda do: rehearsed.append(do()))
+    monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(reflexes, "recorded", lambda do, generators: Tape(reflex, do))
+    monkeypatch.setattr(reflex, "_choose", lambda noise: Reflex._choose(reflex, noise) if reflex._graph
+                        else reflex._record(noise))
+    plain, seen = Arm(torch.tensor([0.0, 0.3, 1.0])), np.zeros((3, 2, 12, 12), np.uint8)
+    for step in range(24):
         if step:
             outcome = rng.normal(size=3).astype(np.float32), rng.random(3) < 0.3
             slow.observe(*outcome)
             reflex.observe(*outcome)
-        obs = {"obs": rng.normal(size=(3, 3)).astype(np.float32)}
-        np.testing.assert_array_equal(reflex.act(obs, arm)[0], slow.act(obs, arm)[0])
+            seen[outcome[1]] = 0
+        arm = dataclasses.replace(plain, index=torch.zeros(3, dtype=torch.int64)) if step % 4 == 3 else plain
+        seen = np.concatenate([seen[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
+        (action, told), (found, remembered) = slow.act({"obs": seen}, arm), reflex.act({"obs": seen}, arm)
+        np.testing.assert_array_equal(found, action)
+        for name in wanted:
+            np.testing.assert_array_equal(remembered[name], told[name])
+    assert rehearsed and isinstance(reflex._graph, Tape)
 
 
-def test_what_outlives_episodes_is_no_matter_of_reflex(monkeypatch):
+def test_what_outlives_episodes_is_no_matter_of_reflex():
     made = [module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16]}), SPEC)
             for module in (r2d2, ngu)]
     gpu = SimpleNamespace(type="cuda")
