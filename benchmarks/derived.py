@@ -50,6 +50,8 @@ def learning(data: dict[str, Any]) -> dict[str, Any]:
             found[name] |= {"steps": round(statistics.median(steps)), "least": min(steps), "most": max(steps)}
             pairs = [(number(run["mean_reward"], digits), run["steps"]) for run in runs]
             found[name]["scores at"] = ", ".join(f"{score} ({at:,})" for score, at in pairs)
+        if marks := [run["found_at"] for run in runs if "found_at" in run]:  # the first evaluation that was good enough
+            found[name] |= {"first": round(min(marks), -4), "last": round(max(marks), -4)}
     for name, row in found.items():
         alone = found.get(name.partition(" ")[0], {})
         if "steps" in row and "steps" in alone:
@@ -85,7 +87,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
         algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
-        marks += [one["recipe"]] * (one.get("recipe", "pong-fast") != "pong-fast")
+        marks += [name for name in (one.get("recipe"),) if name not in (None, "pong-fast")]
         key = " ".join([one["kind"], *marks, *(algo or words)])
         found["before"].setdefault(key, one)
         found[key] = one | pong(one) if one["kind"] == "pong" else one

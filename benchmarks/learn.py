@@ -25,6 +25,7 @@ from pathlib import Path
 
 import qfleet
 from qfleet.bench import machine
+from qfleet.runs.writers import read_metrics
 from qfleet.runtime.wire.security import write_token
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
@@ -129,15 +130,19 @@ def joiner(folder: Path) -> Iterator[list[str]]:
         actor.wait(60)
 
 
-def train(recipe: str, overrides: list[str], seed: int) -> dict:
+def train(recipe: str, goal: float, overrides: list[str], seed: int) -> dict:
+    """One run; `found_at` is the step of its first evaluation that reached the goal, if one did."""
     with tempfile.TemporaryDirectory() as root:
         if JOINED in overrides:
             with joiner(Path(root)) as fleet:
-                return train(recipe, [*(word for word in overrides if word != JOINED), *fleet], seed)
+                return train(recipe, goal, [*(word for word in overrides if word != JOINED), *fleet], seed)
         result = qfleet.train(recipe, [*overrides, f"seed={seed}", f"run.root={root}", "run.tensorboard=false"])
         score = qfleet.evaluate(result.directory, episodes=20, seed=10_000 + seed)
+        judged = [(record["step"], record["eval/mean_reward"]) for record in read_metrics(
+            result.directory / "metrics.jsonl") if "eval/mean_reward" in record]
+    found = next(({"found_at": step} for step, mean in judged if mean >= goal), {})
     return {"seed": seed, "steps": result.steps, "updates": result.updates, "seconds": round(result.seconds, 1),
-            "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward,
+            "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward, **found,
             "cpu": machine()["cpu"]}
 
 
@@ -167,8 +172,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("ROW", "SEED"), help="train only this, and print what came of it")
     args = parser.parse_args()
     if args.one:
-        recipe, _, overrides = MATRIX[args.one[0]]
-        print(json.dumps(train(recipe, overrides, int(args.one[1]))))
+        recipe, goal, overrides = MATRIX[args.one[0]]
+        print(json.dumps(train(recipe, goal, overrides, int(args.one[1]))))
         return
     before = json.loads(args.out.read_text()) if args.out.exists() else {}  # with notes, perhaps
     saved = before.get("rows", {})
