@@ -5,11 +5,11 @@
     python benchmarks/continuous_returns.py --draw [--out ...]
 
 SB3's side has the hyper-parameters of rl-zoo3 for MuJoCo: 400 and 300 units, batch 256, rate 1e-3, an update after
-every step, 10,000 random steps, noise 0.1. Ours is the environment's recipe with the same networks, rates, batch and
-number of updates per step; `key=value` changes it further. A return is the mean of 10 greedy episodes of the last
-policy, and every EVAL_STEPS steps of the one of that time. Every run has a process and a thread of its own. Runs are
-saved as they come; those already in OUT are not repeated. Needs `pip install stable-baselines3` and the extra mujoco;
---draw makes OUT's picture, and needs matplotlib.
+every step, 10,000 random steps, noise 0.1. Ours is the environment's recipe with one lane, too, the same networks,
+rates, batch and number of updates per step; `key=value` changes it further. A return is the mean of 10 greedy episodes
+of the last policy, and every EVAL_STEPS steps of the one of that time. Every run has a process and a thread of its own.
+Runs are saved as they come; those already in OUT are not repeated. Needs `pip install stable-baselines3` and the extra
+mujoco; --draw makes OUT's picture, and needs matplotlib.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qfleet.bench import machine
 EVAL_STEPS = 10_000
 EPISODES = 10
 RECIPES = {"HalfCheetah-v5": "halfcheetah", "Hopper-v5": "hopper", "Walker2d-v5": "walker2d"}
-EQUAL = ["agent.hidden=[400,300]", "learner.learning_rate=1e-3"]
+EQUAL = ["env.lanes=1", "agent.hidden=[400,300]", "learner.learning_rate=1e-3"]
 PLAIN = ["agent.twin=false", "agent.smoothing=0", "agent.policy_delay=1", "learner.target_tau=0.005"]
 THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 

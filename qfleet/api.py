@@ -49,6 +49,7 @@ class EvalResult:
     returns: list[float]
     lengths: list[int]
     checkpoint: str
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,13 +117,18 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
     _require(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
     if not 0 <= epsilon <= 1:
         raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
-    agent = load(path, which=which, device=device, root=root, trust=trust)
-    lanes = lanes or min(episodes, agent.config.eval.lanes)
-    with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
-        session.require_same(agent.checkpoint, env.spec)
-        score = judge(agent.policy, env, episodes, epsilon, seed, told=told)
+    try:
+        agent = load(path, which=which, device=device, root=root, trust=trust)
+        lanes = lanes or min(episodes, agent.config.eval.lanes)
+        with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
+            session.require_same(agent.checkpoint, env.spec)
+            score = judge(agent.policy, env, episodes, epsilon, seed, told=told)
+    except torch.OutOfMemoryError as error:
+        error.add_note("make room on the GPU (nvidia-smi lists who uses it), or play on the CPU: device=\"cpu\", or "
+                       "--device cpu of `qfleet eval`")
+        raise
     return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(agent.config), epsilon,
-                      score.returns, score.lengths, str(agent.checkpoint.path))
+                      score.returns, score.lengths, str(agent.checkpoint.path), str(agent.policy.device))
 
 
 def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,

@@ -213,6 +213,16 @@ def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(mon
         assert api._home(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
 
 
+def test_evaluation_is_where_the_run_was_trained(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, home in (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("cuda:2", "cpu")):
+        assert str(api._home(resolve("cartpole", [f"device={name}"]).config)) == home
+    monkeypatch.undo()
+    result = api.train("cartpole", [*TINY, "total_steps=100"])
+    assert api.evaluate(result.directory, episodes=1).device == "cpu"
+
+
 def test_nested_settings_may_extend_a_recipe():
     result = api.train({"extends": "cartpole", "run": {"name": "x"}, "total_steps": 100}, TINY)
     assert result.steps >= 100 and api.load("x").config.env.id == "CartPole-v1"

@@ -271,9 +271,10 @@ def test_eval_counts_aloud_on_a_terminal_only(tape, monkeypatch, capsys):
 
 
 def test_eval_reports_for_people_and_passes_its_options(tape, capsys):
-    assert main(["eval", "x", "--episodes", "4", "--epsilon", "0.05", "--which", "latest", "--lanes", "2"]) == 0
-    options = {"episodes": 4, "seed": 1000, "epsilon": 0.05, "which": "latest", "lanes": 2, "root": "runs",
-               "trust": False}
+    assert main(["eval", "x", "--episodes", "4", "--epsilon", "0.05", "--which", "latest", "--lanes", "2",
+                 "--device", "cuda:1"]) == 0
+    options = {"episodes": 4, "seed": 1000, "epsilon": 0.05, "which": "latest", "lanes": 2, "device": "cuda:1",
+               "root": "runs", "trust": False}
     assert tape.calls == [("evaluate", "x", options)]
     assert "mean return 12.50 ± nan over 4 episodes (ε = 0.05, classic, full games" in capsys.readouterr().out
 
