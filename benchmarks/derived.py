@@ -124,6 +124,12 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
     return {"table": block(lines)}
 
 
+def returns(data: dict[str, Any]) -> dict[str, Any]:
+    """continuous_returns.json and its like: what each contender's seeds returned."""
+    return {name: {"returns": listed([run["mean_reward"] for run in runs], 0), "seeds": len(runs)}
+            for name, runs in data["rows"].items()}
+
+
 def memory(data: dict[str, Any]) -> dict[str, Any]:
     """replay_memory.json: games by name, and the least and the most of all."""
     games = {game["game"]: game for game in data["games"]}
@@ -236,4 +242,5 @@ def listed(values: list[float], digits: int) -> str:
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family, "bench/profile": profiles}
+    "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
+    "continuous_returns": returns, "continuous_lanes": returns, "bench/profile": profiles}
