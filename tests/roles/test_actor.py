@@ -9,8 +9,10 @@ from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
 from qfleet.agent import Decision, Recall
 from qfleet.explore.constant import Constant
 from qfleet.replay.layout import Layout
+from qfleet.roles import actor as actors
 from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.policy import Policy
+from qfleet.roles.reflex import Reflex
 from qfleet.roles.weights import Mailbox
 from qfleet.types import Window
 
@@ -22,7 +24,8 @@ def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None):
     replay = TapeReplay(tape)
     metrics = ListMetrics()
     weights = Mailbox()
-    recorder = Recorder(agent, Layout(SPEC, Window(future=future), chunk_steps, agent.columns), env.lanes, replay)
+    layout = Layout(SPEC, Window(future=future), chunk_steps, agent.columns, agent.states)
+    recorder = Recorder(agent, layout, env.lanes, replay)
     policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
     actor.begin(list(range(env.lanes)))
@@ -183,6 +186,31 @@ def test_each_lane_remembers_its_own_episode_and_no_other():
         for name in ("count", "paid"):
             assert (chunk.columns[name] == np.where(cut, 0, steps)).all()
     assert replay.chunks[-1].columns["kept"].max() > 10, "of this nothing is forgotten"
+
+
+def test_by_reflex_it_remembers_the_same(monkeypatch):
+    """Rewards and ends reach the reflex instead of the policy, and states come back to be stored."""
+    plain = counting_agent()
+    agent = dataclasses.replace(plain, recall=dataclasses.replace(plain.recall, kept=()),
+                                columns={"count": ((), "float32")}, states={"paid": ((), "float32")})
+    runs = []
+    for quick in (False, True):
+        if quick:
+            monkeypatch.setattr(actors, "reflex_of", Reflex)
+        actor, env, replay, _, _, _ = actor_with([3, 5], chunk_steps=6, agent=agent)
+        for step in range(40):
+            env.cut_next[:] = [False, step == 17]
+            actor.step()
+        actor.cut([3, 4])
+        for _ in range(20):
+            actor.step()
+        assert isinstance(actor._reflex, Reflex) == quick
+        runs.append(replay.chunks)
+    assert len(runs[0]) == len(runs[1]) > 10
+    for one, other in zip(*runs, strict=True):
+        for name in one.columns:
+            np.testing.assert_array_equal(one.columns[name], other.columns[name])
+    assert max(chunk.columns["paid"].max() for chunk in runs[0]) > 1
 
 
 def test_what_outlives_episodes_is_saved_and_the_rest_begins_anew():
