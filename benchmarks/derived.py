@@ -87,7 +87,8 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
         algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
-        marks += [name for name in (one.get("recipe"),) if name not in (None, "pong-fast")]
+        recipe = one.get("recipe", "pong-fast")
+        marks += [recipe] * (recipe != "pong-fast")
         key = " ".join([one["kind"], *marks, *(algo or words)])
         found["before"].setdefault(key, one)
         found[key] = one | pong(one) if one["kind"] == "pong" else one

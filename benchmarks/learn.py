@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import socket
 import statistics
 import subprocess
@@ -138,9 +139,8 @@ def train(recipe: str, goal: float, overrides: list[str], seed: int) -> dict:
                 return train(recipe, goal, [*(word for word in overrides if word != JOINED), *fleet], seed)
         result = qfleet.train(recipe, [*overrides, f"seed={seed}", f"run.root={root}", "run.tensorboard=false"])
         score = qfleet.evaluate(result.directory, episodes=20, seed=10_000 + seed)
-        judged = [(record["step"], record["eval/mean_reward"]) for record in read_metrics(
-            result.directory / "metrics.jsonl") if "eval/mean_reward" in record]
-    found = next(({"found_at": step} for step, mean in judged if mean >= goal), {})
+        found = next(({"found_at": record["step"]} for record in read_metrics(result.directory / "metrics.jsonl")
+                      if record.get("eval/mean_reward", -math.inf) >= goal), {})
     return {"seed": seed, "steps": result.steps, "updates": result.updates, "seconds": round(result.seconds, 1),
             "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward, **found,
             "cpu": machine()["cpu"]}

@@ -126,11 +126,16 @@ def row(trial: Trial, root: Path, games: int = 0) -> dict[str, Any]:
         "training_clocks": [[r["updates"], r["episodes"]] for r in played]}
     if games and judged:
         epsilon = next((word.partition("=")[2] for word in trial.words if word.startswith("eval.epsilon=")), "0")
-        words = ["eval", str(trial.directory(root)), "--episodes", str(games), "--lanes", str(games),
-                 "--epsilon", epsilon, "--json"]
-        done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True)
-        found["games"] = {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
+        found["games"] = played(trial.directory(root), games, epsilon)
     return found
+
+
+def played(run: Path, games: int, epsilon: str = "0", timeout_s: float | None = None) -> dict[str, Any]:
+    """Whole games of a run's best policy, side by side, without the limit that evaluations may have."""
+    words = ["eval", str(run), "--episodes", str(games), "--lanes", str(games), "--epsilon", epsilon, "--json"]
+    done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True,
+                          timeout=timeout_s)
+    return {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
 
 
 def thinned(points: list[Any], most: int = 300) -> list[Any]:

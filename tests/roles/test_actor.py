@@ -172,14 +172,20 @@ def counting_agent():
     return dataclasses.replace(linear_agent(), act=act, recall=recall, columns=columns)
 
 
-def test_each_lane_remembers_its_own_episode_and_no_other():
-    actor, env, replay, _, _, _ = actor_with([3, 5], chunk_steps=6, agent=counting_agent())
+def interrupted(agent):
+    """60 steps in two lanes, one of which loses an episode, and all of which are broken off."""
+    actor, env, replay, _, _, _ = actor_with([3, 5], chunk_steps=6, agent=agent)
     for step in range(40):
         env.cut_next[:] = [False, step == 17]
         actor.step()
     actor.cut([3, 4])
     for _ in range(20):
         actor.step()
+    return actor, replay
+
+
+def test_each_lane_remembers_its_own_episode_and_no_other():
+    _, replay = interrupted(counting_agent())
     assert len(replay.chunks) > 10
     for chunk in replay.chunks:
         steps, cut = chunk.columns["obs.obs"][:, 0], chunk.columns["last"] & (chunk.columns["count"] == 0)
@@ -197,13 +203,7 @@ def test_by_reflex_it_remembers_the_same(monkeypatch):
     for quick in (False, True):
         if quick:
             monkeypatch.setattr(actors, "reflex_of", Reflex)
-        actor, env, replay, _, _, _ = actor_with([3, 5], chunk_steps=6, agent=agent)
-        for step in range(40):
-            env.cut_next[:] = [False, step == 17]
-            actor.step()
-        actor.cut([3, 4])
-        for _ in range(20):
-            actor.step()
+        actor, replay = interrupted(agent)
         assert isinstance(actor._reflex, Reflex) == quick
         runs.append(replay.chunks)
     assert len(runs[0]) == len(runs[1]) > 10
