@@ -193,7 +193,8 @@ def acting(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as root:
         steps = int(args.seconds * 25_000)
         words = [args.recipe, f"env.lanes={args.lanes // 2}", "actors=2", f"total_steps={steps}", "stop_at=null",
-                 "eval.period_steps=null", "eval.from_return=null", "eval.episodes=1", "eval.lanes=1"]
+                 "eval.period_steps=null", "eval.from_return=null", "eval.episodes=1", "eval.lanes=1",
+                 "checkpoint.period_steps=null", "checkpoint.replay=false"]
         command = train(root, [*words, *args.set])
         subprocess.run(command, check=True, timeout=20 * args.seconds, stdout=subprocess.DEVNULL)
         records = read(Path(root) / "x" / "metrics.jsonl")

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import trials
-from matplotlib.figure import Figure
 from trials import Trial
 
 from qfleet.runs.plots import COLOURS
@@ -115,7 +114,7 @@ def reached(trial: Trial, root: Path) -> int:
 
 def draw_figures(document: dict[str, Any]) -> Any:
     """Their two pictures and ours over them: by learner updates, and by episodes of one client."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = blank(11, 4.2)
     left, right = figure.subplots(1, 2)
     rows = document["rows"]
     for colour, (name, theirs) in zip(COLOURS, THEIRS.items(), strict=False):
@@ -135,7 +134,7 @@ def draw_figures(document: dict[str, Any]) -> Any:
 
 def draw_games(document: dict[str, Any]) -> Any:
     """Evaluations by decisions, and what rainbow-with-ray has after 200 million of them."""
-    figure, rows = Figure(figsize=(12, 3.8), layout="constrained"), document["rows"]
+    figure, rows = blank(12, 3.8), document["rows"]
     published = json.loads((Path(__file__).parent / "published.json").read_text())
     for axis, game in zip(figure.subplots(1, len(GAMES)), GAMES, strict=True):
         for colour, agent in zip(COLOURS, AGENTS, strict=False):
@@ -147,6 +146,12 @@ def draw_games(document: dict[str, Any]) -> Any:
                           color=colour, label=f"{agent}: ours")
         axis.set(title=game, xlabel="decisions", ylabel="return, 30 games, ε 0.05")
     return dressed(figure)
+
+
+def blank(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure  # not needed where runs are made
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def dressed(figure: Any) -> Any:

@@ -130,9 +130,9 @@ VERBS = (
          ("qfleet bench", "qfleet bench cartpole pong --rounds 5 --peers sb3 tianshou --out results",
           "qfleet bench updates acting device=cuda --threads 16", "qfleet bench pong --profile learner.precision=fp32"),
          options.bench, True,
-         "WORKLOAD is one of cartpole, pong (these by default), halfcheetah, halfcheetah-ddpg, acting, updates. "
-         "Everybody does the same work; rounds alternate, each in a fresh process. A peer that is not installed or "
-         "fails is named in the table. Of overrides all understand device=NAME; others are for --profile."),
+         "WORKLOAD is one of cartpole, pong (these by default), halfcheetah, halfcheetah-ddpg, acting, updates, "
+         "updates-512. Everybody does the same work; rounds alternate, each in a fresh process. A peer that is not "
+         "installed or fails is named in the table. Of overrides all understand device=NAME, others are --profile's."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
     Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
     Verb("_round", "measure one contender once", "", (1, 1), verbs.bench_round, hidden=True),

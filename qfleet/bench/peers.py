@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from qfleet.bench.rates import Marks, Rate
+from qfleet.bench.rates import Marks, Rate, repeated
 from qfleet.bench.work import Job, Work
 from qfleet.config import load_attribute
 from qfleet.types import UserError
@@ -18,12 +18,13 @@ Measure = Callable[[Work, Job], Rate]
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is measured beside us: the module that must be there, how to get it, and what it does."""
+    """Who is measured beside us: the module that must be there, how to get it, what it does and what that counts."""
 
     name: str
     module: str
     package: str
     measure: Measure
+    units: tuple[str, ...] = ("steps",)
 
     @property
     def missing(self) -> str | None:
@@ -32,6 +33,8 @@ class Peer:
 
 def sb3(work: Work, job: Job) -> Rate:
     """Stable-Baselines3, with settings that make the work the same."""
+    if work.unit == "updates":
+        return _sb3_updates(work, job)
     import stable_baselines3 as library
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -49,6 +52,35 @@ def sb3(work: Work, job: Job) -> Rate:
     model = getattr(library, work.algo)(**_sb3_model(work, job), **common)
     model.learn(job.steps, callback=Watch())
     return marks.rate(work.warm_up)
+
+
+def _sb3_updates(work: Work, job: Job) -> Rate:
+    """Its learner alone, on pictures of noise: draw, loss, step; neither double nor prioritised, so it does less."""
+    import gymnasium
+    import numpy as np
+    import stable_baselines3 as library
+    import torch
+
+    class Noise(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 4), np.uint8)
+        action_space = gymnasium.spaces.Discrete(6)
+
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return self.observation_space.sample(), 1.0, False, False, {}
+
+    model = library.DQN("CnnPolicy", Noise(), learning_rate=1e-4, buffer_size=10_000, learning_starts=work.starts,
+                        gamma=0.99, device=job.device, verbose=0)
+    model.learn(work.starts)
+
+    def learn() -> int:
+        model.train(5, work.batch)
+        return 5
+
+    learn()
+    return repeated(learn, job.steps, 2.0, torch.cuda.synchronize if model.device.type == "cuda" else lambda: None)
 
 
 def _sb3_model(work: Work, job: Job) -> dict[str, Any]:
@@ -167,7 +199,7 @@ def _tianshou_control(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
     return DummyVectorEnv([make] * job.lanes), algorithm, {"total_size": 1_000_000}
 
 
-PEERS = {peer.name: peer for peer in (Peer("sb3", "stable_baselines3", "stable-baselines3", sb3),
+PEERS = {peer.name: peer for peer in (Peer("sb3", "stable_baselines3", "stable-baselines3", sb3, ("steps", "updates")),
                                       Peer("tianshou", "tianshou", "tianshou", tianshou))}
 ABSENT = {"cleanrl": "CleanRL is a collection of scripts, not a library: its newest package, 1.2.0, needs Python below "
                      "3.11, and 0.4.8, which pip takes instead, cannot be imported beside a present gym"}

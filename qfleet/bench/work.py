@@ -149,9 +149,10 @@ ALL = (
     Work("acting", "playing Pong and storing it, no learning, against the bare emulators", "pong",
          steps=6_400, warm_up=1_000, lanes=(16,), gpu_lanes=(128,), **ATARI, ours={"": ()}, measure=acted,
          rivals={"emulators, random actions": emulated}),
-    Work("updates", "the learner of Pong alone, from the draw to the priorities", "pong", unit="updates", starts=1_000,
-         steps=20, lanes=(8,), **ATARI, measure=updated,
-         ours={f"batch {n}": (f"learner.batch_size={n}",) for n in (32, 512)}),
+    *(Work(name, f"the learner of Pong alone, from the draw to the priorities, batch {batch}", "pong", unit="updates",
+           algo="DQN", batch=batch, starts=1_000, steps=20, lanes=(8,), **ATARI, measure=updated,
+           ours={"": (f"learner.batch_size={batch}", "replay.alpha=0.6", "agent.dueling=true", "agent.norm=none")})
+      for name, batch in (("updates", 32), ("updates-512", 512))),
 )
 WORKS = {work.name: work for work in ALL}
 DEFAULT = ("cartpole", "pong")
