@@ -91,6 +91,8 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
         recipe = one.get("recipe", "pong-fast")
         marks += [recipe] * (recipe != "pong-fast")
+        if one["kind"] == "pong" and recipe != "pong-fast":
+            words = []  # a recipe's settings for the occasion
         key = " ".join([one["kind"], *marks, *(algo or words)])
         found[key] = one | pong(one) if one["kind"] == "pong" else one
         found["before"].setdefault(key, found[key])
@@ -101,8 +103,11 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         rows[f"pong{words}"] = {"solved": f"{sum((run['solved_s'] or IN_TIME_S + 1) <= IN_TIME_S for run in runs)} "
                                           f"of {len(runs)}", "slowest": min(paces), "fastest": max(paces)}
     for precision in ("fp32", "bf16"):
-        gaps = [one["distance"] for one in records if one["kind"] == "check" and one["precision"] == precision]
+        gaps = [one["distance"] for one in records
+                if "distance_of_two_in_pieces" in one and one["precision"] == precision]
         found[f"gap {precision}"] = {"least": min(gaps), "most": max(gaps)}
+    for one in (one for one in records if one["kind"] == "parity"):
+        found[f"parity {one['capture']}"] = {"solved_at": listed(one["solved_at"], 0)}
     return found
 
 

@@ -119,24 +119,28 @@ def updates(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Does a recorded update move the weights as one in pieces does? Distance of both, over the way moved."""
+    from qfleet.roles.whole import WARM_UP
+
     for algo in ("dqn", "c51", "qr"):
         for precision in ("fp32", "bf16"):
             for alpha in ("0", "0.6"):
-                ends, begin = [], None
+                trails, begin = [], None
                 for capture in ("true", "false", "false"):  # the last as a control: what two runs in pieces differ by
                     words = [f"agent.algo={algo}", f"learner.precision={precision}", f"replay.alpha={alpha}",
                              f"learner.capture={capture}", "replay.store=device", *args.set]
                     learner, _ = learner_of(args.recipe, 64, words, 20_000, 10_000)
-                    begin = learner.flat.master.clone()
-                    learner.burst = 40
-                    learner.step()
-                    ends.append(learner.flat.master.clone())
+                    begin, trail = learner.flat.master.clone(), []
+                    for learner.burst in (WARM_UP + 1, 39 - WARM_UP):
+                        learner.step()
+                        trail.append(learner.flat.master.clone())
+                    trails.append(trail)
                     whole = learner._whole is not None and bool(learner._whole._graphs)
                     assert whole == (capture == "true"), f"{words}: recorded {whole}"
-                way = (ends[1] - begin).norm()
-                away, chance = (round(float((end - ends[1]).norm() / way), 6) for end in (ends[0], ends[2]))
+                away, chance = (
+                    [round(float((mine - its).norm() / (its - begin).norm()), 6)
+                     for mine, its in zip(trail, trails[1], strict=True)] for trail in (trails[0], trails[2]))
                 keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
-                            "distance": away, "distance_of_two_in_pieces": chance})
+                            "distance_after_one": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1]})
 
 
 def parity(args: argparse.Namespace) -> None:

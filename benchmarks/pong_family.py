@@ -1,6 +1,6 @@
-"""Do rainbow, iqn and btr learn Pong? Runs side by side, judged by 30 full games of the best policy of each.
+"""Do rainbow, iqn, btr and r2d2 learn Pong? Runs side by side, judged by 30 full games of the best policy of each.
 
-    python benchmarks/pong_family.py [--only rainbow iqn btr] [--steps 3000000] [--seconds 570] [--threads 4] [k=v]
+    python benchmarks/pong_family.py [--only rainbow iqn btr r2d2] [--steps 3000000] [--seconds 570] [--threads 4] [k=v]
 
 With `--seconds` the runs are stopped when the time is up, each with a checkpoint; the same command goes on with them
 where `--runs` is still there. A run ends early when an evaluation reaches 19. Curves and results are written to OUT,
@@ -15,6 +15,8 @@ from typing import Any
 import trials
 from trials import Trial
 
+from qfleet.runs.plots import COLOURS
+
 GOAL = 18
 COMMON = [
     "stop_at=19", "env.lanes=32", "actors=2", "replay.capacity=300000", "replay.min_steps=20000",
@@ -27,6 +29,9 @@ SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
     "iqn": [*QUICK, "explore.steps=100000"],
     "btr": ["explore.steps=100000", "replay.beta_steps=3000000", "replay.samples_per_insert=8"],
+    "r2d2": ["agent.norm=layer", "learner.learning_rate=2.5e-4", "learner.optimizer_eps=1e-5",
+             "learner.target_period_updates=100", "learner.publish_period_updates=4", "replay.samples_per_insert=0.5",
+             "eval.max_episode_steps=3500"],
 }
 """Over the recipes, whose settings are for 200 million frames of any game: what suits an easy one and a short time."""
 
@@ -39,7 +44,7 @@ def draw(document: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for (name, row), colour in zip(document["rows"].items(), ("#0072B2", "#D55E00", "#009E73"), strict=False):
+    for (name, row), colour in zip(document["rows"].items(), COLOURS, strict=False):
         for points, style, what in ((row["training"], "-", "training"), (row["curve"], "o", "greedy games")):
             axis.plot([point[0] for point in points], [point[1] for point in points], style, color=colour,
                       markersize=5, linewidth=1.5, label=f"{name}, {what}")

@@ -116,14 +116,14 @@ def row(trial: Trial, root: Path, games: int = 0) -> dict[str, Any]:
     told = trial.records(root)
     last = told[-1] if told else {"step": 0, "updates": 0, "time_s": 0.0}
     judged = [r for r in told if r.get("eval/mean_reward") is not None]
-    played = thinned([r for r in told if r.get("rollout/ep_rew_mean") is not None])
+    rolled = thinned([r for r in told if r.get("rollout/ep_rew_mean") is not None])
     found: dict[str, Any] = {
         "steps": last["step"], "updates": last["updates"], "episodes": last.get("episodes", 0),
         "seconds": last["time_s"], "settings": [trial.recipe, *trial.words],
         "curve": [[r["step"], r["eval/mean_reward"], r["eval/std_reward"]] for r in judged],
         "curve_clocks": [[r["updates"], r["episodes"]] for r in judged],
-        "training": [[r["step"], r["rollout/ep_rew_mean"]] for r in played],
-        "training_clocks": [[r["updates"], r["episodes"]] for r in played]}
+        "training": [[r["step"], r["rollout/ep_rew_mean"]] for r in rolled],
+        "training_clocks": [[r["updates"], r["episodes"]] for r in rolled]}
     if games and judged:
         epsilon = next((word.partition("=")[2] for word in trial.words if word.startswith("eval.epsilon=")), "0")
         found["games"] = played(trial.directory(root), games, epsilon)

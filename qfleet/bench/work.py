@@ -128,6 +128,11 @@ def ours(work: Work, variant: str, job: Job) -> Rate:
     return (work.measure or trained)(work, work.ours[variant], job)
 
 
+def both(*overrides: str) -> dict[str, tuple[str, ...]]:
+    """A variant of ours in each precision."""
+    return {name: (*overrides, f"learner.precision={name}") for name in ("bf16", "fp32")}
+
+
 ATARI: Any = {"module": "ale_py", "extra": "atari"}
 CHEETAH: Any = {"env_id": "HalfCheetah-v5", "batch": 256, "starts": 320, "steps": 1_000, "warm_up": 400,
            "module": "mujoco", "extra": "mujoco"}
@@ -140,12 +145,11 @@ ALL = (
                                   "learner.learning_rate=2.3e-3")}),
     Work("pong", "DQN on Pong: Nature CNN, batch 32, an update for 4 steps", "pong", algo="DQN",
          env_id="PongNoFrameskip-v4", batch=32, cycle=4, starts=520, steps=1_000, warm_up=600, lanes=(8,), **ATARI,
-         ours={name: ("agent.double=false", "replay.capacity=10000", f"learner.precision={name}")
-               for name in ("bf16", "fp32")}),
+         ours=both("agent.double=false", "replay.capacity=10000")),
     Work("halfcheetah", "TD3 on HalfCheetah-v5: 2 × 256, batch 256, an update for every step", "halfcheetah",
-         algo="TD3", **CHEETAH, ours={"": TD3}),
+         algo="TD3", **CHEETAH, ours=both(*TD3)),
     Work("halfcheetah-ddpg", "DDPG on HalfCheetah-v5: 2 × 256, batch 256, an update for every step", "halfcheetah",
-         algo="DDPG", **CHEETAH, ours={"": (*TD3, "agent.twin=false", "agent.smoothing=0", "agent.policy_delay=1")}),
+         algo="DDPG", **CHEETAH, ours=both(*TD3, "agent.twin=false", "agent.smoothing=0", "agent.policy_delay=1")),
     Work("acting", "playing Pong and storing it, no learning, against the bare emulators", "pong",
          steps=6_400, warm_up=1_000, lanes=(16,), gpu_lanes=(128,), **ATARI, ours={"": ()}, measure=acted,
          rivals={"emulators, random actions": emulated}),

@@ -105,3 +105,16 @@ def test_a_sweep_leaves_the_time_of_evaluations_out(monkeypatch):
     for record in ({}, {}, {"eval/mean_reward": 0.5}, {}):
         watch.write({"step": 1, "updates": 0} | record)
     assert [row[2] for row in watch.rows] == [1.0, 3.0, 3.0, 4.0]
+
+
+def test_the_best_policy_of_a_run_plays_games_in_the_end(tmp_path):
+    import trials
+
+    import qfleet
+
+    trial = trials.Trial("short", "cartpole", ("eval.epsilon=0", "total_steps=400", "replay.min_steps=200",
+                                               "eval.episodes=1", "checkpoint.replay=false", "run.tensorboard=false"))
+    qfleet.train(trial.recipe, [*trial.words, f"run.root={tmp_path}", "run.name=short"])
+    row = trials.row(trial, tmp_path, games=3)
+    assert row["steps"] >= 400 and len(row["curve"]) == 1
+    assert row["games"]["episodes"] == 3 and len(row["games"]["returns"]) == 3
