@@ -198,9 +198,9 @@ def acting(args: argparse.Namespace) -> None:
         steps = int(args.seconds * 25_000)
         words = [args.recipe, f"env.lanes={args.lanes // 2}", "actors=2", f"total_steps={steps}", "stop_at=null",
                  "eval.period_steps=null", "eval.from_return=null", "eval.episodes=1", "eval.lanes=1",
-                 "checkpoint.period_steps=null", "checkpoint.replay=false"]
+                 "eval.max_episode_steps=100", "checkpoint.period_steps=null", "checkpoint.replay=false"]
         command = train(root, [*words, *args.set])
-        subprocess.run(command, check=True, timeout=20 * args.seconds, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=120 + 20 * args.seconds, stdout=subprocess.DEVNULL)
         records = read(Path(root) / "x" / "metrics.jsonl")
     late = [record for record in records if record["step"] > steps / 3 and "time/fps" in record]
     keep(args, {"kind": "acting", "recipe": args.recipe, "set": args.set, "random_steps_per_s": round(roof),

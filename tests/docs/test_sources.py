@@ -118,3 +118,18 @@ def test_the_best_policy_of_a_run_plays_games_in_the_end(tmp_path):
     row = trials.row(trial, tmp_path, games=3)
     assert row["steps"] >= 400 and len(row["curve"]) == 1
     assert row["games"]["episodes"] == 3 and len(row["games"]["returns"]) == 3
+
+
+def test_runs_of_pong_are_told_in_a_table_and_a_picture():
+    import derived
+    import pong_family
+
+    row = {"steps": 650_000, "updates": 9_000, "seconds": 120.0, "curve": [[600_000, 12.0, 3.0], [650_000, 20.3, 0.5]],
+           "training": [[1000, -21.0], [650_000, 4.0]]}
+    rows = {"iqn": row | {"games": {"mean_reward": 20.5, "episodes": 30}}, "btr": row, "r2d2": row | {"curve": []}}
+    lines = derived.family({"rows": rows})["table"].strip().splitlines()
+    assert lines[2:] == ["| `iqn` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | **20.5** of 30 |",
+                         "| `btr` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | not played |",
+                         "| `r2d2` | 650,000 | 9,000 | 2.0 | none | not played |"]
+    (axis,) = pong_family.draw({"rows": rows}).axes
+    assert [len(line.get_xdata()) for line in axis.lines[:6]] == [2, 2, 2, 2, 2, 0]
