@@ -41,28 +41,59 @@ extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int 
 
 ADAM = """
 // Adam with clipping, unless the gradient is not sound; and the weights rounded to where the network reads them.
+struct Rule { float scale, size, root, beta1, beta2, rest1, rest2, eps; };
+
+__device__ __forceinline__ void move(const Rule& rule, float gradient, float& mean, float& square, float& weight) {
+    float g = gradient * rule.scale;
+    mean = rule.beta1 * mean + rule.rest1 * g;
+    square = rule.beta2 * square + rule.rest2 * g * g;
+    weight = weight - rule.size * mean / (sqrtf(square) / rule.root + rule.eps);
+}
+
+__device__ __forceinline__ unsigned short rounded(float weight) {
+    unsigned int bits = __float_as_uint(weight);
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+}
+
 extern "C" __global__ void adam(float* weights, const float* gradient, float* mean, float* square, const float* steps,
                                 const float* norm, const bool* sound, unsigned short* data, const int* places, int n,
-                                int rounded, double rate, double beta1, double beta2, double eps, double clip) {
-    __shared__ float scale, size, root;
+                                int rounding, double rate, double beta1, double beta2, double eps, double clip) {
+    __shared__ Rule shared;
     if (!*sound) return;
     if (threadIdx.x == 0) {
         double shrink = clip / ((double)*norm + 1e-6);
-        scale = clip > 0 && shrink < 1 ? shrink : 1;
-        size = rate / (1 - pow(beta1, (double)*steps));
-        root = sqrt(1 - pow(beta2, (double)*steps));
+        shared.scale = clip > 0 && shrink < 1 ? shrink : 1;
+        shared.size = rate / (1 - pow(beta1, (double)*steps));
+        shared.root = sqrt(1 - pow(beta2, (double)*steps));
+        shared.beta1 = beta1; shared.rest1 = 1 - beta1;
+        shared.beta2 = beta2; shared.rest2 = 1 - beta2;
+        shared.eps = eps;
     }
     __syncthreads();
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-        float g = gradient[i] * scale;
-        float m = (float)beta1 * mean[i] + (float)(1 - beta1) * g;
-        float v = (float)beta2 * square[i] + (float)(1 - beta2) * g * g;
-        float w = weights[i] - size * m / (sqrtf(v) / root + (float)eps);
-        mean[i] = m; square[i] = v; weights[i] = w;
-        if (rounded) {
-            unsigned int bits = __float_as_uint(w);
-            data[places[i]] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    const Rule rule = shared;
+    int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
+    for (int i = first; i < n / 4; i += stride) {   // four at a time: a thread waits once for what they need
+        float4 g = ((const float4*)gradient)[i], m = ((float4*)mean)[i], v = ((float4*)square)[i];
+        float4 w = ((float4*)weights)[i];
+        move(rule, g.x, m.x, v.x, w.x);
+        move(rule, g.y, m.y, v.y, w.y);
+        move(rule, g.z, m.z, v.z, w.z);
+        move(rule, g.w, m.w, v.w, w.w);
+        ((float4*)mean)[i] = m; ((float4*)square)[i] = v; ((float4*)weights)[i] = w;
+        if (rounding) {
+            int4 at = ((const int4*)places)[i];
+            ushort4 four;
+            four.x = rounded(w.x); four.y = rounded(w.y); four.z = rounded(w.z); four.w = rounded(w.w);
+            if (at.x % 4 == 0 && at.y == at.x + 1 && at.z == at.x + 2 && at.w == at.x + 3) {
+                *(ushort4*)(data + at.x) = four;
+            } else {   // a convolution's, whose channels lie last, or where one parameter ends and another begins
+                data[at.x] = four.x; data[at.y] = four.y; data[at.z] = four.z; data[at.w] = four.w;
+            }
         }
+    }
+    for (int i = n / 4 * 4 + first; i < n; i += stride) {
+        move(rule, gradient[i], mean[i], square[i], weights[i]);
+        if (rounding) data[places[i]] = rounded(weights[i]);
     }
 }
 """

@@ -35,15 +35,16 @@ def n_step(
     positions = reward.shape[1] - n
     if n < 1 or positions < 1:
         raise ValueError(f"{reward.shape[1]} rows hold no {n}-step window")
-    alive = ~last[:, :positions]
+    going, step = ~last, gamma * discount
+    alive = going[:, :positions]
     ret = reward[:, :positions] * alive
-    scale = torch.where(alive, gamma * discount[:, :positions], 1.0)
+    scale = torch.where(alive, step[:, :positions], 1.0)
     row = torch.arange(positions, device=last.device) + alive
     for k in range(1, n):
         rows = slice(k, k + positions)
-        alive = alive & ~last[:, rows]
-        ret = ret + scale * reward[:, rows] * alive
-        scale = torch.where(alive, scale * gamma * discount[:, rows], scale)
+        alive = alive & going[:, rows]
+        ret = torch.addcmul(ret, scale, reward[:, rows] * alive)
+        scale = torch.where(alive, scale * step[:, rows], scale)
         row = row + alive
     return NStep(ret, scale, row)
 

@@ -147,9 +147,9 @@ class Optimizer:
             return False
         cfg, size = self.cfg, len(self.weights)
         data, places = rounded if rounded is not None else (self.weights, self.weights)
-        adam(min(size, RESIDENT), [self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data,
-                                   places, size, int(rounded is not None), cfg.learning_rate, *BETAS,
-                                   cfg.optimizer_eps, float(cfg.clip_norm)])
+        adam(min(-(-size // 4), RESIDENT), [
+            self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data, places, size,
+            int(rounded is not None), cfg.learning_rate, *BETAS, cfg.optimizer_eps, float(cfg.clip_norm)])
         return True
 
     def _step_parts(self, gradient: torch.Tensor) -> None:

@@ -1,0 +1,104 @@
+"""The kernels' sources are C++ but for a few words: here they are compiled for the CPU, and do what torch does."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from qfleet.maths.cuda import SOURCES
+from qfleet.nets.patches import patches
+from qfleet.roles.flat import places_of
+
+WORDS = """
+#include <cmath>
+#include <cstring>
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+#define __syncthreads()
+struct float4 { float x, y, z, w; };
+struct int4 { int x, y, z, w; };
+struct uchar4 { unsigned char x, y, z, w; };
+struct ushort4 { unsigned short x, y, z, w; };
+static struct { int x; } blockIdx, blockDim, threadIdx, gridDim;
+static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+"""
+BLOCK, GRID = 32, 3
+EACH = f"""
+    gridDim.x = {GRID}; blockDim.x = {BLOCK};
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)
+"""
+CALLS = {
+    "adam": """extern "C" void call(float* w, float* g, float* m, float* v, float* steps, float* norm, bool* sound,
+        unsigned short* data, int* places, int n, int rounding, double rate, double b1, double b2, double eps,
+        double clip) {
+        EACH adam(w, g, m, v, steps, norm, sound, data, places, n, rounding, rate, b1, b2, eps, clip); }""",
+    "lay": """extern "C" void call(unsigned char* x, unsigned short* out, int n, int channels, int high, int wide) {
+        EACH lay(x, out, n, channels, high, wide); }"""}
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    """A kernel by its name, as a function of tensors and numbers."""
+    folder = tmp_path_factory.mktemp("kernels")
+
+    def compiled(name):
+        source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+        source.write_text(WORDS + SOURCES[name] + CALLS[name].replace("EACH", EACH))
+        subprocess.run(["g++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", source, "-o", library], check=True,
+                       timeout=100)
+        function = ctypes.CDLL(str(library)).call
+
+        def call(*args):
+            kinds = {torch.Tensor: lambda x: ctypes.c_void_p(x.data_ptr()), int: ctypes.c_int, float: ctypes.c_double}
+            function(*(kinds[type(arg)](arg) for arg in args))
+
+        return call
+
+    return {name: compiled(name) for name in SOURCES}
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("shapes", [[(32, 4, 2, 2), (32,), (6, 7), (6,)], [(3,)], [(5, 2, 1, 2), (2,), (400,)]])
+def test_adam_moves_and_rounds_as_torch_does(called, shapes, clip):
+    torch.manual_seed(0)
+    places = places_of([torch.Size(shape) for shape in shapes])
+    n = len(places)
+    weights, mean, square = torch.randn(n), torch.zeros(n), torch.zeros(n)
+    twin = [each.clone() for each in (weights, mean, square)]
+    data = torch.full((int(places.max()) + 9,), 7, dtype=torch.bfloat16)
+    for number in range(1, 5):
+        gradient, steps = torch.randn(n), torch.tensor(float(number))
+        norm = gradient.norm()
+        called["adam"](weights, gradient, mean, square, steps, norm, torch.tensor(True), data, places, n, 1, 1e-2, 0.9,
+                       0.999, 1e-5, clip)
+        clipped = gradient * min(1.0, clip / (float(norm) + 1e-6)) if clip else gradient
+        torch._fused_adam_([twin[0]], [clipped], [twin[1]], [twin[2]], [], [steps], amsgrad=False, lr=1e-2, beta1=0.9,
+                           beta2=0.999, weight_decay=0.0, eps=1e-5, maximize=False, grad_scale=None, found_inf=None)
+    for mine, its in zip((weights, mean, square), twin, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+    assert torch.equal(data[places.long()], weights.bfloat16())
+    beyond = np.setdiff1d(np.arange(len(data)), places.numpy())
+    assert (data[beyond] == 7).all()
+
+
+def test_nothing_moves_where_a_gradient_is_not_sound(called):
+    weights, zeros = torch.arange(10.0), torch.zeros(10)
+    called["adam"](weights, zeros + 1, zeros, zeros, torch.tensor(1.0), torch.tensor(1.0), torch.tensor(False), weights,
+                   weights, 10, 0, 1e-2, 0.9, 0.999, 1e-5, 0.0)
+    assert torch.equal(weights, torch.arange(10.0)) and not zeros.any()
+
+
+def test_pictures_are_laid_out_in_patches(called):
+    pictures = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    found = torch.zeros(2, 2, 2, 48, dtype=torch.bfloat16)
+    threads = found.numel() // 4
+    assert threads <= BLOCK * GRID
+    called["lay"](pictures, found, threads, 3, 8, 8)
+    assert torch.equal(found.permute(0, 3, 1, 2), patches(pictures, 4).bfloat16())
