@@ -99,15 +99,17 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
     for rows, words in ((found, ""), (found["before"], ""), (found, " norm=layer"),
                         (found, " lanes=32 from_return=-8")):
         runs = [rows[f"pong {seed}{words}"] for seed in (1, 2, 3)]
-        paces = [run["steps_per_s"] for run in runs]
-        rows[f"pong{words}"] = {"solved": f"{sum((run['solved_s'] or IN_TIME_S + 1) <= IN_TIME_S for run in runs)} "
-                                          f"of {len(runs)}", "slowest": min(paces), "fastest": max(paces)}
+        paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
+        solved = sum(run["solved_s"] is not None and run["solved_s"] <= IN_TIME_S for run in runs)
+        rows[f"pong{words}"] = {"solved": f"{solved} of {len(runs)}", "slowest": min(paces), "fastest": max(paces),
+                                "starts": [min(starts, default=None), max(starts, default=None)]}
     for precision in ("fp32", "bf16"):
-        gaps = [one["distance"] for one in records
-                if "distance_of_two_in_pieces" in one and one["precision"] == precision]
+        gaps = {(one["algo"], one["alpha"]): one["distance"] for one in records
+                if "distance_of_two_in_pieces" in one and one["precision"] == precision}.values()
         found[f"gap {precision}"] = {"least": min(gaps), "most": max(gaps)}
     for one in (one for one in records if one["kind"] == "parity"):
-        found[f"parity {one['capture']}"] = {"solved_at": listed(one["solved_at"], 0)}
+        found[f"parity {one['capture']}"] = {
+            "solved_at": ", ".join("not" if steps is None else number(steps, 0) for steps in one["solved_at"])}
     return found
 
 
@@ -120,6 +122,7 @@ def pong(run: dict[str, Any]) -> dict[str, Any]:
     games = run.get("games")
     return {"evaluations": judged or "none", "reached": reached, "end": f"{number(last, 1)} at {round(step, -4):,}",
             "steps_per_s": statistics.median(paces),
+            "start_s": run["solved_s"] and run["solved_s"] + run["judged"][-1][3] - run["judged"][-1][0],
             "fresh": f"{games['mean_reward']:.1f}" if isinstance(games, dict) else "not played"}
 
 

@@ -10,9 +10,9 @@ Every command appends a JSON record, with versions and hardware, to --out. `upda
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
-not counted; 30 games more, without any limit, are then played by it. `check` compares recorded updates with those made
-in pieces, and those with each other. `parity` learns Catch from pixels with both, seed by seed: the steps until 20
-evaluation episodes reach 0.95.
+not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares recorded updates
+with those made in pieces, and those with each other. `parity` learns Catch from pixels with both, seed by seed: the
+steps until 20 evaluation episodes reach 0.95.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def check(args: argparse.Namespace) -> None:
                              f"learner.capture={capture}", "replay.store=device", *args.set]
                     learner, _ = learner_of(args.recipe, 64, words, 20_000, 10_000)
                     begin, trail = learner.flat.master.clone(), []
-                    for learner.burst in (WARM_UP + 1, 39 - WARM_UP):
+                    for burst in (WARM_UP + 1, 39 - WARM_UP):  # of the first ones the last is recorded
+                        learner.burst = burst
                         learner.step()
                         trail.append(learner.flat.master.clone())
                     trails.append(trail)
@@ -140,7 +141,7 @@ def check(args: argparse.Namespace) -> None:
                     [round(float((mine - its).norm() / (its - begin).norm()), 6)
                      for mine, its in zip(trail, trails[1], strict=True)] for trail in (trails[0], trails[2]))
                 keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
-                            "distance_after_one": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1]})
+                            "distance_early": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1]})
 
 
 def parity(args: argparse.Namespace) -> None:
@@ -243,8 +244,9 @@ def pong(args: argparse.Namespace) -> None:
                   for x in records if "eval/seconds" in x]
         solved = None if found is None else round(now - begin - found["eval/seconds"], 1)
         keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "solved_s": solved,
-                    "score": found and found["eval/mean_reward"], "games": games, "steps": found and found["step"],
-                    "updates": found and found["updates"], "judged": judged,
+                    "score": found and found["eval/mean_reward"], "games": games,
+                    "steps": records[-1]["step"] if records else 0,
+                    "updates": records[-1]["updates"] if records else 0, "judged": judged,
                     "curve": curve[::max(1, len(curve) // 60)]})
 
 
@@ -253,7 +255,7 @@ def full_games(run: Path) -> dict[str, Any] | str:
     try:
         return trials.played(run, 30, timeout_s=120)
     except subprocess.SubprocessError as error:
-        return str(error)
+        return f"{error} {getattr(error, 'stderr', None) or ''}"[-400:]
 
 
 def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:

@@ -51,17 +51,19 @@ def main() -> None:
     watch, full = Watch(), args.steps // 10
     with tempfile.TemporaryDirectory() as root:
         api.train(args.recipe, [
-            f"total_steps={args.steps}", "stop_at=null", f"replay.capacity={full}", f"eval.period_steps={full}",
-            "eval.episodes=5", "eval.max_episode_steps=2000", f"checkpoint.period_steps={full}", f"run.root={root}",
-            f"run.log_period_steps={args.steps // LOOKS}", *args.overrides], sinks=[watch])
+            f"total_steps={args.steps}", "stop_at=null", "device=cpu", f"replay.capacity={full}",
+            f"eval.period_steps={full}", "eval.episodes=5", "eval.max_episode_steps=2000",
+            f"checkpoint.period_steps={full}", f"run.root={root}", f"run.log_period_steps={args.steps // LOOKS}",
+            *args.overrides], sinks=[watch])
     after = [(step, process - replay) for step, process, replay in watch.seen if step > full]
     steps, sizes = zip(*after, strict=True)
     slope = statistics.linear_regression(steps, sizes).slope * 1e6
-    row = {"recipe": args.recipe, "steps": args.steps, "overrides": args.overrides, "capacity": full,
-           "first_mb": round(sizes[0], 1), "last_mb": round(sizes[-1], 1), "most_mb": round(max(sizes), 1),
-           "mb_per_million": round(slope, 2), "seen": [[s, round(p, 1), round(r, 1)] for s, p, r in watch.seen]}
+    row = {"machine": machine(), "recipe": args.recipe, "steps": args.steps, "overrides": args.overrides,
+           "capacity": full, "first_mb": round(sizes[0], 1), "last_mb": round(sizes[-1], 1),
+           "most_mb": round(max(sizes), 1), "mb_per_million": round(slope, 2),
+           "seen": [[step, round(process, 1), round(replay, 1)] for step, process, replay in watch.seen]}
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
-    args.out.write_text(json.dumps({"machine": machine(), "rows": rows | {args.recipe: row}}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"rows": rows | {args.recipe: row}}, indent=1) + "\n")
     print(f"{args.recipe}: {row['first_mb']:,.0f} MB beside the replay when it was full, {row['last_mb']:,.0f} in the "
           f"end; {row['mb_per_million']:+.1f} MB per million steps")
 

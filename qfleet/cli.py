@@ -131,8 +131,9 @@ VERBS = (
           "qfleet bench updates acting device=cuda --threads 16", "qfleet bench pong --profile learner.precision=fp32"),
          options.bench, True,
          "WORKLOAD is one of cartpole, pong (these by default), halfcheetah, halfcheetah-ddpg, acting, updates, "
-         "updates-512. Everybody does the same work; rounds alternate, each in a fresh process. A peer that is not "
-         "installed or fails is named in the table. Of overrides all understand device=NAME, others are --profile's."),
+         "updates-512. Everybody does the same work, though sb3 at updates does less; rounds alternate, each "
+         "in a fresh process. A peer that is not installed or fails is named in the table. Of overrides all understand "
+         "device=NAME, others are --profile's."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
     Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
     Verb("_round", "measure one contender once", "", (1, 1), verbs.bench_round, hidden=True),

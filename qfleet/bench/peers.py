@@ -3,7 +3,7 @@ of your own, `module:function`, is looked up before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -18,23 +18,25 @@ Measure = Callable[[Work, Job], Rate]
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is measured beside us: the module that must be there, how to get it, what it does and what that counts."""
+    """Who is measured beside us: the module that must be there, how to get it, and what it does, by what is counted."""
 
     name: str
     module: str
     package: str
-    measure: Measure
-    units: tuple[str, ...] = ("steps",)
+    measures: Mapping[str, Measure]
 
-    @property
-    def missing(self) -> str | None:
+    def problem(self, work: Work) -> str | None:
+        """Why it takes no part in this work, or None."""
+        if work.unit not in self.measures:
+            return f"does not measure {work.unit}"
         return None if find_spec(self.module) else f"not installed: pip install {self.package}"
+
+    def measure(self, work: Work, job: Job) -> Rate:
+        return self.measures[work.unit](work, job)
 
 
 def sb3(work: Work, job: Job) -> Rate:
     """Stable-Baselines3, with settings that make the work the same."""
-    if work.unit == "updates":
-        return _sb3_updates(work, job)
     import stable_baselines3 as library
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -54,8 +56,8 @@ def sb3(work: Work, job: Job) -> Rate:
     return marks.rate(work.warm_up)
 
 
-def _sb3_updates(work: Work, job: Job) -> Rate:
-    """Its learner alone, on pictures of noise: draw, loss, step; neither double nor prioritised, so it does less."""
+def sb3_updates(work: Work, job: Job) -> Rate:
+    """Its learner alone, on pictures of noise: in float32, neither double nor dueling nor prioritised."""
     import gymnasium
     import numpy as np
     import stable_baselines3 as library
@@ -199,8 +201,9 @@ def _tianshou_control(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
     return DummyVectorEnv([make] * job.lanes), algorithm, {"total_size": 1_000_000}
 
 
-PEERS = {peer.name: peer for peer in (Peer("sb3", "stable_baselines3", "stable-baselines3", sb3, ("steps", "updates")),
-                                      Peer("tianshou", "tianshou", "tianshou", tianshou))}
+PEERS = {peer.name: peer for peer in (
+    Peer("sb3", "stable_baselines3", "stable-baselines3", {"steps": sb3, "updates": sb3_updates}),
+    Peer("tianshou", "tianshou", "tianshou", {"steps": tianshou}))}
 ABSENT = {"cleanrl": "CleanRL is a collection of scripts, not a library: its newest package, 1.2.0, needs Python below "
                      "3.11, and 0.4.8, which pip takes instead, cannot be imported beside a present gym"}
 
@@ -210,7 +213,8 @@ def peer_of(name: str) -> Peer:
     if name in PEERS:
         return PEERS[name]
     if ":" in name:
-        return Peer(name, name.partition(":")[0].partition(".")[0], name.partition(":")[0], load_attribute(name))
+        module, measure = name.partition(":")[0], load_attribute(name)
+        return Peer(name, module.partition(".")[0], module, {"steps": measure, "updates": measure})
     if name in ABSENT:
         raise UserError(f"--peers {name}: {ABSENT[name]}")
     raise UserError(f"--peers {name}: there are {', '.join(PEERS)}, and your own as module:function")

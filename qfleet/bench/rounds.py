@@ -53,8 +53,7 @@ def entries(work: Work, peers: Sequence[str], device: str = "cpu") -> list[Entry
     for lanes in (device.startswith("cuda") and work.gpu_lanes) or work.lanes:
         found += [Entry(work.name, OURS, variant, lanes) for variant in work.ours]
         found += [Entry(work.name, rival, "", lanes) for rival in work.rivals]
-        found += [Entry(work.name, peer.name, "", lanes, peer.missing) for peer in map(peer_of, peers)
-                  if work.algo and work.unit in peer.units]
+        found += [Entry(work.name, name, "", lanes, peer_of(name).problem(work)) for name in peers if work.algo]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The same work for everybody: what is trained, with which network and batch, how many updates for how many steps."""
+"""The same work for everybody, `updates` aside: what is trained, with which network and batch, how many updates."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ ALL = (
          rivals={"emulators, random actions": emulated}),
     *(Work(name, f"the learner of Pong alone, from the draw to the priorities, batch {batch}", "pong", unit="updates",
            algo="DQN", batch=batch, starts=1_000, steps=20, lanes=(8,), **ATARI, measure=updated,
-           ours={"": (f"learner.batch_size={batch}", "replay.alpha=0.6", "agent.dueling=true", "agent.norm=none")})
+           ours=both(f"learner.batch_size={batch}", "replay.alpha=0.6", "agent.dueling=true", "agent.norm=none"))
       for name, batch in (("updates", 32), ("updates-512", 512))),
 )
 WORKS = {work.name: work for work in ALL}

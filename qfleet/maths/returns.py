@@ -27,8 +27,9 @@ def n_step(
         reward    r0   r1   -
         return    r0 + γ d0 r1,  bootstrapped from row 2 with γ² d0 d1
 
-    A termination is `discount = 0`: what follows, and the bootstrap, are then multiplied by zero. A window that
-    begins at a final row has return 0 and bootstraps from itself; replay never starts one there.
+    γ is one number, or one for each item, [B, 1]. A termination is `discount = 0`: what follows, and the bootstrap,
+    are then multiplied by zero. A window that begins at a final row has return 0 and bootstraps from itself; replay
+    never starts one there.
     """
     if reward.shape != discount.shape or reward.shape != last.shape or reward.ndim != 2:
         raise ValueError(f"rows must be [B, T] alike, not {reward.shape}, {discount.shape}, {last.shape}")

@@ -161,9 +161,10 @@ def test_everybody_learns_before_the_warm_up_is_over():
 
 
 def test_a_peer_that_is_not_there_is_told_how_to_get():
-    absent = Peer("x", "a_module_that_nobody_has", "x-rl", lambda work, job: Rate(1, 1))
-    assert absent.missing == "not installed: pip install x-rl"
-    assert peer_of("bench_peer:steady").missing is None
+    absent = Peer("x", "a_module_that_nobody_has", "x-rl", {"steps": lambda work, job: Rate(1, 1)})
+    assert absent.problem(WORKS["cartpole"]) == "not installed: pip install x-rl"
+    assert absent.problem(WORKS["updates"]) == "does not measure updates"
+    assert all(peer_of("bench_peer:steady").problem(WORKS[name]) is None for name in ("cartpole", "updates"))
 
 
 def test_peers_do_what_they_can_do(monkeypatch):
@@ -176,7 +177,10 @@ def test_peers_do_what_they_can_do(monkeypatch):
     assert {one.lanes for one in rounds.entries(WORKS["acting"], [])} == {16}
     assert {one.lanes for one in rounds.entries(WORKS["acting"], [], "cuda:0")} == {128}
     assert {one.lanes for one in rounds.entries(WORKS["pong"], [], "cuda:0")} == set(WORKS["pong"].lanes)
-    assert [one.name for one in rounds.entries(WORKS["updates"], ["sb3", "tianshou"])] == ["qfleet", "sb3"]
+    alone = rounds.entries(WORKS["updates"], ["bench_peer:steady", "tianshou"])
+    assert [(one.name, one.problem) for one in alone] == [
+        ("qfleet, bf16", None), ("qfleet, fp32", None), ("bench_peer:steady", None),
+        ("tianshou", "does not measure updates")]
 
 
 @pytest.mark.parametrize("argv, words", [
