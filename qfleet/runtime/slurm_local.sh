@@ -25,4 +25,4 @@ scancel() {
 
 scontrol() { SLURM_RESTART_COUNT=$((SLURM_RESTART_COUNT + 1)) exec bash "$job/job.sh"; }
 
-cancelled=scancel  # whoever stops this shell alone means all of it
+cancelled() { scancel; }  # whoever stops this shell alone means all of it
