@@ -2,14 +2,13 @@
 
     python benchmarks/continuous_returns.py [--env HalfCheetah-v5] [--seeds 1 2 3] [--steps 100000] [--jobs 1]
         [--only qfleet_td3 stable_baselines3_td3 ...] [--out benchmarks/results/continuous_returns.json] [key=value ...]
-    python benchmarks/continuous_returns.py --draw [--out ...]
 
 SB3's side has the hyper-parameters of rl-zoo3 for MuJoCo: 400 and 300 units, batch 256, rate 1e-3, an update after
 every step, 10,000 random steps, noise 0.1. Ours is the environment's recipe with one lane, too, the same networks,
 rates, batch and number of updates per step; `key=value` changes it further. A return is the mean of 10 greedy episodes
 of the last policy, and every EVAL_STEPS steps of the one of that time. Every run has a process and a thread of its own.
 Runs are saved as they come; those already in OUT are not repeated. Needs `pip install stable-baselines3` and the extra
-mujoco; --draw makes OUT's picture, and needs matplotlib.
+mujoco. `make figures` draws them.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 from qfleet.bench import machine
 
@@ -139,13 +139,12 @@ def report(rows: dict[str, list[dict]]) -> str:
     return "\n".join(lines)
 
 
-def draw(document: dict, path: Path) -> None:
-    import matplotlib
+def draw(document: dict) -> Any:
+    """Every seed as a thin line, and the median of each contender."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axis = figure.subplots()
     colours = dict(zip(CONTENDERS, ("#0072B2", "#D55E00", "#56B4E9", "#E69F00"), strict=True))
     for name, runs in document["rows"].items():
         x = [step for step, _ in runs[0]["curve"]]
@@ -157,7 +156,7 @@ def draw(document: dict, path: Path) -> None:
     axis.set(title=document["env"], xlabel="environment steps", ylabel=f"return of {EPISODES} greedy episodes")
     axis.grid(alpha=0.3)
     axis.legend(loc="upper left")
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def main() -> None:
@@ -168,7 +167,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/continuous_returns.json"))
-    parser.add_argument("--draw", action="store_true", help="only make the picture of what is in OUT")
     parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes of our recipe")
     args = parser.parse_intermixed_args()
@@ -178,9 +176,6 @@ def main() -> None:
     asked = {"env": args.env, "steps": args.steps, "overrides": args.overrides}
     document: dict = json.loads(args.out.read_text()) if args.out.exists() else {**asked, "rows": {}}
     rows = document["rows"]
-    if args.draw:
-        draw(document, args.out.with_suffix(".png"))
-        return
     if {key: document[key] for key in asked} != asked:
         raise SystemExit(f"{args.out} holds runs of another kind: give another --out")
     todo = [(name, seed) for seed in args.seeds for name in args.only

@@ -140,7 +140,9 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
 
 def returns(data: dict[str, Any]) -> dict[str, Any]:
     """continuous_returns.json and its like: what each contender's seeds returned."""
-    return {name: {"returns": listed([run["mean_reward"] for run in runs], 0), "seeds": len(runs)}
+    return {name: {"returns": listed([run["mean_reward"] for run in runs], 0), "seeds": len(runs),
+                   "median": statistics.median(run["mean_reward"] for run in runs),
+                   "cpu_min": statistics.median(run["cpu_seconds"] for run in runs) / 60}
             for name, runs in data["rows"].items()}
 
 
@@ -257,4 +259,5 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
-    "continuous_returns": returns, "continuous_lanes": returns, "bench/profile": profiles}
+    "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns, "hopper": returns,
+    "walker2d": returns, "bench/profile": profiles}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import continuous_returns
 import curiosity_plots
 import curves
 import group_norm
@@ -53,6 +54,9 @@ def training(document: dict[str, Any]) -> Any:
 
 PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/cartpole.png": ("cartpole_curve.json", training),
+    "docs/assets/halfcheetah.png": ("continuous_returns.json", continuous_returns.draw),
+    "docs/assets/hopper.png": ("hopper.json", continuous_returns.draw),
+    "docs/assets/walker2d.png": ("walker2d.json", continuous_returns.draw),
     "docs/assets/deep_sea.png": ("deep_sea.json", curiosity_plots.draw),
     "docs/assets/agent57_deep_sea.png": ("agent57_deep_sea.json", curiosity_plots.draw),
     "docs/assets/group_norm.png": ("group_norm.json", group_norm.draw),
