@@ -58,14 +58,15 @@ def main() -> None:
     after = [(step, process - replay) for step, process, replay in watch.seen if step > full]
     steps, sizes = zip(*after, strict=True)
     slope = statistics.linear_regression(steps, sizes).slope * 1e6
+    half = next(size for step, size in after if step >= args.steps / 2)
     row = {"machine": machine(), "recipe": args.recipe, "steps": args.steps, "overrides": args.overrides,
-           "capacity": full, "first_mb": round(sizes[0], 1), "last_mb": round(sizes[-1], 1),
+           "capacity": full, "first_mb": round(sizes[0], 1), "half_mb": round(half, 1), "last_mb": round(sizes[-1], 1),
            "most_mb": round(max(sizes), 1), "mb_per_million": round(slope, 2),
            "seen": [[step, round(process, 1), round(replay, 1)] for step, process, replay in watch.seen]}
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
     args.out.write_text(json.dumps({"rows": rows | {args.recipe: row}}, indent=1) + "\n")
-    print(f"{args.recipe}: {row['first_mb']:,.0f} MB beside the replay when it was full, {row['last_mb']:,.0f} in the "
-          f"end; {row['mb_per_million']:+.1f} MB per million steps")
+    print(f"{args.recipe}: {row['first_mb']:,.0f} MB beside the replay when it was full, {row['half_mb']:,.0f} at "
+          f"half-time, {row['last_mb']:,.0f} in the end; {row['mb_per_million']:+.1f} MB per million steps")
 
 
 if __name__ == "__main__":
