@@ -142,6 +142,8 @@ def returns(data: dict[str, Any]) -> dict[str, Any]:
     """continuous_returns.json and its like: what each contender's seeds returned."""
     return {name: {"returns": listed([run["mean_reward"] for run in runs], 0), "seeds": len(runs),
                    "median": statistics.median(run["mean_reward"] for run in runs),
+                   "at": {str(step): listed([dict(map(tuple, run["curve"]))[step] for run in runs], 0)
+                          for step, _ in runs[0]["curve"]},
                    "cpu_min": statistics.median(run["cpu_seconds"] for run in runs) / 60}
             for name, runs in data["rows"].items()}
 
@@ -259,5 +261,5 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
-    "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns, "hopper": returns,
+    "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns, "continuous_fresh": returns, "hopper": returns,
     "walker2d": returns, "bench/profile": profiles}
