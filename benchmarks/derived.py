@@ -261,5 +261,5 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
-    "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns, "continuous_fresh": returns, "hopper": returns,
-    "walker2d": returns, "bench/profile": profiles}
+    "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
+    "continuous_fresh": returns, "hopper": returns, "walker2d": returns, "bench/profile": profiles}
