@@ -26,7 +26,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from sinks import Evaluations
+from trials import blank
+
 from qfleet.bench import machine
+from qfleet.runs.plots import COLOURS
 
 EVAL_STEPS = 10_000
 EPISODES = 10
@@ -41,27 +45,10 @@ Curve = list[tuple[int, float]]
 """Steps of training, and what the policy of that time returned."""
 
 
-class Judgements:
-    """A metrics sink that notes what greedy evaluations returned."""
-
-    def __init__(self) -> None:
-        self.curve: Curve = []
-
-    def write(self, record: dict) -> None:
-        if "eval/mean_reward" in record:
-            self.curve.append((record["step"], record["eval/mean_reward"]))
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 def ours(env: str, seed: int, steps: int, overrides: list[str]) -> Curve:
     import qfleet
 
-    found = Judgements()
+    found = Evaluations()
     with tempfile.TemporaryDirectory() as root:
         qfleet.train(RECIPES[env], [
             *EQUAL.get(env, []), f"total_steps={steps}", f"seed={seed}", f"eval.period_steps={EVAL_STEPS}",
@@ -143,11 +130,8 @@ def report(rows: dict[str, list[dict]]) -> str:
 
 def draw(document: dict) -> Any:
     """Every seed as a thin line, and the median of each contender."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axis = figure.subplots()
-    colours = dict(zip(CONTENDERS, ("#0072B2", "#D55E00", "#56B4E9", "#E69F00"), strict=True))
+    figure = blank(7, 4.2)
+    axis, colours = figure.subplots(), dict(zip(CONTENDERS, COLOURS, strict=False))
     for name, runs in document["rows"].items():
         x = [step for step, _ in runs[0]["curve"]]
         curves = [[mean for _, mean in run["curve"]] for run in runs]

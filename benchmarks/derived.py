@@ -83,17 +83,14 @@ def ways(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """fast_speed.jsonl: the last record of every kind and what was set for it; `before` is the first of it."""
+    """fast_speed.jsonl: the last record of every kind and setting, or of another recipe; `before` is the first of it."""
     found: dict[str, Any] = {"before": {}}
     for one in records:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
         algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
         recipe = one.get("recipe", "pong-fast")
-        marks += [recipe] * (recipe != "pong-fast")
-        if one["kind"] == "pong" and recipe != "pong-fast":
-            words = []  # a recipe's settings for the occasion
-        key = " ".join([one["kind"], *marks, *(algo or words)])
+        key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
         found[key] = one | pong(one) if one["kind"] == "pong" else one
         found["before"].setdefault(key, found[key])
     for rows, words in ((found, ""), (found["before"], ""), (found, " norm=layer"),

@@ -23,6 +23,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from sinks import Sink
+
 COMMON = ["stop_at=null", "total_steps=100000000", "eval.period_steps=null", "eval.episodes=1",
           "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false"]
 RUNS = {
@@ -38,7 +40,7 @@ def spin() -> None:
         pass
 
 
-class Foreign:
+class Foreign(Sink):
     """A sink that wakes and stops a busy process every so many seconds, and tells the run to end after the last."""
 
     def __init__(self, windows: int, seconds: float) -> None:
@@ -64,10 +66,6 @@ class Foreign:
         self.busy = not self.busy
         self._signal(signal.SIGCONT if self.busy else signal.SIGSTOP)
         self.since = (perf_counter(), now[1])
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def end(self) -> None:
         self.process.kill()

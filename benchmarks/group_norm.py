@@ -16,31 +16,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sinks import Evaluations
+
 import qfleet
 from qfleet.bench import machine
 
 NORMS, RATES, PERIOD = ("none", "group"), (1e-4, 1e-3), 500
 
 
-class Curve:
-    """A sink that keeps the evaluations."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, float]] = []
-
-    def write(self, record: dict) -> None:
-        if "eval/mean_reward" in record:
-            self.points.append((record["step"], record["eval/mean_reward"]))
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 def train(norm: str, rate: float, seed: int, steps: int) -> list[float]:
-    curve = Curve()
+    curve = Evaluations()
     with tempfile.TemporaryDirectory() as root:
         qfleet.train("catch", [
             "env.kwargs={pixels: true, side: 40}", "agent.torso=nature", "agent.hidden=[128]", f"agent.norm={norm}",
@@ -49,7 +34,7 @@ def train(norm: str, rate: float, seed: int, steps: int) -> list[float]:
             "eval.episodes=40", "eval.lanes=8", "stop_at=null", f"total_steps={steps}", f"seed={seed}",
             "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false", f"run.root={root}",
         ], sinks=[curve])
-    return [value for _, value in curve.points[:steps // PERIOD]]
+    return [value for _, value in curve.curve[:steps // PERIOD]]
 
 
 def summary(curves: list[list[float]]) -> dict[str, float]:

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import trials
-from trials import Trial
+from trials import Trial, blank
 
 from qfleet.runs.plots import COLOURS
 
@@ -38,12 +38,8 @@ SETTINGS: dict[str, list[str]] = {
 
 def draw(document: dict[str, Any]) -> Any:
     """Returns of training as lines, evaluations as dots."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    figure = blank(7, 4.2)
+    axis = figure.subplots()
     for (name, row), colour in zip(document["rows"].items(), COLOURS, strict=False):
         for points, style, what in ((row["training"], "-", "training"), (row["curve"], "o", "greedy games")):
             axis.plot([point[0] for point in points], [point[1] for point in points], style, color=colour,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import trials
-from trials import Trial
+from trials import Trial, blank
 
 from qfleet.runs.plots import COLOURS
 
@@ -146,12 +146,6 @@ def draw_games(document: dict[str, Any]) -> Any:
                           color=colour, label=f"{agent}: ours")
         axis.set(title=game, xlabel="decisions", ylabel="return, 30 games, ε 0.05")
     return dressed(figure)
-
-
-def blank(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure  # not needed where runs are made
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def dressed(figure: Any) -> Any:

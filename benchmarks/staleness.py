@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sinks import Sink
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.bench import machine
@@ -66,7 +67,7 @@ class Late:
         return f"learner {self.pulls % (self.staleness + 1)}"
 
 
-class Twice:
+class Twice(Sink):
     """A sink that ends a run after two good evaluations in a row."""
 
     def __init__(self) -> None:
@@ -79,8 +80,6 @@ class Twice:
         if self.stop is not None and len(self.scores) > 1 and min(self.scores[-2:]) >= 475:
             self.stop.reason = "stop_at"
 
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def train(staleness: int, overrides: list[str], seed: int) -> dict:

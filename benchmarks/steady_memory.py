@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from replay_memory import resident
+from sinks import Sink
 
 from qfleet import api
 from qfleet.bench import machine
@@ -24,21 +26,14 @@ from qfleet.bench import machine
 LOOKS = 200
 
 
-class Watch:
+class Watch(Sink):
     """A metrics sink that notes steps, the size of the process, and that of its replay."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float, float]] = []
 
     def write(self, record: Mapping[str, Any]) -> None:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.seen.append((record["step"], pages * os.sysconf("SC_PAGE_SIZE") / 1e6, record["replay/bytes"] / 1e6))
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing to close."""
+        self.seen.append((record["step"], resident() / 1e6, record["replay/bytes"] / 1e6))
 
 
 def main() -> None:

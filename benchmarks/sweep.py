@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sinks import Sink
+
 import qfleet
 from qfleet.bench import machine
 
@@ -29,7 +31,7 @@ COMMON = ["stop_at=null", "eval.period_steps=250", "eval.episodes=20", "run.log_
           "run.tensorboard=false", "checkpoint.period_steps=null", "checkpoint.replay=false"]
 
 
-class Watch:
+class Watch(Sink):
     """A sink that notes steps, updates and CPU time of every record, and the score of every evaluation."""
 
     def __init__(self) -> None:
@@ -44,12 +46,6 @@ class Watch:
         self.rows.append([record["step"], record["updates"], now - self.judging, record.get("eval/mean_reward")])
 
     _last = 0.0
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def train(what: str, value: int, seed: int, steps: int) -> dict[str, Any]:

@@ -142,3 +142,10 @@ def thinned(points: list[Any], most: int = 300) -> list[Any]:
     """Every so-manieth of them, the last one included."""
     each = max(1, -(-len(points) // most))
     return points[::-1][::each][::-1]
+
+
+def blank(width: float, height: float) -> Any:
+    """A figure to draw on, in inches."""
+    from matplotlib.figure import Figure  # not needed where runs are made
+
+    return Figure(figsize=(width, height), layout="constrained")
