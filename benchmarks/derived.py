@@ -83,7 +83,7 @@ def ways(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """fast_speed.jsonl: the last record of every kind and setting, or of another recipe; `before` is the first of it."""
+    """fast_speed.jsonl: the last record of every kind and setting, or of another recipe; `before` is the first."""
     found: dict[str, Any] = {"before": {}}
     for one in records:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
