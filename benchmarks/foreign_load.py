@@ -2,7 +2,8 @@
 
     python benchmarks/foreign_load.py [--windows 6] [--seconds 5] [--out benchmarks/results/foreign_load.json]
 
-CartPole, and Catch as pictures, all in one process, with the threads that qfleet plans by itself. A loop that does
+CartPole, and Catch as pictures, all in one process, with the threads that qfleet plans by itself, and then with
+run.share_cores=true. A loop that does
 nothing is stopped and woken in turns while the run goes on; both medians come from one run, so that what else the
 machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K) of a machine
 that is used whole, and half of it where threads wait for the slowest of them.
@@ -25,13 +26,14 @@ from typing import Any
 
 from sinks import Sink
 
+PIXELS = ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500",
+          "learner.batch_size=32", "run.log_period_steps=80"]
 COMMON = ["stop_at=null", "total_steps=100000000", "eval.period_steps=null", "eval.episodes=1",
           "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false"]
 RUNS = {
     "cartpole": ["cartpole", "run.log_period_steps=400"],
-    "catch-pixels": ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8",
-                     "replay.capacity=20000", "replay.min_steps=500", "learner.batch_size=32",
-                     "run.log_period_steps=80"],
+    "catch-pixels": PIXELS,
+    "catch-pixels, shared": [*PIXELS, "run.share_cores=true"],
 }
 
 

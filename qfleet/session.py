@@ -30,6 +30,7 @@ from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, rea
 from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
+from qfleet.runtime.neighbours import Courtesy
 from qfleet.runtime.signals import obeyed
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Sample, UserError, VectorEnv
@@ -149,7 +150,10 @@ def _inline(config: RunConfig, env: VectorEnv, stack: ExitStack) -> Callable[[Ou
     def build(outside: Outside) -> Inline:
         cast = cast_of(config, env)
         stack.callback(cast.close)
-        return Inline(cast, plan_of(config), outside)
+        inline = Inline(cast, plan_of(config), outside)
+        if (config.run.threads or 1) > 1:
+            inline.beside.append(Courtesy(config.run.threads or 1, config.run.share_cores))
+        return inline
 
     return build
 

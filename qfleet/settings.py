@@ -98,6 +98,8 @@ class RunConfig(Config):
         for rule, model in rules.items():
             if self.gradients != rule:
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
+        if self.placement != "inline" or self.gradients != "solo":
+            idle["run.share_cores"] = "unless placement=inline gradients=solo: elsewhere roles share the cores by plan"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle
@@ -229,6 +231,9 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
                      "each other, or hold batches that are not saved; set gradients=solo")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
+    if cfg.run.share_cores:
+        found.append("run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
+                     "and would depend on what else is going on; set run.share_cores=false")
     if not cfg.checkpoint.replay:
         found.append("run.exact_resume=true with checkpoint.replay=false: the replay must be saved, too; "
                      "set checkpoint.replay=true")

@@ -125,6 +125,9 @@ BAD = [
      "set checkpoint.replay=true"),
     (["run.exact_resume=true", "device=cuda"],
      "command line: run.exact_resume=true with device=cuda: only the CPU is exact; set device=cpu"),
+    (["run.exact_resume=true", "checkpoint.period_steps=100000", "run.share_cores=true"],
+     "command line: run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
+     "and would depend on what else is going on; set run.share_cores=false"),
 ]
 
 
