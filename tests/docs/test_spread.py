@@ -1,4 +1,4 @@
-"""The benchmark of more processes: its settings hold, and it measures what it says, on a game that needs no emulator."""
+"""The benchmark of more processes: its settings hold, and it measures what it says, without an emulator."""
 
 from __future__ import annotations
 
