@@ -91,7 +91,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
         recipe = one.get("recipe", "pong-fast")
         key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
-        found[key] = one | pong(one) if one["kind"] == "pong" else one
+        found[key] = one | (KINDS[one["kind"]](one) if one["kind"] in KINDS else {})
         found["before"].setdefault(key, found[key])
     for rows, words in ((found, ""), (found["before"], ""), (found, " norm=layer"),
                         (found, " lanes=32 from_return=-8")):
@@ -101,13 +101,19 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         rows[f"pong{words}"] = {"solved": f"{solved} of {len(runs)}", "slowest": min(paces), "fastest": max(paces),
                                 "starts": [min(starts, default=None), max(starts, default=None)]}
     for precision in ("fp32", "bf16"):
-        gaps = {(one["algo"], one["alpha"]): one["distance"] for one in records
-                if "distance_of_two_in_pieces" in one and one["precision"] == precision}.values()
-        found[f"gap {precision}"] = {"least": min(gaps), "most": max(gaps)}
+        for name, key in (("gap", "distance"), ("early gap", "distance_early")):
+            gaps = {(one["algo"], one["alpha"]): one[key] for one in records
+                    if key in one and "distance_of_two_in_pieces" in one and one["precision"] == precision}.values()
+            found[f"{name} {precision}"] = {"least": min(gaps), "most": max(gaps)}
     for one in (one for one in records if one["kind"] == "parity"):
         found[f"parity {one['capture']}"] = {
             "solved_at": ", ".join("not" if steps is None else number(steps, 0) for steps in one["solved_at"])}
     return found
+
+
+def acting(run: dict[str, Any]) -> dict[str, Any]:
+    """Of a run whose lanes are two groups: how long a step of one takes."""
+    return {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if "lanes" in run else {}
 
 
 def pong(run: dict[str, Any]) -> dict[str, Any]:
@@ -254,6 +260,7 @@ def listed(values: list[float], digits: int) -> str:
     return ", ".join(number(value, digits) for value in values)
 
 
+KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "acting": acting}
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,

@@ -1,7 +1,7 @@
 """The actor: steps an environment with a policy and ships what happened.
 
-    step k:    recv ─ row of step k-1 is complete ─ chunk shipped if full ─ newer weights ─ act ─ send
-               (whoever runs between two steps runs while the environment computes)
+    step k:    recv ─ newer weights ─ act ─ send ─ row of step k-1 is recorded ─ chunk shipped if full
+               (recording, and whoever runs between two steps, happens while the environment computes)
 
 The order of events is fixed, so a run is the same whether or not the environment works in the background.
 """
@@ -31,6 +31,10 @@ TIMED_STEPS = 32
 
 Choice = tuple[np.ndarray, dict[str, np.ndarray]]
 """Actions [N, ...] and the extra columns that the agent remembers of them."""
+
+
+Row = tuple[Obs, Choice, np.ndarray, np.ndarray, np.ndarray]
+"""Of every lane the observation, what was chosen there, and reward, discount and end that it brought."""
 
 
 class Recorder:
@@ -110,6 +114,7 @@ class Actor:
         self.steps = 0
         self.laps = Laps(metrics, (ENV, ACT, STORE, WAIT), TIMED_STEPS)
         self._sent: Choice | None = None
+        self._row: Row | None = None  # complete, and not recorded yet
         self._fresh = True
         self._faults = 0
 
@@ -139,6 +144,8 @@ class Actor:
         self.laps.lap(ACT)
         self.env.send(self._sent[0])
         self.laps.lap(ENV)
+        self._record()
+        self.laps.lap(STORE)
         taken = self.env.lanes - int(self._last.sum())
         self.steps += taken
         if self.recorder is not None:
@@ -157,7 +164,7 @@ class Actor:
         return self.policy.act(self._obs, arm, self._hinted)
 
     def land(self) -> None:
-        """Receive the outcome of the step under way, if there is one, and book it."""
+        """Receive the outcome of the step under way, if there is one: it makes a row complete."""
         if self._sent is None:
             return
         out = self.env.recv()
@@ -165,7 +172,7 @@ class Actor:
         final = self._last | out.cut
         if self.recorder is not None:
             alive = ~final
-            self.recorder.row(self._obs, self._sent, out.reward * alive, out.discount * alive, final)
+            self._row = (self._obs, self._sent, out.reward * alive, out.discount * alive, final)
         (self._reflex or self.policy).observe(out.reward, final)
         self._tally(out, final)
         self.laps.lap(STORE)
@@ -174,6 +181,7 @@ class Actor:
     def cut(self, seeds: Sequence[int]) -> None:
         """Break all episodes off here, as truncations, ship everything, and start anew from given seeds."""
         self.land()
+        self._record()
         self._finish_rows()
         self.begin(seeds)
 
@@ -196,6 +204,11 @@ class Actor:
             self.recorder.chunker.load_state_dict(state["chunker"])
             self._obs, self._fresh = state["obs"], state["fresh"]
             self._finish_rows()
+
+    def _record(self) -> None:
+        if self.recorder is not None and self._row is not None:
+            row, self._row = self._row, None
+            self.recorder.row(*row)
 
     def _finish_rows(self) -> None:
         if self.recorder is not None and not self._fresh:

@@ -45,11 +45,11 @@ def test_step_ends_by_sending_and_begins_by_receiving():
     assert tape == ["reset", "send", "recv", "send", "recv", "send"]
 
 
-def test_a_chunk_is_shipped_before_the_next_action():
+def test_a_chunk_is_shipped_while_the_environment_computes():
     actor, _, replay, _, _, tape = actor_with([9], chunk_steps=2)
     for _ in range(4):
         actor.step()
-    assert tape == ["reset", "send", "recv", "send", "recv", "send", "recv", "add", "send"]
+    assert tape == ["reset", "send", "recv", "send", "recv", "send", "recv", "send", "add"]
     assert len(replay.chunks) == 1
 
 
