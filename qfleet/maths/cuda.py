@@ -99,13 +99,60 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
 """
 
 SOURCES = {"lay": LAY, "adam": ADAM}
+EACH = 8
+"""Numbers that a thread of `join` moves."""
+
+Piece = tuple[int, int, int]
+"""Numbers of a tensor; its channels and the pixels of one of these, if they lie the other way round, or 1 and 1."""
+
+
+def join(pieces: tuple[Piece, ...]) -> str:
+    """The source of a kernel for tensors of such pieces: bfloat16, one after the other -> one vector of float32.
+
+    A block has numbers of one tensor, so that all its threads go the same way. Where channels lie last, as GPUs like
+    convolutions, they are put first again.
+    """
+    rows, first, block = [], 0, 0
+    for i, (size, channels, pixels) in enumerate(pieces):
+        last = block + blocks((pieces[i],))
+        rows.append(f"if (block < {last}) move(p{i}, out + {first}, {size}, block - {block}, {channels}, {pixels});")
+        first, block = first + size, last
+    given = ", ".join(f"const unsigned short* p{i}" for i in range(len(pieces)))
+    return f"""
+// Eight numbers per thread, all asked for before the first is waited for.
+__device__ __forceinline__ void move(const unsigned short* from, float* out, int n, int block, int channels,
+                                     int pixels) {{
+    unsigned int found[{EACH}];
+    int first = block * {EACH} * {BLOCK} + threadIdx.x;
+    #pragma unroll
+    for (int k = 0; k < {EACH}; k++) {{
+        int i = first + k * {BLOCK};
+        int picture = i / (channels * pixels), c = i / pixels % channels, pixel = i % pixels;
+        found[k] = i < n ? from[channels > 1 ? (picture * pixels + pixel) * channels + c : i] : 0;
+    }}
+    #pragma unroll
+    for (int k = 0; k < {EACH}; k++) {{
+        int i = first + k * {BLOCK};
+        if (i < n) out[i] = __uint_as_float(found[k] << 16);
+    }}
+}}
+
+extern "C" __global__ void join({given}, float* out) {{
+    int block = blockIdx.x;
+    {" else ".join(rows)}
+}}
+"""
+
+
+def blocks(pieces: tuple[Piece, ...]) -> int:
+    return sum(-(-size // (EACH * BLOCK)) for size, _, _ in pieces)
 
 
 @cache
-def kernel(name: str) -> Callable[[int, list[Any]], None] | None:
+def kernel(name: str, pieces: tuple[Piece, ...] = ()) -> Callable[[int, list[Any]], None] | None:
     """The kernel of that name: called with the number of threads and its arguments. None where there is none."""
     try:
-        compiled: Any = torch.cuda._compile_kernel(SOURCES[name], name)
+        compiled: Any = torch.cuda._compile_kernel(join(pieces) if pieces else SOURCES[name], name)
     except Exception as error:  # whatever keeps it from being compiled, there is another way
         log.warning("the kernel %s cannot be compiled here (%s); the same is done in more steps", name, error)
         return None

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from qfleet.maths import cuda
 from qfleet.maths.cuda import SOURCES
 from qfleet.nets.patches import patches
-from qfleet.roles.flat import places_of
+from qfleet.roles.flat import Flat, laid_out, places_of
 
 WORDS = """
 #include <cmath>
@@ -43,6 +44,7 @@ struct alignas(4) uchar4 : Four<unsigned char> {};
 struct alignas(8) ushort4 : Four<unsigned short> {};
 static struct { int x; } blockIdx, blockDim, threadIdx, gridDim;
 static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 """
 BLOCK, GRID = 32, 3
 EACH = f"""
@@ -65,21 +67,21 @@ def called(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler: apt install g++")
     folder = tmp_path_factory.mktemp("kernels")
+    return {name: compiled(folder, name, text, CALLS[name].replace("EACH", EACH)) for name, text in SOURCES.items()}
 
-    def compiled(name):
-        source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-        source.write_text(WORDS + SOURCES[name] + CALLS[name].replace("EACH", EACH))
-        subprocess.run(["g++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", source, "-o", library], check=True,
-                       timeout=100)
-        function = ctypes.CDLL(str(library)).call
 
-        def call(*args):
-            kinds = {torch.Tensor: lambda x: ctypes.c_void_p(x.data_ptr()), int: ctypes.c_int, float: ctypes.c_double}
-            function(*(kinds[type(arg)](arg) for arg in args))
+def compiled(folder, name, text, caller):
+    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    source.write_text(WORDS + text + caller)
+    subprocess.run(["g++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", source, "-o", library], check=True,
+                   timeout=100)
+    function = ctypes.CDLL(str(library)).call
 
-        return call
+    def call(*args):
+        kinds = {torch.Tensor: lambda x: ctypes.c_void_p(x.data_ptr()), int: ctypes.c_int, float: ctypes.c_double}
+        function(*(kinds[type(arg)](arg) for arg in args))
 
-    return {name: compiled(name) for name in SOURCES}
+    return call
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e3])
@@ -121,3 +123,46 @@ def test_pictures_are_laid_out_in_patches(called):
     called["lay"](pictures, found, threads, 3, 8, 8)
     assert not room[1].any()
     assert torch.equal(found.permute(0, 3, 1, 2), patches(pictures, 4).bfloat16())
+
+
+def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monkeypatch):
+    """As on a GPU: bfloat16, of convolutions with channels last, one with gaps, and more numbers than a block has."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 2), torch.nn.Conv2d(5, 4, 1), torch.nn.Linear(7, 6),
+                              torch.nn.Linear(61, 70))
+    flat = Flat(net)
+    torch.manual_seed(0)
+    shapes = [parameter.shape for parameter in net.parameters()]
+    grads = [torch.randn(shape).bfloat16() for shape in shapes]
+    grads[0] = grads[0].to(memory_format=torch.channels_last)
+    grads[4] = torch.randn(6, 14).bfloat16()[:, ::2]
+    assert [laid_out(grad)[1] for grad in grads][:3] == [(60, 3, 4), (5, 1, 1), (20, 1, 1)]
+    assert grads[6].numel() > 2 * cuda.EACH * cuda.BLOCK > cuda.EACH * cuda.BLOCK > grads[0].numel()
+
+    def kernel(name, pieces):
+        assert name == "join"
+        given = ", ".join(f"unsigned short* p{i}" for i in range(len(pieces)))
+        passed = ", ".join(f"p{i}" for i in range(len(pieces)))
+        caller = f"""extern "C" void call({given}, float* out) {{
+            for (blockIdx.x = 0; blockIdx.x < {cuda.blocks(pieces)}; blockIdx.x++)
+                for (threadIdx.x = 0; threadIdx.x < {cuda.BLOCK}; threadIdx.x++) join({passed}, out); }}"""
+        function = compiled(tmp_path, name, cuda.join(pieces), caller)
+
+        def launch(threads, args):
+            assert threads == cuda.blocks(pieces) * cuda.BLOCK
+            function(*args)
+
+        return launch
+
+    monkeypatch.setattr("qfleet.roles.flat.kernel", kernel)
+    flat.grad = torch.full((len(flat.grad) + 9,), 7.0)
+    flat._join(grads)
+    wanted = torch.cat([grad.float().reshape(-1) for grad in grads])
+    assert torch.equal(flat.grad[:-9], wanted) and (flat.grad[-9:] == 7).all()
+
+
+def test_gradients_are_joined_by_the_library_where_there_is_no_kernel(monkeypatch):
+    flat = Flat(torch.nn.Linear(3, 2))
+    monkeypatch.setattr("qfleet.roles.flat.kernel", lambda name, pieces: None)
+    grads = [torch.randn(2, 3).bfloat16(), torch.randn(2).bfloat16()]
+    flat._join(grads)
+    assert torch.equal(flat.grad, torch.cat([grad.float().reshape(-1) for grad in grads]))
