@@ -100,6 +100,9 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         solved = sum(run["solved_s"] is not None and run["solved_s"] <= IN_TIME_S for run in runs)
         rows[f"pong{words}"] = {"solved": f"{solved} of {len(runs)}", "slowest": min(paces), "fastest": max(paces),
                                 "starts": [min(starts, default=None), max(starts, default=None)]}
+    for batch in (32, 512):
+        plain = f"updates {batch} alpha=0.6 norm=none"
+        found[f"compiled {batch}"] = found[f"{plain} compile=true"]["updates_per_s"] / found[plain]["updates_per_s"]
     for precision in ("fp32", "bf16"):
         for name, key in (("gap", "distance"), ("early gap", "distance_early")):
             gaps = {(one["algo"], one["alpha"]): one[key] for one in records
@@ -112,8 +115,9 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:
-    """Of a run whose lanes are two groups: how long a step of one takes."""
-    return {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if "lanes" in run else {}
+    """Of a run in one process, whose lanes are two groups: how long a step of one takes."""
+    together = "lanes" in run and "placement=processes" not in run["set"]
+    return {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if together else {}
 
 
 def pong(run: dict[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def acting(args: argparse.Namespace) -> None:
                  "eval.max_episode_steps=100", "checkpoint.period_steps=null", "checkpoint.replay=false"]
         command = train(root, [*words, *args.set])
         subprocess.run(command, check=True, timeout=120 + 20 * args.seconds, stdout=subprocess.DEVNULL)
-        records = read(Path(root) / "x" / "metrics.jsonl")
+        records = trials.records_of(Path(root) / "x" / "metrics.jsonl")
     late = [record for record in records if record["step"] > steps / 3 and "time/fps" in record]
     keep(args, {"kind": "acting", "recipe": args.recipe, "set": args.set, "random_steps_per_s": round(roof),
                 "lanes": args.lanes,
@@ -216,11 +216,6 @@ def train(root: str, words: list[str]) -> list[str]:
     return [sys.executable, "-m", "qfleet", "train", *words, f"run.root={root}", "run.name=x"]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def pong(args: argparse.Namespace) -> None:
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as root:
@@ -230,13 +225,13 @@ def pong(args: argparse.Namespace) -> None:
             while found is None and running.poll() is None and time.time() - begin < args.limit:
                 time.sleep(0.1)
                 now = time.time()
-                found = next((x for x in read(metrics) if x.get("eval/mean_reward", -99) >= SOLVED), None)
+                found = next((x for x in trials.records_of(metrics) if x.get("eval/mean_reward", -99) >= SOLVED), None)
             try:
                 running.wait(20 if found else 0.1)
             except subprocess.TimeoutExpired:
                 running.kill()
                 running.wait()
-            records = read(metrics)
+            records = trials.records_of(metrics)
             games = None if found is None else full_games(Path(root) / "x")
         curve = [[round(record["time_s"], 1), record["step"], round(record.get("rollout/ep_rew_mean", -21), 1)]
                  for record in records]

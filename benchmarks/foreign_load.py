@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import statistics
 import tempfile
@@ -25,6 +24,8 @@ from time import perf_counter
 from typing import Any
 
 from sinks import Sink
+
+from qfleet.bench import machine
 
 PIXELS = ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500",
           "learner.batch_size=32", "run.log_period_steps=80"]
@@ -110,8 +111,7 @@ def main() -> None:
         print(f"{row['run']}: {row['quiet']:.0f} steps/s, {row['busy']:.0f} beside a busy core, "
               f"{row['slowdown']:.2f} times slower; torch threads {row['threads']}")
     if args.out:
-        machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        args.out.write_text(json.dumps({**machine, "runs": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"runs": found, "machine": machine()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
 
 Pong, one torch thread in every process, actors with the CPU. `actors` are processes beside one learner that draws each
 step half a time, so that acting is what limits. `cells` and `ranks` are learners with eight samples per step, each with
-actors and replay of its own, so that learning is. A run is watched for --seconds after its learning has begun and is
-then interrupted, as a user would; the rates are those between the first and the last record of that time, the median
-of the rounds. All values take turns in a round. Rows are saved as they come. `make figures` draws them.
+actors, replay and batches of 32 of its own, so that learning is; of ranks 32 from each make one update. A run is
+watched for --seconds after its learning has begun and is then interrupted, as a user would; the rates are those between
+the first and the last record of that time, the median of the rounds. Rows are saved as they come, beside those that OUT
+has of the same settings and machine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trials import blank
+from trials import blank, records_of
 
 from qfleet.bench import machine
 from qfleet.runs.plots import COLOURS
@@ -37,19 +38,23 @@ LEARNERS = ["env.lanes=4", "replay.samples_per_insert=8", *COMMON]
 WAYS: dict[str, tuple[str, list[str]]] = {
     "actors": ("actors={}", ["placement=processes", "env.lanes=8", "replay.samples_per_insert=0.5", *COMMON]),
     "cells": ("cells={}", ["gradients=server", *LEARNERS]),
-    "ranks": ("cells={}", ["gradients=allreduce", *LEARNERS]),
+    "ranks": ("cells={}", ["gradients=allreduce", "allreduce.batch=per_rank", *LEARNERS]),
 }
 WAIT_S = 120
 """For the first update, and for the end."""
 
 
-def measure(way: str, value: int, seconds: float, overrides: list[str]) -> dict[str, float]:
-    key, words = WAYS[way]
+def words_for(way: str, value: int) -> list[str]:
     if way != "actors" and value == 1:
-        words = LEARNERS  # one learner has nobody to meet
+        return LEARNERS  # one learner has nobody to meet
+    key, words = WAYS[way]
+    return [key.format(value), *words]
+
+
+def measure(way: str, value: int, seconds: float, overrides: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, "-m", "qfleet", "train", "pong", *([] if words is LEARNERS else [key.format(value)]),
-                   *words, f"run.root={root}", "run.name=x", *overrides, "--quiet"]
+        command = [sys.executable, "-m", "qfleet", "train", "pong", *words_for(way, value), f"run.root={root}",
+                   "run.name=x", *overrides, "--quiet"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}) as run:
             try:
                 records = watched(run, Path(root) / "x" / "metrics.jsonl", seconds)
@@ -70,15 +75,10 @@ def watched(run: subprocess.Popen[bytes], metrics: Path, seconds: float) -> list
     deadline = time.monotonic() + WAIT_S + seconds
     while run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
-        learning = [record for record in read(metrics) if record.get("updates")]
+        learning = [record for record in records_of(metrics) if record.get("updates")]
         if learning and learning[-1]["time_s"] - learning[0]["time_s"] >= seconds:
             return learning
     raise SystemExit(f"{' '.join(map(str, run.args))}: no {seconds:g} s of learning; exit code {run.poll()}")  # type: ignore[arg-type]
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def medians(rows: dict[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
@@ -101,8 +101,8 @@ def draw(document: dict[str, Any]) -> Any:
         axis.plot(values, [row["steps_per_s"] for row in table.values()], "o-", color=colour, label="measured")
         ideal = [table[values[0]]["steps_per_s"] * value / values[0] for value in values]
         axis.plot(values, ideal, ":", color="0.5", label="as much from each")
-        cores = document["machine"]["cores"]
-        axis.set(xlabel=way, title=f"{way}: steps/s on {cores} cores", xticks=values, ylim=(0, None))
+        title = f"{way}: steps/s on {document['cores']} cores"
+        axis.set(xlabel=way, title=title, xticks=values, ylim=(0, None))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     return figure
@@ -117,15 +117,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/spread.json"))
     args = parser.parse_intermixed_args()
-    rows: dict[str, Any] = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
+    here = {"seconds": args.seconds, "overrides": args.overrides, "cores": os.cpu_count()}
+    document: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {**here, "rows": {}}
+    if {key: document[key] for key in here} != here:
+        raise SystemExit(f"{args.out} holds runs of another kind: give another --out")
+    rows = document["rows"]
     for _ in range(args.rounds):
         for way in args.only:
             for value in args.values:
                 found = measure(way, value, args.seconds, args.overrides)
                 rows.setdefault(way, {}).setdefault(str(value), []).append(found)
                 args.out.parent.mkdir(parents=True, exist_ok=True)
-                document = {"rows": rows, "seconds": args.seconds, "overrides": args.overrides, "machine": machine()}
-                args.out.write_text(json.dumps(document, indent=1) + "\n")
+                args.out.write_text(json.dumps(document | {"machine": machine()}, indent=1) + "\n")
                 print(way, value, found, flush=True)
 
 

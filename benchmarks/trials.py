@@ -45,8 +45,7 @@ class Trial:
                 f"run.name={place.name}", *args.overrides, "--quiet"]
 
     def records(self, root: Path) -> list[dict[str, Any]]:
-        path = self.directory(root) / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return records_of(self.directory(root) / "metrics.jsonl")
 
     def log(self, root: Path) -> Path:
         return self.directory(root).with_suffix(".log")
@@ -136,6 +135,12 @@ def played(run: Path, games: int, epsilon: str = "0", timeout_s: float | None = 
     done = subprocess.run([sys.executable, "-m", "qfleet", *words], capture_output=True, text=True, check=True,
                           timeout=timeout_s)
     return {key: value for key, value in json.loads(done.stdout).items() if key != "checkpoint"}
+
+
+def records_of(metrics: Path) -> list[dict[str, Any]]:
+    """What a run has told so far; a line that is being written does not count."""
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def thinned(points: list[Any], most: int = 300) -> list[Any]:

@@ -42,7 +42,8 @@ class Arm:
 class Recall:
     """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step
     brought [N], `forget(memory, over)` in the lanes [N] whose episode is over. `kept` names what outlives episodes and
-    belongs into a checkpoint. A memory without it has the same names, shapes and dtypes from first to last."""
+    belongs into a checkpoint. A memory without it has the same names, shapes and dtypes from first to last. All return
+    new tensors: those of before may still be waiting to be stored."""
 
     begin: Callable[[int, torch.device], Memory]
     observe: Callable[[Memory, torch.Tensor], Memory]
@@ -52,7 +53,8 @@ class Recall:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do in every lane, and what to remember of the choice (`extras`: more columns of the row)."""
+    """What to do in every lane, and what to remember of the choice (`extras`: more columns of the row, which must not
+    be written to afterwards)."""
 
     action: torch.Tensor
     memory: Memory = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
@@ -26,6 +27,8 @@ from qfleet.runtime.threads import thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
 from qfleet.settings import RunConfig, shared_out
 from qfleet.types import EnvSpec, UserError, VectorEnv
+
+log = logging.getLogger(__name__)
 
 
 def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_s: float | None = None) -> VectorEnv:
@@ -98,6 +101,9 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch, "settled": decided}),
     })
+    if settled.run.threads == 1 and settled.run.share_cores:
+        log.warning("run.share_cores=true has no effect: this run computes with one thread, and has none to give away")
+        settled = settled.model_copy(update={"run": settled.run.model_copy(update={"share_cores": False})})
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))

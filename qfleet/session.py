@@ -32,6 +32,7 @@ from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.neighbours import Courtesy
 from qfleet.runtime.signals import obeyed
+from qfleet.runtime.threads import usable_cores
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Sample, UserError, VectorEnv
 
@@ -151,8 +152,8 @@ def _inline(config: RunConfig, env: VectorEnv, stack: ExitStack) -> Callable[[Ou
         cast = cast_of(config, env)
         stack.callback(cast.close)
         inline = Inline(cast, plan_of(config), outside)
-        if (config.run.threads or 1) > 1:
-            inline.beside.append(Courtesy(config.run.threads or 1, config.run.share_cores))
+        if (threads := config.run.threads or 1) > 1 and not config.env.isolate:
+            inline.beside.append(Courtesy(threads, usable_cores(), config.run.share_cores))
         return inline
 
     return build

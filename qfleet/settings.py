@@ -100,6 +100,8 @@ class RunConfig(Config):
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
         if self.placement != "inline" or self.gradients != "solo":
             idle["run.share_cores"] = "unless placement=inline gradients=solo: elsewhere roles share the cores by plan"
+        elif self.env.isolate:
+            idle["run.share_cores"] = "with env.isolate=true, whose process would pass for a stranger's"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle

@@ -135,7 +135,10 @@ class Outcome:
 
 
 class VectorEnv(Protocol):
-    """N lanes of one environment, stepped together: `send` starts a step, `recv` ends it."""
+    """N lanes of one environment, stepped together: `send` starts a step, `recv` ends it.
+
+    What was handed out stays as it is until the `recv` after the next one: it is stored while the lanes compute.
+    """
 
     spec: EnvSpec
     lanes: int

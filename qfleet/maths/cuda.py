@@ -119,7 +119,7 @@ def join(pieces: tuple[Piece, ...]) -> str:
         first, block = first + size, last
     given = ", ".join(f"const unsigned short* p{i}" for i in range(len(pieces)))
     return f"""
-// Eight numbers per thread, all asked for before the first is waited for.
+// {EACH} numbers per thread, all asked for before the first is waited for.
 __device__ __forceinline__ void move(const unsigned short* from, float* out, int n, int block, int channels,
                                      int pixels) {{
     unsigned int found[{EACH}];
@@ -149,10 +149,11 @@ def blocks(pieces: tuple[Piece, ...]) -> int:
 
 
 @cache
-def kernel(name: str, pieces: tuple[Piece, ...] = ()) -> Callable[[int, list[Any]], None] | None:
-    """The kernel of that name: called with the number of threads and its arguments. None where there is none."""
+def kernel(name: str, source: str | None = None) -> Callable[[int, list[Any]], None] | None:
+    """The kernel of that name, of SOURCES or of a `source`: called with the number of threads and its arguments. None
+    where there is none."""
     try:
-        compiled: Any = torch.cuda._compile_kernel(join(pieces) if pieces else SOURCES[name], name)
+        compiled: Any = torch.cuda._compile_kernel(source or SOURCES[name], name)
     except Exception as error:  # whatever keeps it from being compiled, there is another way
         log.warning("the kernel %s cannot be compiled here (%s); the same is done in more steps", name, error)
         return None

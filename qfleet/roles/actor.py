@@ -124,7 +124,7 @@ class Actor:
         self._last = np.zeros(self.env.lanes, bool)
         self._return = np.zeros(self.env.lanes)
         self._length = np.zeros(self.env.lanes, np.int64)
-        self._sent, self._fresh = None, True
+        self._sent, self._row, self._fresh = None, None, True
         self.policy.begin(self.env.lanes)
         wanted = () if self.recorder is None else (*self.recorder.layout.extras, *self.recorder.layout.states)
         self._reflex: Reflex | None = reflex_of(self.policy, self.env.spec, self.env.lanes, wanted)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from qfleet.agent import Rate
-from qfleet.maths.cuda import BLOCK, Piece, blocks, kernel
+from qfleet.maths.cuda import BLOCK, Piece, blocks, join, kernel
 from qfleet.roles.optimizer import parts_of
 from qfleet.types import UserError
 
@@ -74,8 +74,9 @@ class Flat:
         """bfloat16 gradients on a GPU, by one kernel instead of a copy for each, one of all, and a conversion."""
         laid = [laid_out(grad) for grad in grads]
         pieces = tuple(piece for _, piece in laid)
-        if (join := kernel("join", pieces)) is not None:
-            join(blocks(pieces) * BLOCK, [*(grad for grad, _ in laid), self.grad])
+        same = [grad.shape for grad in grads] == list(self.shapes.values())  # a kernel would write on and on
+        if same and (launch := kernel("join", join(pieces))) is not None:
+            launch(blocks(pieces) * BLOCK, [*(grad for grad, _ in laid), self.grad])
         else:
             self.grad.copy_(torch.cat([grad.reshape(-1) for grad in grads]))
 

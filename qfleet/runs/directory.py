@@ -56,7 +56,8 @@ class RunSection(Config):
         (), description="keys left open and decided for the device, written by qfleet: a resume elsewhere decides anew")
 
     def inactive(self) -> dict[str, str]:
-        return {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
+        idle = {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
+        return idle | ({"share_cores": "with run.threads=1"} if self.threads == 1 else {})
 
     @field_validator("name")
     @classmethod

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 PATIENCE = 3
-"""Busy looks in a row before somebody is told: what is over soon needs no word."""
+"""Looks in a row before somebody is told, or threads are taken back: what is over soon needs neither."""
 
 IDLE = (3, 4)
 """Places of the idle times in a line of /proc/stat: waiting for a disk is one of them, too."""
@@ -62,14 +62,14 @@ class Neighbours:
 
 
 class Courtesy:
-    """A worker that looks at the neighbours every second. It gives them torch's threads (`share`), or says once that
-    this would be faster."""
+    """A worker that looks at the neighbours every second. It leaves them the cores that they keep busy (`share`), and
+    takes these back when they have been idle for a while; or it says once that this would be faster."""
 
-    def __init__(self, threads: int, share: bool, neighbours: Callable[[], float | None] | None = None,
+    def __init__(self, threads: int, cores: int, share: bool, neighbours: Callable[[], float | None] | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        self._threads, self._share, self._clock = threads, share, clock
+        self._threads, self._cores, self._share, self._clock = threads, cores, share, clock
         self._neighbours = neighbours or Neighbours()
-        self._taken, self._busy, self._said, self._since = threads, 0, False, clock()
+        self._taken, self._alike, self._said, self._since = threads, 0, False, clock()
 
     def step(self) -> bool:
         now = self._clock()
@@ -82,17 +82,20 @@ class Courtesy:
         return False
 
     def _meet(self, others: float) -> None:
-        left = max(1, self._threads - int(others + 0.5))
-        if self._share:
-            if left != self._taken:
-                torch.set_num_threads(left)
-                log.info("other processes keep %.1f cores busy: torch takes %d of %d threads", others, left,
-                         self._threads)
-                self._taken = left
-            return
-        self._busy = self._busy + 1 if left < self._threads else 0
-        if self._busy == PATIENCE and not self._said:
-            self._said = True
-            log.warning("other processes keep %.1f cores busy, and torch's %d threads wait for each other: "
-                        "run.share_cores=true takes fewer while it lasts, but the run is no longer reproducible to the "
-                        "last digit; run.threads=1 is", others, self._threads)
+        left = max(1, min(self._threads, self._cores - int(others + 0.5)))
+        self._alike = self._alike + 1 if left != self._taken else 0
+        if not self._share and self._alike == PATIENCE:
+            self._tell("other processes keep %.1f cores busy, and torch's %d threads wait for each other: "
+                       "run.share_cores=true takes fewer while it lasts, but the run is no longer reproducible to the "
+                       "last digit; run.threads=1 is", others, self._threads)
+        if self._share and (left < self._taken or self._alike == PATIENCE):
+            self._tell("other processes keep %.1f cores busy: torch takes %d of %d threads while it lasts", others,
+                       left, self._threads)
+            torch.set_num_threads(left)
+            self._taken, self._alike = left, 0
+
+    def _tell(self, text: str, *figures: float) -> None:
+        """Once: it may come and go for as long as the run lasts."""
+        if not self._said:
+            log.log(logging.INFO if self._share else logging.WARNING, text, *figures)
+        self._said = True

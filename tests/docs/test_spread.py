@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from qfleet import recipe
+from qfleet.settings import shared_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,13 +20,17 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
-@pytest.mark.parametrize("value", [1, 4])
-def test_settings_are_taken(value):
+@pytest.mark.parametrize("value", [1, 2, 3, 4])
+@pytest.mark.parametrize(("way", "actors", "cells"), [("actors", True, False), ("cells", False, True),
+                                                      ("ranks", False, True)])
+def test_settings_are_taken(way, actors, cells, value):
     import spread
 
-    for key, words in spread.WAYS.values():
-        cfg = recipe.resolve("pong", [key.format(value), *words]).config
-        assert value in (cfg.actors, cfg.cells) and cfg.run.threads == 1 and cfg.stop_at is None
+    cfg = recipe.resolve("pong", spread.words_for(way, value)).config
+    assert (cfg.actors, cfg.cells) == (value if actors else 1, value if cells else 1)
+    assert cfg.run.threads == 1 and cfg.stop_at is None
+    if cfg.gradients == "allreduce":
+        assert shared_out(cfg, value).learner.batch_size == 32
 
 
 def test_rounds_become_medians_and_gains():
@@ -57,9 +63,22 @@ def test_actors_are_measured_and_drawn(tmp_path, monkeypatch):
     spread.draw(document).savefig(tmp_path / "x.png")
 
 
-def test_a_run_that_never_learns_is_named(capfd):
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_run_that_never_learns_is_named(capfd, monkeypatch):
     import spread
 
+    monkeypatch.setattr(spread, "WAIT_S", 30)
     with pytest.raises(SystemExit, match=r"no 1 s of learning; exit code 2"):
         spread.measure("actors", 1, 1.0, ["env.id=nowhere"])
     assert "nowhere" in capfd.readouterr().err
+
+
+def test_runs_of_another_kind_are_not_mixed(tmp_path, monkeypatch):
+    import spread
+
+    out = tmp_path / "spread.json"
+    out.write_text(json.dumps({"rows": {}, "seconds": 20.0, "overrides": [], "cores": os.cpu_count()}))
+    monkeypatch.setattr(sys, "argv", ["spread.py", "--seconds", "5", "--out", str(out)])
+    with pytest.raises(SystemExit, match="another kind"):
+        spread.main()

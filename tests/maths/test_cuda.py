@@ -138,14 +138,15 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
     assert [laid_out(grad)[1] for grad in grads][:3] == [(60, 3, 4), (5, 1, 1), (20, 1, 1)]
     assert grads[6].numel() > 2 * cuda.EACH * cuda.BLOCK > cuda.EACH * cuda.BLOCK > grads[0].numel()
 
-    def kernel(name, pieces):
-        assert name == "join"
-        given = ", ".join(f"unsigned short* p{i}" for i in range(len(pieces)))
-        passed = ", ".join(f"p{i}" for i in range(len(pieces)))
+    pieces = tuple(laid_out(grad)[1] for grad in grads)
+    given = ", ".join(f"unsigned short* p{i}" for i in range(len(pieces)))
+    passed = ", ".join(f"p{i}" for i in range(len(pieces)))
+
+    def kernel(name, source):
         caller = f"""extern "C" void call({given}, float* out) {{
             for (blockIdx.x = 0; blockIdx.x < {cuda.blocks(pieces)}; blockIdx.x++)
-                for (threadIdx.x = 0; threadIdx.x < {cuda.BLOCK}; threadIdx.x++) join({passed}, out); }}"""
-        function = compiled(tmp_path, name, cuda.join(pieces), caller)
+                for (threadIdx.x = 0; threadIdx.x < {cuda.BLOCK}; threadIdx.x++) {name}({passed}, out); }}"""
+        function = compiled(tmp_path, name, source, caller)
 
         def launch(threads, args):
             assert threads == cuda.blocks(pieces) * cuda.BLOCK
@@ -162,7 +163,17 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
 
 def test_gradients_are_joined_by_the_library_where_there_is_no_kernel(monkeypatch):
     flat = Flat(torch.nn.Linear(3, 2))
-    monkeypatch.setattr("qfleet.roles.flat.kernel", lambda name, pieces: None)
+    monkeypatch.setattr("qfleet.roles.flat.kernel", lambda name, source: None)
     grads = [torch.randn(2, 3).bfloat16(), torch.randn(2).bfloat16()]
     flat._join(grads)
     assert torch.equal(flat.grad, torch.cat([grad.float().reshape(-1) for grad in grads]))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3)], [(2, 3), (2,), (5,)], [(3, 2), (2, 5)]])
+def test_a_kernel_is_not_given_gradients_of_other_shapes(monkeypatch, shapes):
+    def kernel(name, source):
+        raise AssertionError("it would write beyond the end, or leave old numbers")
+
+    monkeypatch.setattr("qfleet.roles.flat.kernel", kernel)
+    with pytest.raises(RuntimeError, match="size"):
+        Flat(torch.nn.Linear(3, 2))._join([torch.zeros(shape).bfloat16() for shape in shapes])

@@ -38,7 +38,7 @@ def rows_of(replay, name):
     return np.concatenate([chunk.columns[name][:starts] for chunk in replay.chunks]).ravel().tolist()
 
 
-def test_step_ends_by_sending_and_begins_by_receiving():
+def test_a_step_begins_by_receiving_and_sends_before_it_ends():
     actor, _, _, _, _, tape = actor_with([9])
     for _ in range(3):
         actor.step()
