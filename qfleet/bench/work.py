@@ -136,7 +136,7 @@ def both(*overrides: str) -> dict[str, tuple[str, ...]]:
 ATARI: Any = {"module": "ale_py", "extra": "atari"}
 CHEETAH: Any = {"env_id": "HalfCheetah-v5", "batch": 256, "starts": 320, "steps": 1_000, "warm_up": 400,
            "module": "mujoco", "extra": "mujoco"}
-TD3 = ("agent.norm=none", "learner.learning_rate=1e-3", "explore.warmup_steps=320")  # as the peers have it
+TD3 = ("agent.norm=none", "agent.policy_delay=2", "explore.warmup_steps=320")  # as the peers have it
 ALL = (
     Work("cartpole", "DQN on CartPole-v1: 2 × 256, batch 64, 128 updates for 256 steps", "cartpole",
          algo="DQN", env_id="CartPole-v1", batch=64, cycle=256, updates=128, starts=512, steps=2_816, warm_up=768,
