@@ -53,7 +53,8 @@ class Control(Section):
     torso_pool: Count = Field(0, description="side that torso=impala pools its features to, 0 = no pooling")
     spectral_norm: bool = Field(False, description="residual convolutions of torso=impala with spectral norm 1")
     hidden: tuple[PositiveCount, ...] = Field((256, 256), description="widths of the dense layers of every network")
-    norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
+    norm: Norm = Field("none", description="normalisation before each ReLU, the policy's dense ones aside: none, group "
+                                           "(16) or layer")
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.smoothing else {"smoothing_clip": "without agent.smoothing"}

@@ -37,6 +37,17 @@ def test_the_policy_loss_leaves_the_critics_gradients_untouched(algo, switches, 
     assert all(torch.equal(together[name], alone[name]) for name in alone)
 
 
+@pytest.mark.parametrize("algo", ALGOS)
+def test_norms_are_for_critics_and_for_pictures(algo):
+    def norms(part):
+        return [module for module in part.modules() if isinstance(module, torch.nn.LayerNorm | torch.nn.GroupNorm)]
+
+    vectors = agent(algo, norm="layer", twin=True, hidden=(8, 8)).network()
+    assert not norms(vectors.policy) and [len(norms(critic)) for critic in vectors.critics] == [2, 2]
+    pictures = agent(algo, PICTURES, norm="layer", hidden=(8, 8)).network()
+    assert norms(pictures.policy.encoder) and not norms(pictures.policy.head)
+
+
 def test_the_policy_climbs_its_critic():
     """The deterministic policy gradient of Silver et al. 2014: ∇θ μ · ∇a Q, item by item."""
     made = agent("ddpg")
