@@ -270,4 +270,5 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
-    "continuous_fresh": returns, "continuous_once": returns, "continuous_layer": returns, "hopper": returns, "walker2d": returns, "bench/profile": profiles}
+    "continuous_fresh": returns, "continuous_once": returns, "continuous_layer": returns, "hopper": returns,
+    "walker2d": returns, "bench/profile": profiles}
