@@ -115,9 +115,10 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:
-    """Of a run in one process, whose lanes are two groups: how long a step of one takes."""
+    """How long 200 million frames last, 4 per step; of a run in one process, with two groups of lanes, a step, too."""
     together = "lanes" in run and "placement=processes" not in run["set"]
-    return {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if together else {}
+    group = {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if together else {}
+    return {"frames_200m_min": 200e6 / 4 / run["steps_per_s"] / 60} | group
 
 
 def pong(run: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
     for name, row in data["rows"].items():
         games = row.get("games")
         judged = f"{number(row['curve'][-1][1], 1)} ± {row['curve'][-1][2]:.1f}" if row["curve"] else "none"
-        after = f"**{games['mean_reward']:.1f}** of {games['episodes']}" if games else "not played"
+        after = f"**{number(games['mean_reward'], 1)}** of {games['episodes']}" if games else "not played"
         lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | {judged} | "
                      f"{after} |")
     return {"table": block(lines)}
@@ -270,5 +271,5 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
-    "continuous_fresh": returns, "continuous_once": returns, "continuous_layer": returns, "hopper": returns,
+    "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
     "walker2d": returns, "bench/profile": profiles}

@@ -20,8 +20,8 @@ from qfleet.runs.plots import COLOURS
 GOAL = 18
 COMMON = [
     "stop_at=19", "env.lanes=32", "actors=2", "replay.capacity=300000", "replay.min_steps=20000",
-    "eval.period_steps=50000", "eval.from_return=-10", "eval.lanes=10", "eval.epsilon=0",
-    "eval.max_episode_steps=3500",
+    "eval.period_steps=50000", "eval.from_return=-10", "eval.episodes=30", "eval.lanes=30",
+    "eval.epsilon=0", "eval.max_episode_steps=3500",
     "checkpoint.period_steps=100000", "checkpoint.keep=1", "checkpoint.replay=false", "run.log_period_steps=10000",
     "run.tensorboard=false"]
 QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimizer_eps=2e-5", "agent.n_step=3",
@@ -30,8 +30,10 @@ SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
     "iqn": [*QUICK, "explore.steps=100000"],
     "btr": ["explore.steps=100000", "replay.beta_steps=3000000", "replay.samples_per_insert=8"],
-    "r2d2": ["agent.norm=layer", "learner.learning_rate=2.5e-4", "learner.optimizer_eps=1e-5",
-             "learner.target_period_updates=100", "learner.publish_period_updates=4", "replay.samples_per_insert=0.5"],
+    "r2d2": ["agent.norm=layer", "agent.gamma=0.99", "agent.n_step=3", "agent.burn_in=10", "agent.unroll=20",
+             "agent.stride=10", "replay.alpha=0.6", "replay.samples_per_insert=1", "learner.learning_rate=2.5e-4",
+             "learner.optimizer_eps=1e-5", "learner.target_period_updates=250", "learner.publish_period_updates=4",
+             "eval.from_return=-16", "eval.period_steps=150000"],
 }
 """Over the recipes, whose settings are for 200 million frames of any game: what suits an easy one and a short time."""
 
