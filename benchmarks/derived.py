@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cost
+import spread
 import sweep
 from learn import MATRIX
 
@@ -201,15 +202,27 @@ def swept(data: dict[str, Any]) -> dict[str, Any]:
     return {value: sweep.summary(runs) for value, runs in data["rows"].items()}
 
 
+def spreads(data: dict[str, Any]) -> dict[str, Any]:
+    """spread.json: a table for actors, cells and ranks."""
+    found = {}
+    for way, table in spread.medians(data["rows"]).items():
+        lines = [f"| {way} | steps/s | updates/s | times the steps of one |", "|---|---|---|---|"]
+        for value, row in table.items():
+            rates = [number(row[name], 0) for name in ("steps_per_s", "updates_per_s")]
+            lines.append(f"| {value} | {' | '.join(rates)} | {row['gain']:.1f} |")
+        found[way] = {"table": block(lines), **{str(value): row for value, row in table.items()}}
+    return found
+
+
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What `qfleet bench` found, work by work: ours, every peer, and the ratios per second of CPU and by the clock."""
     lines = ["| `qfleet bench` | ours | SB3 | ratio | Tianshou | ratio |", "|---|---|---|---|---|---|"]
-    spread = 0.0
+    largest = 0.0
     for work, found in sorted(works.items()):
         medians = {one["name"]: one["median"]["per_cpu_s"] for one in found["results"]}
         for one in found["results"]:
             rates = [each["per_cpu_s"] for each in one["rounds"]]
-            spread = max(spread, max(rates) / min(rates) - 1)
+            largest = max(largest, max(rates) / min(rates) - 1)
             if one["who"] != "qfleet":
                 continue
             cells = [f"`{work}`{one['name'].removeprefix('qfleet')}", number(one["median"]["per_cpu_s"], 0)]
@@ -218,7 +231,7 @@ def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 if ours == one["name"]:
                     cells += [number(medians[peer], 0), f"**{ratio['per_cpu_s']:.2f}** ({ratio['per_s']:.2f})"]
             lines.append("| " + " | ".join(cells) + " |")
-    return {"table": block(lines), "spread": spread}
+    return {"table": block(lines), "spread": largest}
 
 
 def profiles(data: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +282,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "a
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "cost": costs, "pong_family": family,
+    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
     "walker2d": returns, "bench/profile": profiles}

@@ -43,13 +43,13 @@ def draw(document: dict[str, Any]) -> Any:
     figure = blank(7, 4.2)
     axis = figure.subplots()
     for (name, row), colour in zip(document["rows"].items(), COLOURS, strict=False):
-        for points, style, what in ((row["training"], "-", "training"), (row["curve"], "o", "greedy games")):
+        for points, style, label in ((row["training"], "-", name), (row["curve"], "o", None)):
             axis.plot([point[0] for point in points], [point[1] for point in points], style, color=colour,
-                      markersize=5, linewidth=1.5, label=f"{name}, {what}")
+                      markersize=5, linewidth=1.5, label=label)
     axis.axhline(GOAL, color="0.5", linestyle=":", linewidth=1)
-    axis.set(title="Pong", xlabel="environment steps, of 4 frames each", ylabel="return")
+    axis.set(title="Pong: training (lines) and greedy games (dots)", xlabel="environment steps, of 4 frames each", ylabel="return")
     axis.grid(alpha=0.3)
-    axis.legend(loc="upper left", fontsize=8)
+    axis.legend(loc="center right", fontsize=8)
     return figure
 
 

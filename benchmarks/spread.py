@@ -94,7 +94,8 @@ def medians(rows: dict[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
 
 def draw(document: dict[str, Any]) -> Any:
     """Steps per second by the number of processes, and where they would be if each brought as much as the first."""
-    figure, found = blank(11, 3.6), medians(document["rows"])
+    found = medians(document["rows"])
+    figure = blank(2 + 3 * len(found), 3.6)
     axes = figure.subplots(1, len(found), squeeze=False)[0]
     for axis, (way, table), colour in zip(axes, found.items(), COLOURS, strict=False):
         values = list(table)

@@ -107,6 +107,7 @@ def test_a_sweep_leaves_the_time_of_evaluations_out(monkeypatch):
     assert [row[2] for row in watch.rows] == [1.0, 3.0, 3.0, 4.0]
 
 
+@pytest.mark.slow
 def test_the_best_policy_of_a_run_plays_games_in_the_end(tmp_path):
     import trials
 

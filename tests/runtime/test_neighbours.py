@@ -195,7 +195,8 @@ def test_a_run_gives_its_threads_away_and_the_caller_finds_his_own_again(met, tm
     assert told[:2] == [2, 1] and torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("words", [["run.threads=1"], ["run.threads=2", "env.isolate=true"]])
+@pytest.mark.parametrize("words", [
+    ["run.threads=1"], pytest.param(["run.threads=2", "env.isolate=true"], marks=pytest.mark.slow)])
 def test_who_has_no_thread_to_give_or_children_of_his_own_meets_nobody(met, tmp_path, words):
     api.train("toy/Catch-v0", [*SMALL, *words, f"run.root={tmp_path}"])
     assert not met
