@@ -47,7 +47,8 @@ def draw(document: dict[str, Any]) -> Any:
             axis.plot([point[0] for point in points], [point[1] for point in points], style, color=colour,
                       markersize=5, linewidth=1.5, label=label)
     axis.axhline(GOAL, color="0.5", linestyle=":", linewidth=1)
-    axis.set(title="Pong: training (lines) and greedy games (dots)", xlabel="environment steps, of 4 frames each", ylabel="return")
+    axis.set(title="Pong: training (lines) and greedy games (dots)", ylabel="return",
+             xlabel="environment steps, of 4 frames each")
     axis.grid(alpha=0.3)
     axis.legend(loc="center right", fontsize=8)
     return figure
