@@ -136,7 +136,7 @@ def pong(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def family(data: dict[str, Any]) -> dict[str, Any]:
-    """pong_family.json: a table of its runs."""
+    """pong_family.json: its runs, and a table of them."""
     lines = ["| agent | steps | updates | minutes | last evaluation | games afterwards |", "|---|---|---|---|---|---|"]
     for name, row in data["rows"].items():
         games = row.get("games")
@@ -144,7 +144,7 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
         after = f"**{number(games['mean_reward'], 1)}** of {games['episodes']}" if games else "not played"
         lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | {judged} | "
                      f"{after} |")
-    return {"table": block(lines)}
+    return data["rows"] | {"table": block(lines)}
 
 
 def returns(data: dict[str, Any]) -> dict[str, Any]:
@@ -285,4 +285,4 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
-    "walker2d": returns, "bench/profile": profiles}
+    "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}
