@@ -5,9 +5,14 @@ Shapes: B items, T rows, F features, H units.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+# All parameters of an agent are one vector, in which cuDNN does not find the LSTM's alone: it copies them, every time.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 State = tuple[torch.Tensor, torch.Tensor]
 """Hidden and cell state, [B, H] each. A lane that remembers nothing has zeros."""
