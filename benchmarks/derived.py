@@ -116,7 +116,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:
-    """How long 200 million frames last, 4 per step; of a run in one process, with two groups of lanes, a step, too."""
+    """Minutes for 200 million frames, 4 per step; in one process, the ms that each of two groups has of a round."""
     together = "lanes" in run and "placement=processes" not in run["set"]
     group = {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if together else {}
     return {"frames_200m_min": 200e6 / 4 / run["steps_per_s"] / 60} | group

@@ -23,7 +23,7 @@ from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import seed_for
-from qfleet.roles.whole import Report, Whole, obstacle
+from qfleet.roles.whole import Report, Whole, first_line, obstacle
 from qfleet.types import Metrics, Replay, Sample, Weights
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,8 @@ class Learner:
         self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.rates)
         self.target = Flat(seeded_network(agent, first).to(device).requires_grad_(False).eval(), dtype)
         if cfg.compile:
-            self.flat.net.compile()
-            self.target.net.compile()
+            for net in (self.flat.net, self.target.net):
+                compiled_if_possible(net)
         self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         self._doubt, self._eager = None, list[Eager]()
@@ -259,3 +259,23 @@ class Learner:
     def _measure(self, found: Derivative, value: float, norm: float) -> None:
         figures = {"train/loss": value, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
         self.metrics.write(figures | {tag: float(x.mean()) for tag, x in found.metrics.items()})
+
+
+def compiled_if_possible(net: torch.nn.Module) -> None:
+    """Calls of the network are compiled at the first of them; if that fails it is called as it is, then and ever after.
+
+    What a call itself does wrong is raised again by the call that is not compiled.
+    """
+    net.compile()
+    swift = net._compiled_call_impl
+    assert swift is not None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return swift(*args, **kwargs)
+        except RuntimeError as error:
+            log.warning("learner.compile: this network cannot be compiled (%s); it runs as it is", first_line(error))
+            net._compiled_call_impl = None
+            return net(*args, **kwargs)
+
+    net._compiled_call_impl = call

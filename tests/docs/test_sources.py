@@ -127,10 +127,12 @@ def test_runs_of_pong_are_told_in_a_table_and_a_picture():
 
     row = {"steps": 650_000, "updates": 9_000, "seconds": 120.0, "curve": [[600_000, 12.0, 3.0], [650_000, 20.3, 0.5]],
            "training": [[1000, -21.0], [650_000, 4.0]]}
-    rows = {"iqn": row | {"games": {"mean_reward": 20.5, "episodes": 30}}, "btr": row, "r2d2": row | {"curve": []}}
+    rows = {"iqn": row | {"games": {"mean_reward": 20.5, "episodes": 30}}, "btr": row,
+            "r2d2": row | {"curve": [], "games": {"mean_reward": -21.0, "episodes": 30}}}
     lines = derived.family({"rows": rows})["table"].strip().splitlines()
     assert lines[2:] == ["| `iqn` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | **20.5** of 30 |",
                          "| `btr` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | not played |",
-                         "| `r2d2` | 650,000 | 9,000 | 2.0 | none | not played |"]
+                         "| `r2d2` | 650,000 | 9,000 | 2.0 | none | **−21.0** of 30 |"]
     (axis,) = pong_family.draw({"rows": rows}).axes
     assert [len(line.get_xdata()) for line in axis.lines[:6]] == [2, 2, 2, 2, 2, 0]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["iqn", "btr", "r2d2"]

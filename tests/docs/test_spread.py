@@ -41,6 +41,10 @@ def test_rounds_become_medians_and_gains():
     found = spread.medians(rows)["actors"]
     assert list(found) == [1, 4]
     assert found[1] == {"steps_per_s": 10.0, "updates_per_s": 4.0, "gain": 1.0} and found[4]["gain"] == 3.0
+    import derived
+
+    lines = derived.spreads({"rows": rows})["actors"]["table"].strip().splitlines()
+    assert lines[2:] == ["| 1 | 10 | 4 | 1.0 |", "| 4 | 30 | 5 | 3.0 |"]
 
 
 @pytest.mark.slow

@@ -79,6 +79,26 @@ def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
     other.replay.check_valid()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("works", [True, False])
+def test_compiled_updates_are_the_learners_own_also_where_that_fails(caplog, works):
+    from torch._inductor import config as inductor  # takes a second
+
+    torch.compiler.reset()
+    plain, other = (learner_of(dqn, {"dueling": True}, compile=it, optimizer_eps=1e-2) for it in (False, True))
+    compiler = {} if works else {"cpp.cxx": ("no-such-compiler",)}
+    with inductor.patch({"force_disable_caches": True} | compiler):
+        for learner in (plain, other):
+            learner.burst = 4
+            learner.step()
+    told = [record.message for record in caplog.records if "learner.compile" in record.message]
+    assert len(told) == (0 if works else 2), told  # of both networks
+    assert all("cannot be compiled" in message and "no-such-compiler" in message for message in told)
+    assert (other.flat.net._compiled_call_impl is not None) == works
+    torch.testing.assert_close(plain.flat.master, other.flat.master, rtol=1e-4, atol=1e-6)
+
+
 def test_figures_are_those_of_the_period_before():
     metrics = ListMetrics()
     learner = in_one(learner_of(*AGENTS[0], metrics=metrics))
