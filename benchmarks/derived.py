@@ -125,8 +125,8 @@ def acting(run: dict[str, Any]) -> dict[str, Any]:
 def pong(run: dict[str, Any]) -> dict[str, Any]:
     """A run to solve Pong: its evaluations, its end, and its pace, the median between two records."""
     paces = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(run["curve"]) if b[1] > a[1]]
-    judged = "; ".join(f"{step:,}: {score:.1f}" for _, step, score, _ in run["judged"])
-    reached = " and ".join(f"{score:.1f} at {step:,}" for _, step, score, _ in run["judged"])
+    judged = "; ".join(f"{step:,}: {score:.1f}" for _, step, score, *_ in run["judged"])
+    reached = " and ".join(f"{score:.1f} at {step:,}" for _, step, score, *_ in run["judged"])
     _, step, last = run["curve"][-1]
     games = run.get("games")
     return {"evaluations": judged or "none", "reached": reached, "end": f"{number(last, 1)} at {round(step, -4):,}",

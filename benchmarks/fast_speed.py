@@ -2,15 +2,15 @@
 
     python benchmarks/fast_speed.py updates  [--recipe r2d2] [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
     python benchmarks/fast_speed.py acting   [--recipe r2d2] [--seconds 20] [--set replay.samples_per_insert=8 ...]
-    python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast]
+    python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast] [--score 18]
     python benchmarks/fast_speed.py check
     python benchmarks/fast_speed.py parity   [--seeds 1 2 3 4 5]
 
 Every command appends a JSON record, with versions and hardware, to --out. `updates` times the learner alone, from the
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
-counts from the start of the process to the snapshot that scores 18 in 30 greedy games, that snapshot's own evaluation
-not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares recorded updates
+counts from the start of the process to the snapshot that scores 18, or SCORE, in 30 greedy games, that snapshot's own
+evaluation not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares recorded updates
 with those made in pieces, and those with each other. `parity` learns Catch from pixels with both, seed by seed: the
 steps until 20 evaluation episodes reach 0.95.
 """
@@ -31,8 +31,6 @@ from typing import Any
 import trials
 
 from qfleet.bench import machine
-
-SOLVED = 18.0
 
 
 def noise(layout: Any, actions: int) -> Any:
@@ -220,12 +218,14 @@ def pong(args: argparse.Namespace) -> None:
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as root:
             begin = time.time()
-            running = subprocess.Popen(train(root, [args.recipe, f"seed={seed}", *args.set]), stdout=subprocess.DEVNULL)
+            words = [args.recipe, f"seed={seed}", f"stop_at={args.score:g}", *args.set]
+            running = subprocess.Popen(train(root, words), stdout=subprocess.DEVNULL)
             found, metrics = None, Path(root) / "x" / "metrics.jsonl"
             while found is None and running.poll() is None and time.time() - begin < args.limit:
                 time.sleep(0.1)
                 now = time.time()
-                found = next((x for x in trials.records_of(metrics) if x.get("eval/mean_reward", -99) >= SOLVED), None)
+                found = next((record for record in trials.records_of(metrics)
+                              if record.get("eval/mean_reward", -99) >= args.score), None)
             try:
                 running.wait(20 if found else 0.1)
             except subprocess.TimeoutExpired:
@@ -235,8 +235,8 @@ def pong(args: argparse.Namespace) -> None:
             games = None if found is None else full_games(Path(root) / "x")
         curve = [[round(record["time_s"], 1), record["step"], round(record.get("rollout/ep_rew_mean", -21), 1)]
                  for record in records]
-        judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1)]
-                  for x in records if "eval/seconds" in x]
+        judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1),
+                   round(x["eval/mean_ep_length"])] for x in records if "eval/seconds" in x]
         solved = None if found is None else round(now - begin - found["eval/seconds"], 1)
         keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "solved_s": solved,
                     "score": found and found["eval/mean_reward"], "games": games,
@@ -272,6 +272,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--lanes", type=int, default=128)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--score", type=float, default=18.0, help="at which Pong counts as solved, and the run ends")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds after which a run is given up")
     parser.add_argument("--recipe", default="pong-fast")
     parser.add_argument("--set", nargs="*", default=[], help="overrides, key=value")
