@@ -10,9 +10,9 @@ Every command appends a JSON record, with versions and hardware, to --out. `upda
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18, or SCORE, in 30 greedy games, that snapshot's own
-evaluation not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares recorded updates
-with those made in pieces, and those with each other. `parity` learns Catch from pixels with both, seed by seed: the
-steps until 20 evaluation episodes reach 0.95.
+evaluation not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares
+recorded updates with those made in pieces, and those with each other. `parity` learns Catch from pixels with both: the
+steps until 20 evaluation episodes reach 0.95, seed by seed.
 """
 
 from __future__ import annotations
