@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import importlib
 import inspect
+import logging
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ from qfleet.envs import EnvConfig
 from qfleet.envs.lanes import GymLanes, Rules
 from qfleet.envs.spaces import View
 from qfleet.types import EnvFault, UserError, VectorEnv
+
+log = logging.getLogger(__name__)
 
 Build = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -131,7 +135,25 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
     kwargs = dict(cfg.kwargs)
     if render and _draws(cfg, spec):
         kwargs.setdefault("render_mode", "rgb_array")
+    if "mujoco" in str(spec.entry_point):
+        _hear_mujoco()
     return lambda: gymnasium.make(spec, **kwargs), limit
+
+
+def _hear_mujoco() -> None:
+    """Left alone, MuJoCo writes its warnings into a file of the working directory: MUJOCO_LOG.TXT."""
+    try:
+        import mujoco
+    except ImportError:
+        return  # said where the environment is built
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(lambda text: _tell(text.partition("Time =")[0].strip()))
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """Once each; what is deprecated in Gymnasium's models is no matter of their users."""
+    log.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)
 
 
 def _draws(cfg: EnvConfig, spec: GymSpec) -> bool:

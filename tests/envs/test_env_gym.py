@@ -139,6 +139,26 @@ def test_ids_that_are_not_there(id, words, monkeypatch):
         make(EnvConfig(id=id), 1)
 
 
+def test_mujoco_warns_in_the_log_and_not_in_a_file_of_the_working_directory(tmp_path, monkeypatch, caplog):
+    mujoco = pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("DEBUG")
+    before = mujoco.get_mju_user_warning()
+    try:
+        mujoco.set_mju_user_warning(None)
+        make(EnvConfig(id="HalfCheetah-v5"), 1).close()
+        for text in ("a huge value. Time = 0.1.", "a huge value. Time = 0.2."):
+            mujoco.get_mju_user_warning()(text)
+        mine = print
+        mujoco.set_mju_user_warning(mine)
+        make(EnvConfig(id="HalfCheetah-v5"), 1).close()
+        assert mujoco.get_mju_user_warning() is mine
+    finally:
+        mujoco.set_mju_user_warning(before)
+    assert not list(tmp_path.iterdir())
+    assert [record.levelname for record in caplog.records if "a huge value" in record.message] == ["WARNING"]
+
+
 def test_mistakes_in_the_users_module(module, tmp_path):
     with pytest.raises(UserError, match="no environment 'Mien' is registered"):
         make(EnvConfig(id=f"{module}:Mien"), 1)
