@@ -151,6 +151,7 @@ def returns(data: dict[str, Any]) -> dict[str, Any]:
     """continuous_returns.json and its like: what each contender's seeds returned."""
     return {name: {"returns": listed([run["mean_reward"] for run in runs], 0), "seeds": len(runs),
                    "median": statistics.median(run["mean_reward"] for run in runs),
+                   "best": max(score for run in runs for _, score in run["curve"]),
                    "at": {str(step): listed([dict(map(tuple, run["curve"]))[step] for run in runs], 0)
                           for step, _ in runs[0]["curve"]},
                    "cpu_min": statistics.median(run["cpu_seconds"] for run in runs) / 60}
