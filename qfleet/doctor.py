@@ -25,10 +25,12 @@ from qfleet.runs.tally import Goal, Tally, amount, clock, size
 from qfleet.runs.writers import read_metrics
 
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
-EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "video": ("imageio-ffmpeg", "pillow", "pygame"),
-          "plot": ("matplotlib",), "wandb": ("wandb",), "hub": ("huggingface-hub",)}
-SERVES = {"atari": "Atari games", "video": "films and the window of `play`", "plot": "learning curves as pictures",
-          "wandb": "Weights & Biases", "hub": "sharing policies on the Hugging Face hub"}
+EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), "ray": ("ray",),
+          "video": ("imageio-ffmpeg", "pillow", "pygame"), "plot": ("matplotlib",), "wandb": ("wandb",),
+          "hub": ("huggingface-hub",)}
+SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments", "ray": "placement=ray",
+          "video": "films and the window of `play`", "plot": "learning curves as pictures",
+          "wandb": "Weights & Biases", "hub": "policies on the Hugging Face hub"}
 FAULTS = {
     "fault/env_rebuilds": "episodes were lost to environments that failed: `qfleet check-env` plays them",
     "fault/bad_updates": "updates were skipped, their loss or gradient was not finite: lower learner.learning_rate or "

@@ -8,8 +8,10 @@ import functools
 import importlib
 import inspect
 import logging
+import os
+import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,19 +137,33 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
     kwargs = dict(cfg.kwargs)
     if render and _draws(cfg, spec):
         kwargs.setdefault("render_mode", "rgb_array")
-    if "mujoco" in str(spec.entry_point):
-        _hear_mujoco()
-    return lambda: gymnasium.make(spec, **kwargs), limit
+    if "mujoco" not in str(spec.entry_point):
+        return lambda: gymnasium.make(spec, **kwargs), limit
+    _prepare_mujoco()
+    return lambda: _followed(gymnasium.make(spec, **kwargs), kwargs), limit
 
 
-def _hear_mujoco() -> None:
-    """Left alone, MuJoCo writes its warnings into a file of the working directory: MUJOCO_LOG.TXT."""
+def _prepare_mujoco() -> None:
+    """Left alone, MuJoCo needs a screen to draw, and writes warnings into MUJOCO_LOG.TXT of the working directory."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read when it is imported
     try:
         import mujoco
     except ImportError:
         return  # said where the environment is built
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(lambda text: _tell(text.partition("Time =")[0].strip()))
+
+
+def _followed(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Pictures by the model's camera that follows the body, where it has one: otherwise a cheetah runs out of them."""
+    import mujoco
+
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None and not {"camera_id", "camera_name", "default_camera_config"} & kwargs.keys():
+        camera = mujoco.mj_name2id(renderer.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+        renderer.camera_id = camera if camera >= 0 else renderer.camera_id
+    return env
 
 
 @functools.cache

@@ -48,8 +48,8 @@ class ReplayConfig(Config):
             found.append(f"replay.min_steps={self.min_steps} exceeds replay.capacity={self.capacity}: "
                          "raise the capacity or lower min_steps")
         if window.future > self.chunk_steps:
-            found.append(f"a look-ahead of {window.future} steps is longer than replay.chunk_steps={self.chunk_steps}: "
-                         "lower the n-step or raise chunk_steps")
+            found.append(f"a look-ahead of {window.future} steps (agent.n_step) is longer than replay.chunk_steps="
+                         f"{self.chunk_steps}: lower agent.n_step or raise replay.chunk_steps")
         if self.chunk_steps % window.stride:
             nearest = (self.chunk_steps // window.stride + 1) * window.stride
             found.append(f"replay.chunk_steps={self.chunk_steps} is not a multiple of {window.stride}, the distance of "

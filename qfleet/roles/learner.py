@@ -83,8 +83,7 @@ class Learner:
         self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.rates)
         self.target = Flat(seeded_network(agent, first).to(device).requires_grad_(False).eval(), dtype)
         if cfg.compile:
-            for net in (self.flat.net, self.target.net):
-                compiled_if_possible(net)
+            compile_if_possible(self.flat.net, self.target.net)
         self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         self._doubt, self._eager = None, list[Eager]()
@@ -261,21 +260,28 @@ class Learner:
         self.metrics.write(figures | {tag: float(x.mean()) for tag, x in found.metrics.items()})
 
 
-def compiled_if_possible(net: torch.nn.Module) -> None:
-    """Calls of the network are compiled at the first of them; if that fails it is called as it is, then and ever after.
+def compile_if_possible(*nets: torch.nn.Module) -> None:
+    """Calls of the networks are compiled at the first of them; if that fails all are called as they are ever after.
 
     What a call itself does wrong is raised again by the call that is not compiled.
     """
-    net.compile()
-    swift = net._compiled_call_impl
-    assert swift is not None
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return swift(*args, **kwargs)
-        except RuntimeError as error:
-            log.warning("learner.compile: this network cannot be compiled (%s); it runs as it is", first_line(error))
-            net._compiled_call_impl = None
-            return net(*args, **kwargs)
+    def compiled(net: torch.nn.Module) -> Callable[..., Any]:
+        net.compile()
+        swift = net._compiled_call_impl
+        assert swift is not None
 
-    net._compiled_call_impl = call
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return swift(*args, **kwargs)
+            except RuntimeError as error:
+                log.warning("learner.compile: compiling failed (%s); networks run as they are. Without a C++ compiler: "
+                            "apt install g++, or learner.compile=false", first_line(error))
+                for other in nets:
+                    other._compiled_call_impl = None
+                return net(*args, **kwargs)
+
+        return call
+
+    for net in nets:
+        net._compiled_call_impl = compiled(net)

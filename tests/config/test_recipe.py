@@ -97,8 +97,8 @@ BAD = [
                           "nor module:attribute; did you mean dqn?"),
     (["placement=cluster"],
      "command line: placement: must be inline, processes or ray (got 'cluster'); the default is 'inline'"),
-    (["agent.n_step=100"], "recipe vector: a look-ahead of 100 steps is longer than replay.chunk_steps=16: "
-                           "lower the n-step or raise chunk_steps"),
+    (["agent.n_step=100"], "command line and recipe vector: a look-ahead of 100 steps (agent.n_step) is longer "
+                           "than replay.chunk_steps=16: lower agent.n_step or raise replay.chunk_steps"),
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],
      "command line: learner.batch_size=600 exceeds replay.capacity=512: raise the capacity or lower the batch size"),
     (["replay.min_steps=32"], "command line and recipe vector: replay.min_steps=32 is below learner.batch_size=64: "
@@ -140,7 +140,7 @@ def test_bad_input_is_told_all_at_once() -> None:
     told = lines("cartpole", "lr=3", "agent.gamma=2", "agent.n_step=100", "eval.period_steps=null",
                  "replay.beta_start=0.5", "explore.stop=3")
     assert [line.removeprefix("command line: ").split(":")[0] for line in told] == [
-        "agent.gamma", "explore.stop", "lr", "recipe vector",
+        "agent.gamma", "explore.stop", "lr", "command line and recipe vector",
         "recipe cartpole and command line", "replay.beta_start"]
 
 

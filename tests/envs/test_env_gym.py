@@ -1,6 +1,7 @@
 """Finding environments by id, module:Id and module:callable, and saying what is wrong when that fails."""
 
 import json
+import os
 import sys
 
 import gymnasium
@@ -157,6 +158,22 @@ def test_mujoco_warns_in_the_log_and_not_in_a_file_of_the_working_directory(tmp_
         mujoco.set_mju_user_warning(before)
     assert not list(tmp_path.iterdir())
     assert [record.levelname for record in caplog.records if "a huge value" in record.message] == ["WARNING"]
+
+
+@pytest.mark.parametrize(("screen", "words", "camera", "way"), [
+    ("", {}, "track", "egl"), (":0", {}, "track", None), ("", {"camera_id": -1}, None, "egl")])
+def test_mujoco_is_filmed_without_a_screen_by_a_camera_that_follows(monkeypatch, screen, words, camera, way):
+    mujoco = pytest.importorskip("mujoco")
+    for name in ("MUJOCO_GL", "WAYLAND_DISPLAY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DISPLAY", screen)
+    build, _ = source(EnvConfig(id="HalfCheetah-v5", kwargs=words), render=True)
+    env = build()
+    found = env.unwrapped.mujoco_renderer
+    assert mujoco.mj_id2name(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, found.camera_id) == camera
+    assert os.environ.get("MUJOCO_GL") == way
+    env.close()
 
 
 def test_mistakes_in_the_users_module(module, tmp_path):

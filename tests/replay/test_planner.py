@@ -80,7 +80,8 @@ def test_contradictions_are_named():
     cfg = ReplayConfig(capacity=100, min_steps=200, chunk_steps=6)
     found = "\n".join(cfg.problems(batch_size=128, window=Window(future=7, stride=4), lanes=32))
     for part in ("learner.batch_size=128 exceeds replay.capacity=100", "replay.min_steps=200 exceeds", "set it to 8",
-                 "look-ahead of 7 steps is longer than replay.chunk_steps=6", "below one chunk per lane"):
+                 "look-ahead of 7 steps (agent.n_step) is longer than replay.chunk_steps=6",
+                 "below one chunk per lane"):
         assert part in found
     assert ReplayConfig().problems(32, Window(future=3), 8) == []
 
