@@ -92,7 +92,9 @@ def plugin_module(package: str, name: str) -> Any:
     known = plugin_names(package)
     canonical = name.replace("-", "_")
     if canonical not in known:
-        raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{_close(canonical, known)}")
+        meant = getattr(importlib.import_module(package), "ELSEWHERE", {}).get(canonical.casefold())
+        hint = f"; it is {meant}" if meant else _close(canonical, known)
+        raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{hint}")
     return importlib.import_module(f"{package}.{canonical}")
 
 

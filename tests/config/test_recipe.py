@@ -95,6 +95,9 @@ BAD = [
     (["env=CartPole-v1"], "command line: env: must be a section with keys of its own (got 'CartPole-v1')"),
     (["agent.algo=dqnn"], f"command line: agent.algo: 'dqnn' is none of {', '.join(plugin_names('qfleet.algos'))}, "
                           "nor module:attribute; did you mean dqn?"),
+    (["agent.algo=TD3"], f"command line: agent.algo: 'TD3' is none of {', '.join(plugin_names('qfleet.algos'))}, "
+                         "nor module:attribute; it is agent.algo=ddpg with agent.twin, agent.smoothing and "
+                         "agent.policy_delay, as in the recipe control"),
     (["placement=cluster"],
      "command line: placement: must be inline, processes or ray (got 'cluster'); the default is 'inline'"),
     (["agent.n_step=100"], "command line and recipe vector: a look-ahead of 100 steps (agent.n_step) is longer "
