@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.runs.state import WORDS, state_of
 from qfleet.runs.tally import Goal, Tally, amount, clock, size
 from qfleet.runs.writers import read_metrics
+from qfleet.screen import screen
 
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
 EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), "ray": ("ray",),
@@ -63,7 +63,7 @@ def examine(plan: Mapping[str, str] | None = None, root: str | Path = ".") -> di
         "disk": _disk(Path(root)),
         "gpu": _gpu(),
         "tools": {"compiler": shutil.which("g++") or shutil.which("clang++") or shutil.which("cl"),
-                  "ffmpeg": _ffmpeg(), "display": _display()},
+                  "ffmpeg": _ffmpeg(), "display": screen()},
         "plan": dict(plan) if plan is not None else None,
     }
 
@@ -234,13 +234,6 @@ def _ffmpeg() -> str | None:
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except (ImportError, RuntimeError):
         return shutil.which("ffmpeg")
-
-
-def _display() -> str | None:
-    """The screen that `play` would open a window on."""
-    if sys.platform in ("darwin", "win32"):
-        return sys.platform
-    return os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY") or None
 
 
 def _read(path: str) -> str:

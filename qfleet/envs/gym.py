@@ -9,7 +9,6 @@ import importlib
 import inspect
 import logging
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from qfleet.config import load_attribute
 from qfleet.envs import EnvConfig
 from qfleet.envs.lanes import GymLanes, Rules
 from qfleet.envs.spaces import View
+from qfleet.screen import screen
 from qfleet.types import EnvFault, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -137,15 +137,16 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
     kwargs = dict(cfg.kwargs)
     if render and _draws(cfg, spec):
         kwargs.setdefault("render_mode", "rgb_array")
-    if "mujoco" not in str(spec.entry_point):
-        return lambda: gymnasium.make(spec, **kwargs), limit
-    _prepare_mujoco()
-    return lambda: _followed(gymnasium.make(spec, **kwargs), kwargs), limit
+    if "mujoco" in str(spec.entry_point):
+        _prepare_mujoco()
+        if render:
+            return lambda: _followed(gymnasium.make(spec, **kwargs), kwargs), limit
+    return lambda: gymnasium.make(spec, **kwargs), limit
 
 
 def _prepare_mujoco() -> None:
     """Left alone, MuJoCo needs a screen to draw, and writes warnings into MUJOCO_LOG.TXT of the working directory."""
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if screen() is None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # read when it is imported
     try:
         import mujoco

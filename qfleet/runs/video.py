@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.runs.appear import appearing
+from qfleet.screen import screen
 from qfleet.types import UserError
 
 SMALLEST_SIDE = 320
@@ -51,7 +52,7 @@ def require_encoder() -> None:
 
 def without_display() -> None:
     """Where there is no screen, keep SDL, which many environments draw with, from complaining."""
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if screen() is None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from qfleet.runs.video import prepare
+from qfleet.screen import screen
 from qfleet.types import UserError
 
 
@@ -56,8 +56,6 @@ def _closes(pygame: Any, event: Any) -> bool:
 
 def _require_display() -> None:
     """Say at once that there is no screen: SDL would otherwise draw into nothing without a word."""
-    if sys.platform in ("darwin", "win32") or os.environ.get("SDL_VIDEODRIVER"):
-        return
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if screen() is None and not os.environ.get("SDL_VIDEODRIVER"):
         raise UserError("there is no display to open a window on: film the agent instead with `qfleet record`, "
                         "or connect with a display (ssh -X)")

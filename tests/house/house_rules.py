@@ -32,11 +32,12 @@ ROOMS: dict[str, set[str]] = {
     "runs": set(),
     "config": set(),
     "types": set(),
+    "screen": set(),
 }
-"""Room -> the rooms it may import, beside itself, types and config."""
+"""Room -> the rooms it may import, beside itself, types, screen and config."""
 
-COMMON = {"types": set[str](), "config": {"types"}}
-"""Everyone may import types and config; of these two, config may import types."""
+COMMON = {"types": set[str](), "screen": set[str](), "config": {"types"}}
+"""Everyone may import these; of them, config may import types."""
 
 CONFINED: dict[str, tuple[str, ...]] = {
     "multiprocessing": ("runtime",),
