@@ -22,6 +22,8 @@ from learn import MATRIX
 RESULTS = Path(__file__).parent / "results"
 IN_TIME_S = 120
 """Of the start of the process: the time in which Pong is to be learnt."""
+ONSET = -18.5
+"""A return of Pong in training, of -21 to 21, that shows that learning has begun."""
 
 
 @functools.cache
@@ -136,7 +138,7 @@ def pong(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def family(data: dict[str, Any]) -> dict[str, Any]:
-    """pong_family.json: its runs, and a table of them."""
+    """pong_family.json: its runs, when they had begun to score, and a table of them."""
     lines = ["| agent | steps | updates | minutes | last evaluation | games afterwards |", "|---|---|---|---|---|---|"]
     for name, row in data["rows"].items():
         games = row.get("games")
@@ -144,7 +146,9 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
         after = f"**{number(games['mean_reward'], 1)}** of {games['episodes']}" if games else "not played"
         lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | {judged} | "
                      f"{after} |")
-    return data["rows"] | {"table": block(lines)}
+    onset = {name: {"onset": next((f"{step:,}" for step, score in row["training"] if score >= ONSET), None)}
+             for name, row in data["rows"].items()}
+    return {name: row | onset[name] for name, row in data["rows"].items()} | {"table": block(lines)}
 
 
 def returns(data: dict[str, Any]) -> dict[str, Any]:

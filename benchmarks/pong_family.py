@@ -29,7 +29,8 @@ QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimi
 SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
     "iqn": [*QUICK, "explore.steps=100000"],
-    "btr": ["explore.steps=100000", "replay.beta_steps=3000000", "replay.samples_per_insert=8"],
+    "btr": ["explore.steps=100000", "replay.beta_steps=3000000", "replay.samples_per_insert=8",
+            "eval.from_return=-15", "eval.period_steps=60000"],
     "r2d2": ["agent.norm=layer", "agent.gamma=0.99", "agent.n_step=3", "agent.burn_in=10", "agent.unroll=20",
              "agent.stride=10", "replay.alpha=0.6", "replay.samples_per_insert=1", "learner.learning_rate=2.5e-4",
              "learner.optimizer_eps=1e-5", "learner.target_period_updates=250", "learner.publish_period_updates=4",
@@ -50,7 +51,7 @@ def draw(document: dict[str, Any]) -> Any:
     axis.set(title="Pong: training (lines) and greedy games (dots)", ylabel="return",
              xlabel="environment steps, of 4 frames each")
     axis.grid(alpha=0.3)
-    axis.legend(loc="center right", fontsize=8)
+    axis.legend(loc=(0.45, 0.35), fontsize=8)
     return figure
 
 
