@@ -92,11 +92,12 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
         algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
+        words += [f"{name}={one[name]:g}" for name in ("aim", "seconds") if one.get(name, 18) != 18]
         recipe = one.get("recipe", "pong-fast")
         key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
         found[key] = one | (KINDS[one["kind"]](one) if one["kind"] in KINDS else {})
         found["before"].setdefault(key, found[key])
-    for rows, words in ((found, ""), (found["before"], ""), (found, " norm=layer"),
+    for rows, words in ((found, ""), (found, " aim=19"), (found["before"], ""), (found, " norm=layer"),
                         (found, " lanes=32 from_return=-8")):
         runs = [rows[f"pong {seed}{words}"] for seed in (1, 2, 3)]
         paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]

@@ -202,8 +202,8 @@ def acting(args: argparse.Namespace) -> None:
         subprocess.run(command, check=True, timeout=120 + 20 * args.seconds, stdout=subprocess.DEVNULL)
         records = trials.records_of(Path(root) / "x" / "metrics.jsonl")
     late = [record for record in records if record["step"] > steps / 3 and "time/fps" in record]
-    keep(args, {"kind": "acting", "recipe": args.recipe, "set": args.set, "random_steps_per_s": round(roof),
-                "lanes": args.lanes,
+    keep(args, {"kind": "acting", "recipe": args.recipe, "set": args.set, "seconds": args.seconds,
+                "random_steps_per_s": round(roof), "lanes": args.lanes,
                 "steps_per_s": round(statistics.median(record["time/fps"] for record in late)),
                 "updates_per_s": round(statistics.median(record["time/updates_per_s"] for record in late), 1),
                 "share": round(statistics.median(record["time/fps"] for record in late) / roof, 3),
@@ -238,8 +238,8 @@ def pong(args: argparse.Namespace) -> None:
         judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1),
                    round(x["eval/mean_ep_length"])] for x in records if "eval/seconds" in x]
         solved = None if found is None else round(now - begin - found["eval/seconds"], 1)
-        keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "solved_s": solved,
-                    "score": found and found["eval/mean_reward"], "games": games,
+        keep(args, {"kind": "pong", "recipe": args.recipe, "seed": seed, "set": args.set, "aim": args.score,
+                    "solved_s": solved, "score": found and found["eval/mean_reward"], "games": games,
                     "steps": records[-1]["step"] if records else 0,
                     "updates": records[-1]["updates"] if records else 0, "judged": judged,
                     "curve": curve[::max(1, len(curve) // 60)]})
