@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from qfleet.runtime import gpus
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
+from qfleet.runtime.precision import bf16_is_faster
 from qfleet.runtime.threads import thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
 from qfleet.settings import RunConfig, shared_out
@@ -288,5 +288,4 @@ def acting_precision(config: RunConfig) -> str:
 def _fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    probe: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(probe and probe())
+    return bf16_is_faster()

@@ -39,7 +39,7 @@ class LearnerConfig(OptimizerConfig):
     target_tau: Fraction = Field(0.005, description="size of the soft step towards the online network, every update")
     publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="numbers the network computes with; auto: bf16 for images where the hardware is fast at it")
+        "auto", description="numbers the network computes with; auto: bf16 for images where it is measurably faster")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "
