@@ -200,11 +200,18 @@ def _server(cfg: RunConfig) -> list[str]:
 
 
 def _two_explorations(cfg: RunConfig) -> list[str]:
-    """Noisy layers explore by themselves: ε beside them must be wanted, and cannot be wanted where there is none."""
-    if not getattr(cfg.agent, "noisy", False):
+    """Noisy layers explore by themselves: ε beside them must be wanted, and cannot be wanted where there is none.
+    Without noise, something else has to explore."""
+    noisy = getattr(cfg.agent, "noisy", None)
+    if noisy is None:
         return []
     explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
     random = any(float(explorer.arms(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
+    if not noisy:
+        if random or cfg.explore.kind not in ("constant", "linear", "ladder"):
+            return []
+        return [f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: "
+                "nothing new would ever be tried; raise explore.epsilon, or set agent.noisy=true"]
     if random and not cfg.agent.noisy_epsilon:
         return [f"agent.noisy=true explores by its noise, and explore.kind={cfg.explore.kind} adds random actions: set "
                 "explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to have both"]

@@ -13,8 +13,8 @@ parameter server, where talking to it is a part of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -33,8 +33,10 @@ CALLED = {"env": "the environment", "inference": "choosing actions", "wire": "st
           "server": "talking to the parameter server",
           "checkpoints": "checkpoints"}
 
-FASTER_LEARNER = ("device=cuda, learner.precision=bf16 or learner.capture=true make an update faster; a larger "
-                  "learner.batch_size makes fewer of them, a lower replay.samples_per_insert fewer samples per step")
+FASTER = ("a GPU (device=cuda)", "learner.precision=bf16", "learner.capture=true")
+"""What makes an update faster, where a run has it not yet."""
+
+FEWER = "a larger learner.batch_size makes fewer updates, a lower replay.samples_per_insert fewer samples per step"
 ADVICE = {
     "env": "raise actors, or let other hosts join (fleet.listen); more env.threads help where the environment uses "
            "them",
@@ -43,7 +45,7 @@ ADVICE = {
     "wire": "raise replay.chunk_steps for fewer and larger messages, and learner.publish_period_updates for fewer "
             "weights to be sent; actors on this host need no network",
     "decode": "lower replay.samples_per_insert, or agent.n_step, for fewer rows to be decoded",
-    "learner": FASTER_LEARNER,
+    "learner": FEWER,
     "pace": "raise replay.chunk_steps or env.lanes, which lets the two sides be further apart; "
             "replay.samples_per_insert decides how much of each there is",
     "evaluation": "raise eval.period_steps, lower eval.episodes, or let placement=processes evaluate beside the "
@@ -78,9 +80,17 @@ class Verdict:
     advice: str
 
 
-def bottleneck(records: Iterable[Record]) -> Verdict | None:
-    """What limits the run now, by its latest records; None if they do not say."""
-    recent = list(records)
+def bottleneck(records: Iterable[Record], faster: Sequence[str] = FASTER) -> Verdict | None:
+    """What limits the run now, by its latest records; None if they do not say. `faster` is what it could try."""
+    found = _judged(list(records))
+    if found is None or found.limit != "learner" or not faster:
+        return found
+    *others, last = faster
+    words = f"{', '.join(others)} or {last}" if others else last
+    return replace(found, advice=f"{words} may make an update faster; {found.advice}")
+
+
+def _judged(recent: list[Record]) -> Verdict | None:
     mean = typical(recent)
     acting = shares(mean, ACTING)
     if not acting:

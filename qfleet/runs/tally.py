@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qfleet.runs.bottleneck import ACTING, RECENT_RECORDS, Verdict, bottleneck, percent, shares, typical
+from qfleet.runs.bottleneck import ACTING, FASTER, RECENT_RECORDS, Verdict, bottleneck, percent, shares, typical
 
 Record = Mapping[str, Any]
 
@@ -71,20 +71,25 @@ BY_ROLE = {RATIO, "policy lag", "actors", "steps/s", "updates/s", "eval", "best 
 class Goal:
     """Where the run ends: whichever of the two is reached first; None = not limited by it.
 
-    `ratio` is the configured number of samples per insert, if it is known.
+    `ratio` is the configured number of samples per insert, if it is known; `faster` what updates could be made with.
     """
 
     steps: int | None
     updates: int | None = None
     ratio: float | None = None
+    faster: tuple[str, ...] = FASTER
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Goal:
         """What a config says, as it was written: nothing of it is validated, so nothing is imported for it."""
-        replay = settings.get("replay")
+        replay, learner = (found if isinstance(found := settings.get(name), Mapping) else {}
+                           for name in ("replay", "learner"))
+        has = (str(settings.get("device")).startswith("cuda"), learner.get("precision") == "bf16",
+               learner.get("capture") is True)
         steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
         return Goal(None if steps is None else int(steps), None if updates is None else int(updates),
-                    _number(replay.get("samples_per_insert")) if isinstance(replay, Mapping) else None)
+                    _number(replay.get("samples_per_insert")),
+                    tuple(way for way, there in zip(FASTER, has, strict=True) if not there))
 
     def fraction(self, record: Record) -> float:
         parts = [float(record.get(name) or 0) / limit
@@ -137,7 +142,7 @@ class Tally:
         return shown + [(label, amount(round(rate))) for label, rate in rates if rate is not None]
 
     def verdict(self) -> Verdict | None:
-        return bottleneck(self._recent)
+        return bottleneck(self._recent, self.goal.faster)
 
     def roles(self) -> list[tuple[str, str]]:
         """What each role of a fleet does; nothing for a run of one process."""

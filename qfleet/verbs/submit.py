@@ -7,6 +7,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def submit(args: Namespace) -> int:
     if args.dry_run:
         say(slurm.script(job, args.local).rstrip())
         return 0
-    new = not job.folder.exists()
+    new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
     slurm.write(job, args.local)
     if args.local:
         complain(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
@@ -39,6 +40,9 @@ def submit(args: Namespace) -> int:
     except UserError:
         if new:
             shutil.rmtree(job.folder, ignore_errors=True)
+        with suppress(OSError):  # whoever put something there meanwhile keeps it
+            for path in new[1:]:
+                path.rmdir()
         raise
     lines = [("job", number), ("output", str(job.output)), ("script", str(job.script)),
              ("watch", f"qfleet top {job.run}"), ("cancel", f"scancel {number}")]

@@ -200,8 +200,10 @@ def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
         from qfleet.head import checked
 
         checked(first)
+    recipes = sorted({source.removeprefix("recipe ") for source in plans[0].provenance.values()
+                      if source.startswith("recipe ")})
     with clean_stdout(args):
-        rows = dict(api.plan(first))
+        rows = {"recipes": ", ".join(recipes) or "none"} | dict(api.plan(first))
     width = max(len(name) for name in rows)
     outcome(args, [to_yaml(first).rstrip(), "", *(f"# {name:<{width}}  {text}" for name, text in rows.items())],
             {"config": first.model_dump(mode="json"), "plan": rows, "seeds": [plan.config.seed for plan in plans]})

@@ -70,6 +70,7 @@ def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, val
     (["agent.noisy=true", "explore.kind=ladder"], "explore.kind=ladder adds random actions"),
     (["agent.noisy=true", "agent.noisy_epsilon=true", "explore.kind=constant", "explore.epsilon=0"],
      "agent.noisy_epsilon=true has no effect"),
+    (["explore.kind=constant", "explore.epsilon=0"], "nothing new would ever be tried"),
 ])
 def test_what_would_be_ignored_is_refused(algo, words, why):
     with pytest.raises(UserError) as error:

@@ -115,7 +115,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(tmp_path, capsys):
 def test_without_slurm_people_are_told_where_there_is_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["submit", "slurm", "cartpole", "--name", "x"]) == 2
-    assert "sbatch is not found" in capsys.readouterr().err and not (tmp_path / "runs" / "slurm" / "x").exists()
+    assert "sbatch is not found" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(("words", "told"), [

@@ -182,7 +182,8 @@ def test_ranks_that_torchrun_starts_anew_find_their_run(tape, place, monkeypatch
 def test_a_dry_run_trains_nothing_and_shows_config_and_plan(tape, place, capsys):
     assert main(["train", "cartpole", "--dry-run", "seed=9"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("seed: 9\n") and "# memory  3 MB" in out and tape.calls == [] and list(place.iterdir()) == []
+    assert out.startswith("seed: 9\n") and "# recipes  cartpole, vector\n" in out and "# memory   3 MB" in out
+    assert tape.calls == [] and list(place.iterdir()) == []
 
 
 def test_show_evaluates_draws_and_films(tape, capsys):

@@ -15,6 +15,7 @@ from qfleet.runs.bottleneck import (
     shares,
     typical,
 )
+from qfleet.runs.tally import Goal, Tally
 
 KEYS = set(re.findall(r"^\| `([\w.]+)`", key_table(), re.M))
 
@@ -69,16 +70,31 @@ ONE_PROCESS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_limits_of_a_fleet(name):
-    verdict = bottleneck(run_of(CASES[name]))
+    verdict = bottleneck(run_of(CASES[name]), faster=())
     assert verdict.limit == name.partition(",")[0], verdict
     assert verdict.advice == ADVICE[verdict.limit] and "%" in verdict.evidence
 
 
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_limits_of_one_process(name):
-    verdict = bottleneck(run_of(ONE_PROCESS[name]))
+    verdict = bottleneck(run_of(ONE_PROCESS[name]), faster=())
     assert verdict.limit == name, verdict
     assert verdict.advice == {**ADVICE, **INLINE_ADVICE}[name] and "%" in verdict.evidence
+
+
+@pytest.mark.parametrize(("settings", "advised"), [
+    ({}, "a GPU (device=cuda), learner.precision=bf16 or learner.capture=true may make an update faster; a larger"),
+    ({"device": "cpu", "learner": {"precision": "bf16", "capture": False}},
+     "a GPU (device=cuda) or learner.capture=true may make an update faster; a larger"),
+    ({"device": "cuda:1", "learner": {"precision": "fp32", "capture": True}},
+     "learner.precision=bf16 may make an update faster; a larger"),
+    ({"device": "cuda", "learner": {"precision": "bf16", "capture": True}}, "a larger learner.batch_size"),
+])
+def test_a_run_is_not_told_to_take_what_it_has(settings, advised):
+    tally = Tally(Goal.of(settings))
+    for record in run_of(ONE_PROCESS["learner"]):
+        tally.add(record)
+    assert tally.verdict().advice.startswith(advised)
 
 
 def test_talking_to_a_parameter_server_is_a_part_of_the_updates():
