@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet import crew, envs, head, recipe, session, squad, troop
+from qfleet import crew, envs, gallery, head, recipe, session, squad, troop
 from qfleet.agent import Arm
 from qfleet.assemble import describe_plan, device_of, make_agent, make_env, settle, unsettled
 from qfleet.config import parse_mapping, validate
@@ -98,6 +98,8 @@ def _engine(config: RunConfig) -> Any:
     """Who starts a run and goes on with it: `start` and `go_on` of a module."""
     if config.gradients != "solo" and config.placement != "ray":
         return crew if config.gradients == "allreduce" else squad
+    if config.eval.beside:
+        return gallery
     return {"inline": session, "processes": head, "ray": troop}[config.placement]
 
 

@@ -1,4 +1,5 @@
-"""The evaluator of a crew of ranks: a process of its own, which the first rank listens to, and mostly starts."""
+"""An evaluator as a process of its own, for those who play for themselves: the first rank of a crew, or a run that is
+one process otherwise (`eval.beside`). They listen to it, and mostly start it."""
 
 from __future__ import annotations
 
@@ -7,16 +8,21 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+from qfleet import session
 from qfleet.cellhost import Orders
 from qfleet.config import to_yaml
 from qfleet.members import Contact
+from qfleet.roles.evaluator import Evaluator
+from qfleet.roles.metrics import Sink
+from qfleet.roles.schedule import Schedule
 from qfleet.runs.directory import RunDirectory
 from qfleet.runtime.cell import Cell
 from qfleet.runtime.fleet import Intake, await_evaluation
+from qfleet.runtime.inline import Inline, Judge
 from qfleet.runtime.plan import rest
 from qfleet.runtime.shares import Shares
 from qfleet.runtime.supervise import Child, Patience, Supervisor
@@ -26,6 +32,7 @@ from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.security import read_token, write_token
 from qfleet.runtime.wire.server import Server
+from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault
 
@@ -73,10 +80,15 @@ def beside(directory: RunDirectory) -> Opening:
 
 
 class Gallery:
-    """Implements `rank.Bench`: training goes on while others watch. Only the last weights are waited for."""
+    """Implements `rank.Bench`: training goes on while others watch. Only the last weights are waited for.
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, cell: Cell, opening: Opening) -> None:
-        self.cell = cell
+    Weights are handed out whenever an evaluation is due, while they are `promising`; the newest of these is judged.
+    """
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, cell: Cell, opening: Opening,
+                 promising: Callable[[], bool] = lambda: True) -> None:
+        self.cell, self.promising = cell, promising
+        self.schedule = Schedule(config.eval.period_steps, config.eval.period_updates)
         self.desk = Desk(to_yaml(config), json.dumps(spec.to_json()), 0)
         self.registry = Registry(0, config.fleet.heartbeat_timeout_s)
         inbox = Inbox(config.fleet.inbox_messages)
@@ -87,11 +99,11 @@ class Gallery:
         self._begun = False
 
     def step(self) -> bool:
-        """Hand out the newest weights if somebody took those before, and book what was judged."""
-        self._serve(0)
+        """Hand out the newest weights if they are to be judged, and book what was."""
         learner = self.cell.learner
-        if self.desk.wanted and learner.updates > self.desk.bundle.version:
-            self.desk.publish(learner.flat.state(), learner.updates)
+        if self.promising() and self.schedule.due(self.cell.progress()) and learner.updates > self.desk.bundle.version:
+            self.desk.publish(learner.flat.state(), learner.updates)  # before the evaluator hears that it is due
+        self._serve(0)
         self.intake.step()
         return False
 
@@ -113,3 +125,31 @@ class Gallery:
             self._look()
         if nap_s:
             rest(nap_s)
+
+
+class Audience:
+    """Implements `inline.Judge`: what `Evaluator` would do in the loop of the run, a gallery does beside it."""
+
+    def __init__(self, evaluator: Judge, gallery: Gallery) -> None:
+        self.step, self.judge = gallery.step, gallery.judge
+        self.state_dict, self.load_state_dict = evaluator.state_dict, evaluator.load_state_dict
+        self.resume, self.policy, self.count = evaluator.resume, evaluator.policy, evaluator.count
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run in one process, with an evaluator beside it."""
+    return session.start(config, sinks, provenance, _seat)
+
+
+def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+    """Continue one."""
+    return session.go_on(directory, config, sinks, _seat)
+
+
+def _seat(config: RunConfig, inline: Inline, directory: RunDirectory, stack: ExitStack) -> None:
+    evaluator = inline.evaluator
+    assert isinstance(evaluator, Evaluator)
+    spec = inline.cast.seats[0].env.spec
+    gallery = Gallery(config, spec, inline.cell, beside(directory), evaluator.promising)
+    stack.callback(gallery.close)
+    inline.evaluator = Audience(evaluator, gallery)

@@ -265,10 +265,11 @@ def run_evaluator(contact: Way, videos: Path | None = None) -> int:
         if evaluator.bandit is not None:
             link.metrics.remember(pack_state(evaluator.bandit.state_dict()))
 
+    how = config.eval.model_copy(update={"from_return": None})  # before that no weights are given out
     with member.polite(), closing(make_judge(config)) as env:
         member.require(env.spec)
-        evaluator = Evaluator(member.policy("evaluator"), env, link.weights, config.eval, config.seed, link.progress,
-                              judged, member.over)
+        evaluator = Evaluator(member.policy("evaluator"), env, link.weights, how, config.seed, link.progress, judged,
+                              member.over)
         if evaluator.bandit is not None:
             member.recall(evaluator.bandit.load_state_dict)
         link.start()

@@ -62,7 +62,16 @@ class TrainResult:
     before: bool = False
 
 
-def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+Arrange = Callable[[RunConfig, Inline, RunDirectory, ExitStack], None]
+"""What somebody changes about the roles of a run before it begins; the stack is closed when it has ended."""
+
+
+def as_they_are(config: RunConfig, inline: Inline, directory: RunDirectory, stack: ExitStack) -> None:
+    """Change nothing."""
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
+          arrange: Arrange = as_they_are) -> TrainResult:
     """Train a new run."""
     with ExitStack() as stack:
         stack.enter_context(memory_advised(config))
@@ -74,7 +83,8 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         stack.callback(directory.unlock)
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, not ours
         try:
-            attempt = Attempt(config, env.spec, directory, sinks, _inline(config, env, stack))
+            build = _inline(config, env, directory, arrange, stack)
+            attempt = Attempt(config, env.spec, directory, sinks, build)
             stack.callback(attempt.close)
             unfit = attempt.begin_from(source) if source else []
             attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
@@ -84,7 +94,8 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         return attempt.execute()
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
+          arrange: Arrange = as_they_are) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
     with ExitStack() as stack:
         stack.enter_context(memory_advised(config))
@@ -96,7 +107,8 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
         require_same(checkpoint, env.spec)
         config = settle(config, env.spec)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        attempt = Attempt(config, env.spec, directory, sinks, _inline(config, env, stack), checkpoint)
+        build = _inline(config, env, directory, arrange, stack)
+        attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
         stack.callback(attempt.close)
         attempt.open({"resumed_from": checkpoint.path.name})
         return attempt.execute()
@@ -146,14 +158,16 @@ def memory_advised(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _inline(config: RunConfig, env: VectorEnv, stack: ExitStack) -> Callable[[Outside], Inline]:
+def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: Arrange,
+            stack: ExitStack) -> Callable[[Outside], Inline]:
     """How all roles come to life in this process; the stack closes their environments."""
     def build(outside: Outside) -> Inline:
         cast = cast_of(config, env)
         stack.callback(cast.close)
         inline = Inline(cast, plan_of(config), outside)
-        if (threads := config.run.threads or 1) > 1 and not config.env.isolate:
+        if (threads := config.run.threads or 1) > 1 and not (config.env.isolate or config.eval.beside):
             inline.beside.append(Courtesy(threads, usable_cores(), config.run.share_cores))
+        arrange(config, inline, directory, stack)
         return inline
 
     return build

@@ -99,9 +99,11 @@ class RunConfig(Config):
             if self.gradients != rule:
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
         if self.placement != "inline" or self.gradients != "solo":
+            idle["eval.beside"] = "unless placement=inline gradients=solo: elsewhere evaluators are processes anyway"
             idle["run.share_cores"] = "unless placement=inline gradients=solo: elsewhere roles share the cores by plan"
-        elif self.env.isolate:
-            idle["run.share_cores"] = "with env.isolate=true, whose process would pass for a stranger's"
+        elif self.env.isolate or self.eval.beside:
+            which = "env.isolate" if self.env.isolate else "eval.beside"
+            idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle
@@ -243,6 +245,9 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
     if cfg.run.share_cores:
         found.append("run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
                      "and would depend on what else is going on; set run.share_cores=false")
+    if cfg.eval.beside:
+        found.append("run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and "
+                     "with them the end of the run; set eval.beside=false")
     if not cfg.checkpoint.replay:
         found.append("run.exact_resume=true with checkpoint.replay=false: the replay must be saved, too; "
                      "set checkpoint.replay=true")

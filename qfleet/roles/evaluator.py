@@ -43,6 +43,8 @@ class EvalConfig(Config):
     lanes: PositiveCount = Field(4, description="environments that evaluation plays side by side")
     max_episode_steps: PositiveCount | None = Field(
         None, description="most steps of an episode of evaluation, which counts as it stands then")
+    beside: bool = Field(
+        False, description="let a process of its own play, on the CPU, while training goes on (placement=inline)")
     video_period: Count = Field(0, description="film one episode after every so many evaluations, 0 = never")
 
 
@@ -157,12 +159,13 @@ class Evaluator:
 
     def step(self) -> bool:
         """One whole evaluation, if one is due."""
-        if not (self.owed or (self._promising() and self.schedule.due(self.progress()))):
+        if not (self.owed or (self.promising() and self.schedule.due(self.progress()))):
             return False
         self.judge()
         return True
 
-    def _promising(self) -> bool:
+    def promising(self) -> bool:
+        """Whether training has come far enough for evaluations (`from_return`)."""
         if self.cfg.from_return is None:
             return True
         recent = self.recent()

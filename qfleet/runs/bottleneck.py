@@ -48,8 +48,8 @@ ADVICE = {
     "learner": FEWER,
     "pace": "raise replay.chunk_steps or env.lanes, which lets the two sides be further apart; "
             "replay.samples_per_insert decides how much of each there is",
-    "evaluation": "raise eval.period_steps, lower eval.episodes, or let placement=processes evaluate beside the "
-                  "learning",
+    "evaluation": "set eval.beside=true, so that a process of its own evaluates while the run learns; or raise "
+                  "eval.period_steps, or lower eval.episodes",
     "checkpoints": "raise checkpoint.period_steps, or set checkpoint.replay=false",
 }
 INLINE_ADVICE = {

@@ -131,6 +131,15 @@ BAD = [
     (["run.exact_resume=true", "checkpoint.period_steps=100000", "run.share_cores=true"],
      "command line: run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
      "and would depend on what else is going on; set run.share_cores=false"),
+    (["run.exact_resume=true", "checkpoint.period_steps=100000", "eval.beside=true"],
+     "command line: run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and with "
+     "them the end of the run; set eval.beside=false"),
+    (["placement=processes", "eval.beside=true"],
+     "command line: eval.beside: has no effect unless placement=inline gradients=solo: elsewhere evaluators are "
+     "processes anyway; remove it, or change that"),
+    (["eval.beside=true", "run.threads=2", "run.share_cores=true"],
+     "command line: run.share_cores: has no effect with eval.beside=true, whose process would pass for a stranger's; "
+     "remove it, or change that"),
 ]
 
 

@@ -148,16 +148,18 @@ class Counter(_message.Message):
     def __init__(self, tag: _Optional[str] = ..., by: _Optional[int] = ...) -> None: ...
 
 class Judgement(_message.Message):
-    __slots__ = ("returns", "lengths", "version", "weights")
+    __slots__ = ("returns", "lengths", "version", "weights", "seconds")
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     returns: _containers.RepeatedScalarFieldContainer[float]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     version: int
     weights: bytes
-    def __init__(self, returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., weights: _Optional[bytes] = ...) -> None: ...
+    seconds: float
+    def __init__(self, returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., weights: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
     __slots__ = ("verdict", "version", "steps", "updates", "final", "elsewhere", "save", "saved")

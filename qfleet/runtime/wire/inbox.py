@@ -158,5 +158,6 @@ def _judgement(judgement: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
     returns: list[Any] = list(judgement.returns)
     if not returns or len(returns) != len(judgement.lengths) or not np.isfinite(returns).all():
         raise ValueError(f"an evaluation of {len(returns)} returns and {len(judgement.lengths)} lengths")
-    score = Score(returns, [int(length) for length in judgement.lengths], judgement.version)
+    seconds = judgement.seconds if np.isfinite(judgement.seconds) and judgement.seconds > 0 else None
+    score = Score(returns, [int(length) for length in judgement.lengths], judgement.version, seconds)
     return score, unpack_weights(judgement.weights)

@@ -110,7 +110,7 @@ class Outbox:
                             "fleet.max_message_mb")
         with self.changed:
             self._judgements.append(Judgement(returns=score.returns, lengths=score.lengths, version=score.version,
-                                              weights=weights))
+                                              weights=weights, seconds=score.seconds or 0.0))
             self._touched()
 
     def part(self, save: int, state: bytes, segments: Sequence[str]) -> None:

@@ -67,10 +67,11 @@ def test_the_clock_counts_what_is_not_confirmed_yet(tmp_path):
 
 def test_an_evaluation_arrives_with_its_weights(tmp_path):
     with cell(tmp_path / "c") as here, link(here.unix, "evaluator", "evaluator") as line:
-        line.judge(Score([1.0, 3.0], [5, 6], 40), weights(40))
+        line.judge(Score([1.0, 3.0], [5, 6], 40, 2.5), weights(40))
         here.drain_until(lambda: bool(here.stored))
         (score, state), = unpack(here.stored[0], LAYOUT).judgements
-        assert score.mean == 2.0 and score.version == 40 and torch.equal(state["b"], weights(40)["b"])
+        assert score.mean == 2.0 and (score.version, score.seconds) == (40, 2.5)
+        assert torch.equal(state["b"], weights(40)["b"])
         assert here.stored[0].index == -1
 
 
