@@ -72,30 +72,74 @@ def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
 
 
 def published() -> Iterator[str]:
-    """What others have published, beside ours where there is one."""
+    """What others have published, beside ours where there is one, and how ours was made."""
     yield "## Beside published scores\n"
-    yield ("Ours is the mean over seeds of the last evaluation that all of them have, with the number of decisions "
-           "until then. Most have not been run here to any length: that is said, not hidden.\n")
+    yield ("Ours is the mean over seeds: of the games that the best policy played after training (30 of Pong, 10 of "
+           "MuJoCo), else of the last evaluation that all seeds have; with the number of decisions until then. No run "
+           "was nearly as long as theirs, and some have not been made: that is said, not hidden.\n")
     yield "| environment | theirs | their score and protocol | ours | decisions | seeds |"
     yield "|---|---|---|---|---|---|"
-    for row in json.loads((ROOT / "benchmarks" / "published.json").read_text()):
-        theirs = f"{figure(row['score'])}, {row['protocol']}"
+    rows = json.loads((ROOT / "benchmarks" / "published.json").read_text())
+    for row in rows:
+        score = row["score"]
+        if isinstance(score, str):  # of somebody whom we have run ourselves
+            score = statistics.fmean(found for found, _ in runs_of(*score.split()))
+        theirs = f"{'no score by game' if score is None else figure(score)}, {row['protocol']}"
         yield f"| {row['environment']} | {row['who']} | {theirs} | {' | '.join(ours(row['ours']))} |"
+    yield ""
+    yield "| data | made by | on | with |"
+    yield "|---|---|---|---|"
+    for file in dict.fromkeys(row["ours"][0] for row in rows if row["ours"] and runs_of(*row["ours"])):
+        machine = documented(file)
+        command = machine["command"] if isinstance(machine["command"], str) else machine["command"][-1]
+        with_ = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
+        yield (f"| [{file}](../benchmarks/results/{file}) | `python {command}` | {machine_words(machine)} "
+               f"| Python {machine['python']}, {with_} |")
     yield ""
 
 
+def documented(file: str) -> dict[str, Any]:
+    """Machine, versions and command of a result file; of several runs, of the last that we show."""
+    if file.endswith(".jsonl"):
+        return _fast_runs()[-1]
+    machine: dict[str, Any] = json.loads((RESULTS / file).read_text())["machine"]
+    return machine
+
+
 def ours(place: list[str] | None) -> list[str]:
-    file, name = place or ("none", "")
-    found = json.loads((RESULTS / file).read_text())["rows"].get(name, []) if (RESULTS / file).exists() else []
-    rows = found if isinstance(found, list) else [found]  # one run, or one for each seed
-    curves = [run["evaluations"] if "evaluations" in run else run["curve"] for run in rows]
-    if not all(curves) or not curves:
+    found = runs_of(*place) if place else []
+    if place is None or not found:
         return ["not run yet", "-", "-"]
+    scores = [score for score, _ in found]
+    told = place[1].removeprefix("qfleet_") + (f", worst {figure(min(scores))}" if len(scores) > 1 else "")
+    link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{place[0]}) ({told})"
+    return [link, f"{max(steps for _, steps in found):,}", str(len(found))]
+
+
+def runs_of(file: str, name: str) -> list[tuple[float, int]]:
+    """Score and steps of every seed."""
+    if not (RESULTS / file).exists():
+        return []
+    if file.endswith(".jsonl"):
+        return [(run["games"]["mean_reward"] if isinstance(run["games"], dict) else run["judged"][-1][2], run["steps"])
+                for run in _fast_runs()]
+    found = json.loads((RESULTS / file).read_text())["rows"].get(name, [])
+    runs = found if isinstance(found, list) else [found]  # one run, or one for each seed
+    if all("games" in run for run in runs):
+        return [(run["games"]["mean_reward"], run["steps"]) for run in runs]
+    if all("mean_reward" in run for run in runs):
+        return [(run["mean_reward"], run["steps"]) for run in runs]
+    curves = [run["evaluations"] if "evaluations" in run else run["curve"] for run in runs]
     count = min(len(curve) for curve in curves)
-    last = [curve[count - 1] for curve in curves]
-    scores = [score for _, score, _ in last]
-    link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{file}) ({name}, worst {figure(min(scores))})"
-    return [link, f"{max(step for step, _, _ in last):,}", str(len(rows))]
+    return [(curve[count - 1][1], curve[count - 1][0]) for curve in curves] if count else []
+
+
+def _fast_runs() -> list[dict[str, Any]]:
+    """The newest runs of `pong-fast` as it is, one for each seed."""
+    records = [json.loads(line) for line in (RESULTS / "fast_speed.jsonl").read_text().splitlines()]
+    runs = {run["seed"]: run for run in records if run["kind"] == "pong" and run.get("recipe") == "pong-fast"
+            and not run["set"]}
+    return list(runs.values())
 
 
 def sources() -> Iterator[str]:
