@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes.util
 import difflib
 import functools
 import importlib
@@ -11,7 +12,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -138,22 +139,25 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
     if render and _draws(cfg, spec):
         kwargs.setdefault("render_mode", "rgb_array")
     if "mujoco" in str(spec.entry_point):
-        _prepare_mujoco()
+        if not _prepare_mujoco() and render:
+            raise UserError(f"{cfg.id} cannot be drawn: there is no screen, and no EGL library to draw without one; "
+                            "apt install libegl1, or set DISPLAY, or MUJOCO_GL=osmesa")
         if render:
             return lambda: _followed(gymnasium.make(spec, **kwargs), kwargs), limit
     return lambda: gymnasium.make(spec, **kwargs), limit
 
 
-def _prepare_mujoco() -> None:
-    """Left alone, MuJoCo needs a screen to draw, and writes warnings into MUJOCO_LOG.TXT of the working directory."""
-    if screen() is None:
+def _prepare_mujoco() -> bool:
+    """Left alone, MuJoCo needs a screen to draw, and writes warnings into MUJOCO_LOG.TXT of the working directory.
+    Whether it could draw."""
+    if screen() is None and ctypes.util.find_library("EGL"):  # without it, not even importing would work
         os.environ.setdefault("MUJOCO_GL", "egl")  # read when it is imported
-    try:
+    with suppress(ImportError):  # said where the environment is built
         import mujoco
-    except ImportError:
-        return  # said where the environment is built
-    if mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(lambda text: _tell(text.partition("Time =")[0].strip()))
+
+        if mujoco.get_mju_user_warning() is None:
+            mujoco.set_mju_user_warning(lambda text: _tell(text.partition("Time =")[0].strip()))
+    return screen() is not None or bool(os.environ.get("MUJOCO_GL"))
 
 
 def _followed(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:

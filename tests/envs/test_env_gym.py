@@ -168,12 +168,25 @@ def test_mujoco_is_filmed_without_a_screen_by_a_camera_that_follows(monkeypatch,
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("DISPLAY", screen)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
     build, _ = source(EnvConfig(id="HalfCheetah-v5", kwargs=words), render=True)
     env = build()
     found = env.unwrapped.mujoco_renderer
     assert mujoco.mj_id2name(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, found.camera_id) == camera
     assert os.environ.get("MUJOCO_GL") == way
     env.close()
+
+
+def test_where_nothing_can_draw_mujoco_plays_and_is_not_filmed(monkeypatch):
+    pytest.importorskip("mujoco")
+    for name in ("MUJOCO_GL", "WAYLAND_DISPLAY", "DISPLAY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    make(EnvConfig(id="HalfCheetah-v5"), 1).close()
+    assert "MUJOCO_GL" not in os.environ
+    with pytest.raises(UserError, match=r"HalfCheetah-v5 cannot be drawn: .* apt install libegl1"):
+        source(EnvConfig(id="HalfCheetah-v5"), render=True)
 
 
 def test_mistakes_in_the_users_module(module, tmp_path):
