@@ -92,7 +92,8 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         words = [re.sub(r"^\w+\.", "", word) for word in one.get("set", ())]  # without their section
         algo = [word.removeprefix("algo=") for word in words if word.startswith("algo=")]
         marks = [str(one[name]) for name in ("batch", "seed") if name in one]
-        words += [f"{name}={one[name]:g}" for name in ("aim", "seconds") if one.get(name, 18) != 18]
+        words += [f"{name}={one[name]:g}" for name, usual in (("aim", 18), ("seconds", 20))
+                  if one.get(name, usual) != usual]
         recipe = one.get("recipe", "pong-fast")
         key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
         found[key] = one | (KINDS[one["kind"]](one) if one["kind"] in KINDS else {})

@@ -74,9 +74,10 @@ def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
 def published() -> Iterator[str]:
     """What others have published, beside ours where there is one, and how ours was made."""
     yield "## Beside published scores\n"
-    yield ("Ours is the mean over seeds: of the games that the best policy played after training (30 of Pong, 10 of "
-           "MuJoCo), else of the last evaluation that all seeds have; with the number of decisions until then. No run "
-           "was nearly as long as theirs, and some have not been made: that is said, not hidden.\n")
+    yield ("Ours is the mean over seeds: in Pong of the 30 games that the best policy played after training, or, where "
+           "a seed has none, of its last evaluation; elsewhere of the last evaluation that all seeds have; with the "
+           "number of decisions until then. No run was nearly as long as those of the papers, and some have not been "
+           "made: that is said, not hidden.\n")
     yield "| environment | theirs | their score and protocol | ours | decisions | seeds |"
     yield "|---|---|---|---|---|---|"
     rows = json.loads((ROOT / "benchmarks" / "published.json").read_text())
@@ -122,7 +123,7 @@ def runs_of(file: str, name: str) -> list[tuple[float, int]]:
         return []
     if file.endswith(".jsonl"):
         return [(run["games"]["mean_reward"] if isinstance(run["games"], dict) else run["judged"][-1][2], run["steps"])
-                for run in _fast_runs()]
+                for run in _fast_runs() if run["judged"]]
     found = json.loads((RESULTS / file).read_text())["rows"].get(name, [])
     runs = found if isinstance(found, list) else [found]  # one run, or one for each seed
     if all("games" in run for run in runs):

@@ -34,6 +34,7 @@ from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
+from qfleet.runtime.life import surroundings
 from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.orphans import when_orphaned
 from qfleet.runtime.plan import Plan
@@ -146,7 +147,7 @@ class Launch(head.Head):
                  str(self.config.cells), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
                  "-m", "qfleet", "_member", "rank", str(self.private)]
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.config.run.threads or 1))}
-        return [Child(head.CELL, words, {"PYTHONUNBUFFERED": "1", **threads},
+        return [Child(head.CELL, words, surroundings() | threads,
                       self.directory.path / "logs" / "ranks.log", 0)]
 
     def _result(self, failure: Failure | None) -> TrainResult:

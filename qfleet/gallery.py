@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from qfleet import session
 from qfleet.cellhost import Orders
 from qfleet.config import to_yaml
+from qfleet.head import silence_s
 from qfleet.members import Contact
 from qfleet.roles.evaluator import Evaluator
 from qfleet.roles.metrics import Sink
@@ -22,7 +24,8 @@ from qfleet.roles.schedule import Schedule
 from qfleet.runs.directory import RunDirectory
 from qfleet.runtime.cell import Cell
 from qfleet.runtime.fleet import Intake, await_evaluation
-from qfleet.runtime.inline import Inline, Judge
+from qfleet.runtime.inline import Inline
+from qfleet.runtime.life import surroundings
 from qfleet.runtime.plan import rest
 from qfleet.runtime.shares import Shares
 from qfleet.runtime.supervise import Child, Patience, Supervisor
@@ -34,7 +37,7 @@ from qfleet.runtime.wire.security import read_token, write_token
 from qfleet.runtime.wire.server import Server
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, ProcessFault
+from qfleet.types import EnvSpec, ProcessFault, UserError
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +67,15 @@ def beside(directory: RunDirectory) -> Opening:
             films = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
             contact = Contact(f"unix:{socket}", NAME, str(token), fleet.patience_s)
             child = Child(NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.words(), *films],
-                          {"PYTHONUNBUFFERED": "1"}, directory.path / "logs" / f"{NAME}.log")
+                          surroundings(), directory.path / "logs" / f"{NAME}.log", silence_s=silence_s(config))
             patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
             supervisor = Supervisor([child], log.warning, patience, lambda name: None, private)
             stack.callback(supervisor.terminate, GRACE_S)
 
             def look() -> None:
                 supervisor.step()
-                if supervisor.failure is not None:
-                    raise ProcessFault(supervisor.failure.text)
+                if (failure := supervisor.failure) is not None:
+                    raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
 
             yield look
 
@@ -97,12 +100,17 @@ class Gallery:
         self._open = ExitStack()
         self._look: Callable[[], object] | None = None
         self._begun = False
+        self._owed = False  # an evaluation that was under way when the run was left
 
     def step(self) -> bool:
         """Hand out the newest weights if they are to be judged, and book what was."""
+        if not self._begun:
+            self.schedule.resume(self.cell.progress())
         learner = self.cell.learner
-        if self.promising() and self.schedule.due(self.cell.progress()) and learner.updates > self.desk.bundle.version:
-            self.desk.publish(learner.flat.state(), learner.updates)  # before the evaluator hears that it is due
+        if self._owed or (self.promising() and self.schedule.due(self.cell.progress())):
+            self._owed = False
+            if learner.updates > self.desk.bundle.version:
+                self.desk.publish(learner.flat.state(), learner.updates)
         self._serve(0)
         self.intake.step()
         return False
@@ -111,6 +119,14 @@ class Gallery:
         """The last weights; waits for the score."""
         self.desk.publish(self.cell.learner.flat.state(), self.cell.learner.updates)
         await_evaluation(self.cell, self.intake, self.registry, self.desk, self._serve)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"registry": self.registry.state_dict(),
+                "owed": self._owed or self.desk.bundle.version > self.intake.judged}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.registry.load_state_dict(state["registry"])
+        self._owed = state["owed"]
 
     def close(self) -> None:
         self.desk.stop()
@@ -128,28 +144,66 @@ class Gallery:
 
 
 class Audience:
-    """Implements `inline.Judge`: what `Evaluator` would do in the loop of the run, a gallery does beside it."""
+    """Implements `inline.Judge`: what `Evaluator` would do in the loop of the run, a gallery does beside it.
 
-    def __init__(self, evaluator: Judge, gallery: Gallery) -> None:
-        self.step, self.judge = gallery.step, gallery.judge
-        self.state_dict, self.load_state_dict = evaluator.state_dict, evaluator.load_state_dict
-        self.resume, self.policy, self.count = evaluator.resume, evaluator.policy, evaluator.count
+    If it cannot, the run stops as if it were told to, with a checkpoint, and `failure` says why.
+    """
+
+    def __init__(self, evaluator: Evaluator, gallery: Gallery) -> None:
+        self.evaluator, self.gallery = evaluator, gallery
+        self.policy, self.count, self.resume = evaluator.policy, evaluator.count, evaluator.resume
+        self.failure: UserError | ProcessFault | None = None
+
+    def step(self) -> bool:
+        return self._tried(self.gallery.step)
+
+    def judge(self) -> None:
+        self._tried(self.gallery.judge)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.evaluator.state_dict() | {"beside": self.gallery.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.evaluator.load_state_dict(state)
+        if "beside" in state:
+            self.gallery.load_state_dict(state["beside"])
+
+    def _tried(self, work: Callable[[], object]) -> bool:
+        try:
+            return bool(work())
+        except (UserError, ProcessFault) as error:
+            self.failure = error
+            self.gallery.cell.stop.reason = "preempted"
+            return False
+
+
+class Seating:
+    """Puts a run's evaluator beside it; afterwards `checked` raises what kept it from its work."""
+
+    def __init__(self) -> None:
+        self.audience: Audience | None = None
+
+    def __call__(self, config: RunConfig, inline: Inline, directory: RunDirectory, stack: ExitStack) -> None:
+        evaluator = inline.evaluator
+        assert isinstance(evaluator, Evaluator)
+        spec = inline.cast.seats[0].env.spec
+        gallery = Gallery(config, spec, inline.cell, beside(directory), evaluator.promising)
+        stack.callback(gallery.close)
+        self.audience = inline.evaluator = Audience(evaluator, gallery)
+
+    def checked(self, result: TrainResult) -> TrainResult:
+        if self.audience is not None and self.audience.failure is not None:
+            raise self.audience.failure
+        return result
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run in one process, with an evaluator beside it."""
-    return session.start(config, sinks, provenance, _seat)
+    seating = Seating()
+    return seating.checked(session.start(config, sinks, provenance, seating))
 
 
 def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue one."""
-    return session.go_on(directory, config, sinks, _seat)
-
-
-def _seat(config: RunConfig, inline: Inline, directory: RunDirectory, stack: ExitStack) -> None:
-    evaluator = inline.evaluator
-    assert isinstance(evaluator, Evaluator)
-    spec = inline.cast.seats[0].env.spec
-    gallery = Gallery(config, spec, inline.cell, beside(directory), evaluator.promising)
-    stack.callback(gallery.close)
-    inline.evaluator = Audience(evaluator, gallery)
+    seating = Seating()
+    return seating.checked(session.go_on(directory, config, sinks, seating))

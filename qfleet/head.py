@@ -29,6 +29,7 @@ from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import foreign_names
 from qfleet.runs.tail import Tail
+from qfleet.runtime.life import surroundings
 from qfleet.runtime.plan import drive, rest
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
@@ -109,6 +110,12 @@ def checked(config: RunConfig) -> RunConfig:
     if fleet.address is not None:
         require_free(fleet.address)
     return config
+
+
+def silence_s(config: RunConfig) -> float:
+    """An isolated environment that hangs is replaced by its own watcher: who plays must be given time for it."""
+    env = config.env
+    return config.fleet.heartbeat_timeout_s + (env.step_timeout_s + REBUILD_S) * env.isolate
 
 
 class Head:
@@ -218,20 +225,15 @@ class Head:
     def _children(self) -> list[Child]:
         logs = self.directory.path / "logs"
         words = [sys.executable, "-m", "qfleet", "_member"]
-        env = {"PYTHONUNBUFFERED": "1"}
+        env = surroundings()
         fleet = self.config.fleet
         cell = Child(CELL, [*words, CELL, str(self.private)], env, logs / "cell.log", fleet.restarts,
                      "replay.capacity or learner.batch_size")
         local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
         members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._films())]
         return [cell, *(Child(name, [*words, role, *self._contact(name).words(), *more], env,
-                              logs / f"{name.replace('local/', 'actor-')}.log", silence_s=self._silence_s())
+                              logs / f"{name.replace('local/', 'actor-')}.log", silence_s=silence_s(self.config))
                         for role, name, more in members)]
-
-    def _silence_s(self) -> float:
-        """An isolated environment that hangs is replaced by its own watcher: who plays must be given time for it."""
-        env = self.config.env
-        return self.config.fleet.heartbeat_timeout_s + (env.step_timeout_s + REBUILD_S) * env.isolate
 
     def _films(self) -> list[str]:
         return ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []

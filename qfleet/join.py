@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qfleet.members import Contact
+from qfleet.runtime.life import surroundings
 from qfleet.runtime.plan import drive, rest
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Patience, Supervisor
@@ -37,7 +38,7 @@ class Join:
         host = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         members = [replace(contact, name=f"{host}/{index}", siblings=actors) for index in range(actors)]
         words = [sys.executable, "-m", "qfleet", "_member", "actor"]
-        children = [Child(member.name, [*words, *member.words()], {"PYTHONUNBUFFERED": "1"},
+        children = [Child(member.name, [*words, *member.words()], surroundings(),
                           self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
         patience = Patience(heartbeat_timeout_s=SILENCE_S)
         self.supervisor = Supervisor(children, log.warning, patience, lambda name: None, self.logs)

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
 DIARY_S = 1.0
+LOOK_S = 0.1
 BUILDING_S = 120.0
 """How long the environment and the network of a member may take to be built."""
 
@@ -265,17 +266,33 @@ def run_evaluator(contact: Way, videos: Path | None = None) -> int:
         if evaluator.bandit is not None:
             link.metrics.remember(pack_state(evaluator.bandit.state_dict()))
 
-    how = config.eval.model_copy(update={"from_return": None})  # before that no weights are given out
     with member.polite(), closing(make_judge(config)) as env:
         member.require(env.spec)
-        evaluator = Evaluator(member.policy("evaluator"), env, link.weights, how, config.seed, link.progress, judged,
-                              member.over)
+        evaluator = Evaluator(member.policy("evaluator"), env, link.weights, config.eval, config.seed, link.progress,
+                              judged, member.over)
         if evaluator.bandit is not None:
             member.recall(evaluator.bandit.load_state_dict)
         link.start()
         evaluator.resume()
         evaluator.owed = member.incarnation > 1  # whatever our predecessor was at
-        return member.play(Last(link, evaluator), evaluator)
+        handed = config.eval.beside or config.gradients == "allreduce"
+        return member.play(Last(link, evaluator), Asked(evaluator) if handed else evaluator)
+
+
+class Asked:
+    """Judges whatever weights there are that were not judged yet: none are handed out that are not to be."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self._looked_at = -LOOK_S
+
+    def step(self) -> bool:
+        if time.monotonic() - self._looked_at < LOOK_S:
+            return False
+        before = self.evaluator.judged
+        self.evaluator.judge()
+        self._looked_at = time.monotonic()
+        return self.evaluator.judged != before
 
 
 class Last:

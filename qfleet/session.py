@@ -63,16 +63,11 @@ class TrainResult:
 
 
 Arrange = Callable[[RunConfig, Inline, RunDirectory, ExitStack], None]
-"""What somebody changes about the roles of a run before it begins; the stack is closed when it has ended."""
-
-
-def as_they_are(config: RunConfig, inline: Inline, directory: RunDirectory, stack: ExitStack) -> None:
-    """Change nothing."""
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          arrange: Arrange = as_they_are) -> TrainResult:
-    """Train a new run."""
+          arrange: Arrange | None = None) -> TrainResult:
+    """Train a new run. `arrange` may change its roles before it begins; the stack is closed when it has ended."""
     with ExitStack() as stack:
         stack.enter_context(memory_advised(config))
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
@@ -95,7 +90,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 
 
 def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-          arrange: Arrange = as_they_are) -> TrainResult:
+          arrange: Arrange | None = None) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
     with ExitStack() as stack:
         stack.enter_context(memory_advised(config))
@@ -137,7 +132,8 @@ def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) ->
     ends = {"stop_at": solved, "total_steps": steps >= config.total_steps,
             "total_updates": config.total_updates is not None and updates >= config.total_updates}
     reason = next((name for name, reached in ends.items() if reached), None)
-    if reason is None or not (solved or (judged.get("step"), judged.get("updates")) == (steps, updates)):
+    version = judged.get("eval/updates", judged.get("updates"))  # of the weights: a score may come later than they
+    if reason is None or not (solved or (judged.get("step"), version) == (steps, updates)):
         return None
     return TrainResult(directory.path, steps, updates, records[-1].get("episodes", 0), records[-1].get("time_s", 0.0),
                        best, reason, 0, steps, before=True)
@@ -158,7 +154,7 @@ def memory_advised(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: Arrange,
+def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: Arrange | None,
             stack: ExitStack) -> Callable[[Outside], Inline]:
     """How all roles come to life in this process; the stack closes their environments."""
     def build(outside: Outside) -> Inline:
@@ -167,7 +163,8 @@ def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange:
         inline = Inline(cast, plan_of(config), outside)
         if (threads := config.run.threads or 1) > 1 and not (config.env.isolate or config.eval.beside):
             inline.beside.append(Courtesy(threads, usable_cores(), config.run.share_cores))
-        arrange(config, inline, directory, stack)
+        if arrange is not None:
+            arrange(config, inline, directory, stack)
         return inline
 
     return build

@@ -24,8 +24,11 @@ from qfleet.types import UserError, Window
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
-SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb")
+SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb", "inbox_messages")
 """What of the fleet section holds for all processes that we start."""
+
+EPSILONS = {"constant": "epsilon", "linear": "start", "ladder": "base"}
+"""Which key of an exploration says how much there is of it."""
 
 DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors")
 """What of it is for actors that join from elsewhere."""
@@ -79,11 +82,13 @@ class RunConfig(Config):
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         if self.placement == "inline":
-            alone = self.gradients == "solo"
+            alone = self.gradients == "solo" and not self.eval.beside
             why = "placement=inline has no other processes" if alone else (
+                "of eval.beside=true only the evaluator is another process" if self.eval.beside else
                 f"with gradients={self.gradients} every learner plays for itself, on this host")
             idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields
-                                   if alone or name not in SUPERVISION], why)
+                                   if alone or name not in SUPERVISION or (name == "restarts" and self.eval.beside)],
+                                  why)
         if self.placement == "ray":
             idle |= dict.fromkeys([f"fleet.{name}" for name in DOOR], "with placement=ray nodes join the cluster")
             if self.gradients != "server":
@@ -204,16 +209,15 @@ def _server(cfg: RunConfig) -> list[str]:
 def _two_explorations(cfg: RunConfig) -> list[str]:
     """Noisy layers explore by themselves: ε beside them must be wanted, and cannot be wanted where there is none.
     Without noise, something else has to explore."""
-    noisy = getattr(cfg.agent, "noisy", None)
-    if noisy is None:
+    noisy, key = getattr(cfg.agent, "noisy", None), EPSILONS.get(cfg.explore.kind)
+    if noisy is None or (not noisy and key is None):
         return []
     explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
     random = any(float(explorer.arms(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
     if not noisy:
-        if random or cfg.explore.kind not in ("constant", "linear", "ladder"):
-            return []
-        return [f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: "
-                "nothing new would ever be tried; raise explore.epsilon, or set agent.noisy=true"]
+        return [] if random else [
+            f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: nothing "
+            f"new would ever be tried; raise explore.{key}, or set agent.noisy=true"]
     if random and not cfg.agent.noisy_epsilon:
         return [f"agent.noisy=true explores by its noise, and explore.kind={cfg.explore.kind} adds random actions: set "
                 "explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to have both"]

@@ -15,6 +15,7 @@ from typing import Any
 from qfleet import head
 from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory
+from qfleet.runtime.life import surroundings
 from qfleet.runtime.supervise import Child
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
@@ -38,7 +39,7 @@ class Squad(head.Head):
     def _children(self) -> list[Child]:
         config, logs = self.config, self.directory.path / "logs"
         words = [sys.executable, "-m", "qfleet", "_member"]
-        env = {"PYTHONUNBUFFERED": "1"}
+        env = surroundings()
         registrar = Child(self.main, [*words, head.CELL, str(self.private)], env, logs / "registrar.log",
                           config.fleet.restarts, "agent.hidden")
         shards = [Child(name, [*words, "shard", str(self.private), name], env, _log(self.directory, name),
@@ -49,7 +50,7 @@ class Squad(head.Head):
             ("evaluator", "evaluator", self._films())]
         return [registrar, *shards, *(
             Child(name, [*words, role, *self._contact(name).words(), *more], env, _log(self.directory, name),
-                  appetite="cells, env.lanes or replay.capacity", silence_s=self._silence_s())
+                  appetite="cells, env.lanes or replay.capacity", silence_s=head.silence_s(self.config))
             for role, name, more in members)]
 
 

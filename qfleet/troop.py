@@ -144,7 +144,7 @@ class Troop(head.Head):
         return replace(result, reason=self.reason, exit_code=EXIT_CODES[self.reason])
 
     def _children(self) -> list[Child]:
-        config, videos, silence = self.config, self._films(), {"silence_s": self._silence_s()}
+        config, videos, silence = self.config, self._films(), {"silence_s": head.silence_s(self.config)}
         if config.gradients == "server":
             shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)  # of a driver that was killed
             (self.directory.path / SHARDS).mkdir()
@@ -179,7 +179,7 @@ class Troop(head.Head):
 
     def _actor(self, index: int) -> Child:
         name = f"local/{index}"
-        return self._child(name, ACTOR, act, self._errand(name), silence_s=self._silence_s())
+        return self._child(name, ACTOR, act, self._errand(name), silence_s=head.silence_s(self.config))
 
     def _child(self, name: str, role: str, job: Callable[..., int], *args: Any, **patience: Any) -> Child:
         path = self.directory.path / "logs" / f"{name.replace('local/', 'actor-').replace('/', '-')}.log"

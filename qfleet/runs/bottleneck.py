@@ -80,6 +80,12 @@ class Verdict:
     advice: str
 
 
+def untried(device: object, precision: object, captured: bool) -> tuple[str, ...]:
+    """What makes an update faster, and a run has not got."""
+    has = (str(device).startswith("cuda"), precision == "bf16", captured)
+    return tuple(way for way, there in zip(FASTER, has, strict=True) if not there)
+
+
 def bottleneck(records: Iterable[Record], faster: Sequence[str] = FASTER) -> Verdict | None:
     """What limits the run now, by its latest records; None if they do not say. `faster` is what it could try."""
     found = _judged(list(records))

@@ -20,7 +20,7 @@ import numpy as np
 from qfleet import __version__
 from qfleet.runs import scores
 from qfleet.runs.appear import appearing
-from qfleet.runs.bottleneck import bottleneck
+from qfleet.runs.bottleneck import bottleneck, untried
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plots import INCIDENTAL, Group, Run, group, read_run
 from qfleet.runs.series import columns, evaluations
@@ -70,7 +70,9 @@ def describe_run(run: Run, folder: Path) -> dict[str, Any]:
     directory = RunDirectory(folder)
     judged = evaluations(run.records)
     last: Mapping[str, Any] = run.records[-1]
-    verdict = bottleneck(run.records)
+    flat = run.config.get
+    verdict = bottleneck(run.records, untried(flat("device"), flat("learner.precision"),
+                                              flat("learner.capture") == "True"))
     final = judged[-1][1] if judged else None
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
             "state": WORDS[state_of(directory)], "steps": last.get("step"), "updates": last.get("updates"),

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qfleet.runs.bottleneck import ACTING, FASTER, RECENT_RECORDS, Verdict, bottleneck, percent, shares, typical
+from qfleet.runs.bottleneck import (
+    ACTING,
+    FASTER,
+    RECENT_RECORDS,
+    Verdict,
+    bottleneck,
+    percent,
+    shares,
+    typical,
+    untried,
+)
 
 Record = Mapping[str, Any]
 
@@ -84,12 +94,10 @@ class Goal:
         """What a config says, as it was written: nothing of it is validated, so nothing is imported for it."""
         replay, learner = (found if isinstance(found := settings.get(name), Mapping) else {}
                            for name in ("replay", "learner"))
-        has = (str(settings.get("device")).startswith("cuda"), learner.get("precision") == "bf16",
-               learner.get("capture") is True)
         steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
         return Goal(None if steps is None else int(steps), None if updates is None else int(updates),
                     _number(replay.get("samples_per_insert")),
-                    tuple(way for way, there in zip(FASTER, has, strict=True) if not there))
+                    untried(settings.get("device"), learner.get("precision"), learner.get("capture") is True))
 
     def fraction(self, record: Record) -> float:
         parts = [float(record.get(name) or 0) / limit

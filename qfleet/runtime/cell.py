@@ -72,7 +72,8 @@ class Cell:
         best = {} if self.best is None else {"eval/best_reward": self.best}
         if score.seconds is not None:
             best["eval/seconds"] = score.seconds
-        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std, **best,
+        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std,
+                         "eval/updates": max(0, score.version), **best,
                          "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
         self.stop.score(score.mean)
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,11 @@ class Child:
     max_restarts: int | None = None
     appetite: str = "env.lanes or actors"
     silence_s: float | None = None  # None: as long as the others may be silent
+
+
+def surroundings() -> dict[str, str]:
+    """For a fresh interpreter of ours: it finds modules where this process does, beside a user's script, too."""
+    return {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class Life(Protocol):

@@ -137,6 +137,12 @@ BAD = [
     (["placement=processes", "eval.beside=true"],
      "command line: eval.beside: has no effect unless placement=inline gradients=solo: elsewhere evaluators are "
      "processes anyway; remove it, or change that"),
+    (["eval.beside=true", "fleet.restarts=3"],
+     "command line: fleet.restarts: has no effect: of eval.beside=true only the evaluator is another process; "
+     "remove it, or change that"),
+    (["explore.kind=linear", "explore.start=0", "explore.end=0"],
+     "command line: explore.kind=linear takes no random actions, and agent.noisy=false adds no noise: nothing new "
+     "would ever be tried; raise explore.start, or set agent.noisy=true"),
     (["eval.beside=true", "run.threads=2", "run.share_cores=true"],
      "command line: run.share_cores: has no effect with eval.beside=true, whose process would pass for a stranger's; "
      "remove it, or change that"),
