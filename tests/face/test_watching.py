@@ -72,7 +72,7 @@ def test_once_says_where_the_run_stands(run, capsys):
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert err == "" and lines[:2] == ["runs/x has ended", "2,000 / 4,000 steps 50% 0:02 left"]
     assert lines[2].startswith("actors 3 alive 1,000 steps/s env 10 %, inference 20 %")
-    assert "evaluator 12.5 best 13 0:01 ago" in lines and lines[-1].startswith("advice device=cuda")
+    assert "evaluator 12.5 best 13 0:01 ago" in lines and lines[-1].startswith("advice a GPU (device=cuda)")
     assert sum(line.startswith("actors") for line in lines) == 1, "what the roles say is not said again"
 
 
