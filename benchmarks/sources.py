@@ -5,8 +5,9 @@
     options of both: [--seconds 570] [--threads 4] [--jobs 8] [--runs DIR] [--out FILE] [key=value ...]
 
 `figures` makes the curves of pytorch-distributed (2 and 8 actors, n = 1 and 5) and of Gorila with three clients.
-`games` makes the scores of rainbow-with-ray: double DQN, and with priorities, on three games. Settings are those of the
-sources, as far as they say; there nothing paced learner and actors, and here every actor takes two steps per update.
+Their settings are those of the sources, as far as they say; there nothing paced learner and actors, and here every
+actor takes two steps per update. `games` plays those of rainbow-with-ray, and Breakout: double DQN, and with priorities,
+with settings for minutes instead of its days (SHORT, below).
 With `--seconds` all are stopped when the time is up, each with a checkpoint, and the same command goes on with them; at
 most `--jobs` runs at a time, those first that are least far. Rows are saved every half minute, with how far each went.
 `make figures` draws them. For a machine with a GPU and 16 cores; a game of another kind (--game toy/Catch-v0) tries it
@@ -53,17 +54,21 @@ THEIRS = {"n=5, 8 actors": 75_000, "n=1, 8 actors": 115_000, "n=1, 2 actors": 16
 THEIR_CLIENTS = ((110, 20), (195, -10), (370, 19), (1300, 18))
 """(Episodes of a client, smoothed return) of the turns of Gorila's curve on Pong, read off the picture likewise."""
 
-RAY = (
-    "env.lanes=32", "agent.double=true", "agent.norm=group", "agent.n_step=1", "agent.gamma=0.99",
-    "learner.batch_size=256", "learner.optimizer_eps=1.5e-4", "learner.target_period_updates=10000",
-    "learner.publish_period_updates=8", "replay.capacity=1000000", "replay.min_steps=100000",
-    "replay.samples_per_insert=8", "explore.kind=linear", "explore.end=0.1", "explore.steps=4000000",
-    "eval.period_steps=1000000", "eval.episodes=30", "eval.lanes=30", "eval.epsilon=0.05",
-    "checkpoint.period_steps=1000000", "run.log_period_steps=50000", *KEPT)
-AGENTS = {"double": ("learner.learning_rate=6.25e-5",),
-          "prioritised": ("learner.learning_rate=1.5e-5", "replay.alpha=0.5", "replay.beta_start=0.4",
-                          "replay.beta_end=1", "replay.beta_steps=200000000")}
-GAMES = ("Asterix", "Zaxxon", "WizardOfWor")
+SHORT = (
+    "actors=2", "env.lanes=32", "agent.double=true", "agent.norm=layer", "agent.n_step=3", "agent.gamma=0.99",
+    "learner.batch_size=256", "learner.learning_rate=1.5e-4", "learner.optimizer_eps=1e-5",
+    "learner.target_period_updates=500", "learner.publish_period_updates=4", "replay.capacity=1000000",
+    "replay.min_steps=50000", "replay.samples_per_insert=8", "replay.chunk_steps=64", "explore.kind=ladder",
+    "explore.base=0.4", "explore.alpha=7", "explore.warmup_steps=50000", "eval.period_steps=250000", "eval.beside=true",
+    "eval.episodes=30", "eval.lanes=30", "eval.epsilon=0.05", "checkpoint.period_steps=500000",
+    "run.log_period_steps=25000", *KEPT)
+"""What suits minutes instead of days. Theirs have one-step returns, GroupNorm, one ε that falls over 4 million steps, a
+learning rate of 6.25e-5 (with priorities 1.5e-5), and a target network every 10,000 updates: 12 of them in our time."""
+
+AGENTS = {"double": (),
+          "prioritised": ("replay.alpha=0.5", "replay.beta_start=0.4", "replay.beta_end=1",
+                          "replay.beta_steps=30000000")}
+GAMES = ("Asterix", "Zaxxon", "WizardOfWor", "Breakout")
 
 
 def figures(args: argparse.Namespace) -> list[Trial]:
@@ -73,15 +78,15 @@ def figures(args: argparse.Namespace) -> list[Trial]:
 
 def games(args: argparse.Namespace) -> list[Trial]:
     ids = {game: game if "/" in game else f"{game}NoFrameskip-v4" for game in args.game or GAMES}
-    return [Trial(f"{game} {agent}", *words_for(name, (*RAY, *AGENTS[agent])))
+    return [Trial(f"{game} {agent}", *words_for(name, (*SHORT, *AGENTS[agent])))
             for game, name in ids.items() for agent in args.only or AGENTS]
 
 
 def words_for(game: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Recipe and settings; a game that is not Atari's has no lives and no convolutions to normalise."""
+    """Recipe and settings; a game that is not Atari's has no lives."""
     if "NoFrameskip" in game:
         return "atari", (f"env.id={game}", *ATARI, *words)
-    return "vector", (f"env.id={game}", *(word for word in words if word != "agent.norm=group"))
+    return "vector", (f"env.id={game}", *words)
 
 
 KINDS = {"figures": (figures, 3_200_000), "games": (games, 30_000_000)}
@@ -133,14 +138,14 @@ def draw_figures(document: dict[str, Any]) -> Any:
 
 
 def draw_games(document: dict[str, Any]) -> Any:
-    """Evaluations by decisions, and what rainbow-with-ray has after 200 million of them."""
-    figure, rows = blank(12, 3.8), document["rows"]
+    """Evaluations by decisions, and what was published for far more of them."""
+    figure, rows = blank(10, 6.5), document["rows"]
     published = json.loads((Path(__file__).parent / "published.json").read_text())
-    for axis, game in zip(figure.subplots(1, len(GAMES)), GAMES, strict=True):
+    for axis, game in zip(figure.subplots(2, 2).flat, GAMES, strict=True):
         for colour, agent in zip(COLOURS, AGENTS, strict=False):
             name = f"{game} {agent}"
-            theirs = next(row["score"] for row in published if row["ours"] == ["sources_games.json", name])
-            axis.axhline(theirs, color=colour, linestyle=":", label=f"{agent}: theirs after 200M")
+            theirs = next(row for row in published if row["ours"] == ["sources_games.json", name])
+            axis.axhline(theirs["score"], color=colour, linestyle=":", label=f"{agent}: {theirs['who'].split(',')[0]}")
             if name in rows:
                 axis.plot([step for step, _, _ in rows[name]["curve"]], [mean for _, mean, _ in rows[name]["curve"]],
                           color=colour, label=f"{agent}: ours")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ class Trial:
     words: tuple[str, ...]
 
     def directory(self, root: Path) -> Path:
-        return root / self.name.replace(" ", "-").replace("=", "").replace(",", "")
+        return root / re.sub("[=,]", "", self.name).replace(" ", "-").replace("/", "-")
 
     def command(self, root: Path, limits: list[str], args: argparse.Namespace) -> list[str]:
         """Begin, or go on where a checkpoint is: with other limits, but with the settings of the beginning."""
@@ -58,7 +59,7 @@ def options(doc: str | None, runs: str, out: str, steps: int) -> argparse.Argume
     parser.add_argument("--steps", type=int, default=steps, help="decisions at which a run ends")
     parser.add_argument("--seconds", type=float, help="stop after so long, resumably")
     parser.add_argument("--games", type=int, default=30, help="that the best policy plays in the end; 0 = none")
-    parser.add_argument("--threads", type=int, default=4, help="of torch and of the emulators, per run")
+    parser.add_argument("--threads", type=int, default=4, help="of the emulators, and of torch on a CPU, per run")
     parser.add_argument("--runs", type=Path, default=Path(runs), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path(out))
     return parser
@@ -89,7 +90,7 @@ def train(trials: list[Trial], args: argparse.Namespace, save: Callable[[], Any]
     signal.signal(signal.SIGTERM, interrupt)
     args.runs.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + args.seconds if args.seconds else float("inf")
-    limits = [f"total_steps={args.steps}", f"run.threads={args.threads}"]
+    limits = [f"total_steps={args.steps}"]
     environment, saved = os.environ | {"OMP_NUM_THREADS": str(args.threads)}, time.monotonic()
     children: dict[str, subprocess.Popen[bytes]] = {}
     try:

@@ -25,7 +25,7 @@ def test_settings_are_taken(kind, game):
 
     make, steps = sources.KINDS[kind]
     made = make(Namespace(game=game, only=None))
-    assert len(made) == {"figures": 4, "games": 2 if game else 6}[kind]
+    assert len(made) == {"figures": 4, "games": 2 if game else 8}[kind]
     for trial in made:
         cfg = recipe.resolve(trial.recipe, [*trial.words, f"total_steps={steps}"]).config
         assert cfg.stop_at is None and (game is None) == ("NoFrameskip" in cfg.env.id)
@@ -67,8 +67,8 @@ def test_rows_say_how_far_a_run_went_and_are_drawn(tmp_path):
     left, right = sources.draw_figures({"rows": rows}).axes
     assert [list(line.get_xdata()) for line in left.lines if line.get_label().endswith("ours")] == [[10_000]] * 3
     assert right.lines[1].get_xdata()[-1] == 1000 / 3
-    three = sources.draw_games({"rows": {"Asterix double": row}}).axes
-    assert len(three) == 3 and len(three[0].lines) == 3 and len(three[1].lines) == 2
+    four = sources.draw_games({"rows": {"Asterix double": row}}).axes
+    assert len(four) == 4 and len(four[0].lines) == 3 and len(four[1].lines) == 2
 
 
 def test_a_run_that_has_hardly_begun_is_told_as_that(tmp_path):
