@@ -105,6 +105,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         solved = sum(run["solved_s"] is not None and run["solved_s"] <= IN_TIME_S for run in runs)
         rows[f"pong{words}"] = {"solved": f"{solved} of {len(runs)}", "slowest": min(paces), "fastest": max(paces),
                                 "starts": [min(starts, default=None), max(starts, default=None)]}
+    found["eight times"] = eight_times(records)
     for batch in (32, 512):
         plain = f"updates {batch} alpha=0.6 norm=none"
         found[f"compiled {batch}"] = found[f"{plain} compile=true"]["updates_per_s"] / found[plain]["updates_per_s"]
@@ -117,6 +118,23 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         found[f"parity {one['capture']}"] = {
             "solved_at": ", ".join("not" if steps is None else number(steps, 0) for steps in one["solved_at"])}
     return found
+
+
+def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """All runs that learnt from every step eight times, but for the first: steps were not stored beside emulation."""
+    words = {"replay.samples_per_insert=8", "learner.batch_size=512", "replay.alpha=0.6", "agent.norm=none",
+             "run.log_period_steps=20000"}
+    runs = [one | acting(one) for one in records if one["kind"] == "acting" and set(one["set"]) == words][1:]
+    lines = ["| date | steps/s | bare emulators | share | waits for emulators, chooses, stores: ms | 200M frames, minutes |",
+             "|---|---|---|---|---|---|"]
+    for run in runs:
+        parts = ", ".join(f"{run['ms'][f'actor/{name}_ms']:.1f}" for name in ("env", "act", "store"))
+        lines.append(f"| {run['date']} | {run['steps_per_s']:,} | {run['random_steps_per_s']:,} | {run['share']:.0%} | "
+                     f"{parts} | {run['frames_200m_min']:.0f} |".replace("%", " %"))
+    shares, rates = [run["share"] for run in runs], [run["steps_per_s"] for run in runs]
+    return {"table": block(lines), "least": min(shares), "most": max(shares), "median": statistics.median(shares),
+            "slowest": min(rates), "fastest": max(rates),
+            "minutes": listed(sorted(run["frames_200m_min"] for run in runs), 0)}
 
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:

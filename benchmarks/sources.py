@@ -6,8 +6,8 @@
 
 `figures` makes the curves of pytorch-distributed (2 and 8 actors, n = 1 and 5) and of Gorila with three clients.
 Their settings are those of the sources, as far as they say; there nothing paced learner and actors, and here every
-actor takes two steps per update. `games` plays those of rainbow-with-ray, and Breakout: double DQN, and with priorities,
-with settings for minutes instead of its days (SHORT, below).
+actor takes two steps per update. `games` plays those of rainbow-with-ray, and Breakout: double DQN, and with
+priorities, with settings for minutes instead of its days (SHORT, below).
 With `--seconds` all are stopped when the time is up, each with a checkpoint, and the same command goes on with them; at
 most `--jobs` runs at a time, those first that are least far. Rows are saved every half minute, with how far each went.
 `make figures` draws them. For a machine with a GPU and 16 cores; a game of another kind (--game toy/Catch-v0) tries it
@@ -145,7 +145,7 @@ def draw_games(document: dict[str, Any]) -> Any:
         for colour, agent in zip(COLOURS, AGENTS, strict=False):
             name = f"{game} {agent}"
             theirs = next(row for row in published if row["ours"] == ["sources_games.json", name])
-            axis.axhline(theirs["score"], color=colour, linestyle=":", label=f"{agent}: {theirs['who'].split(',')[0]}")
+            axis.axhline(theirs["score"], color=colour, linestyle=":", label=f"{agent}: published")
             if name in rows:
                 axis.plot([step for step, _, _ in rows[name]["curve"]], [mean for _, mean, _ in rows[name]["curve"]],
                           color=colour, label=f"{agent}: ours")
