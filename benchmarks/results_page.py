@@ -74,7 +74,7 @@ def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
 def published() -> Iterator[str]:
     """What others have published, beside ours where there is one, and how ours was made."""
     yield "## Beside published scores\n"
-    yield ("Ours is the mean over seeds: in Atari games of the 30 games that the best policy played after training, or, "
+    yield ("Ours is the mean over seeds: of Atari, of the 30 games that the best policy played after training, or, "
            "where a seed has none, of its last evaluation; elsewhere of the last evaluation that all seeds have; with "
            "the number of decisions until then. No run was nearly as long as those of the papers: compare the columns "
            "of decisions before those of scores.\n")
@@ -147,9 +147,10 @@ def sources() -> Iterator[str]:
     """Pictures beside those of the systems that this one grew from, and how far each of our runs went."""
     told = {"figures": "pytorch-distributed and Gorila on Pong, by learner updates and by episodes as they drew them; "
                        "theirs is read off their pictures.",
-            "games": "rainbow-with-ray's games and agents, and Breakout, with settings for minutes: one run of each, four "
-                     "at a time on one GPU for eight minutes, about a hundredth of the 200 million decisions after "
-                     "which rainbow-with-ray has the scores that are drawn dotted; those of Breakout are of the papers."}
+            "games": "rainbow-with-ray's games and agents, and Breakout, with settings for minutes: one run of each, "
+                     "four at a time on one GPU for eight minutes, about a hundredth of the 200 million decisions "
+                     "after which rainbow-with-ray has the scores that are drawn dotted; those of Breakout are of the "
+                     "papers."}
     for kind, text in told.items():
         path = RESULTS / f"sources_{kind}.json"
         if not path.exists():
