@@ -125,7 +125,7 @@ def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:
     words = {"replay.samples_per_insert=8", "learner.batch_size=512", "replay.alpha=0.6", "agent.norm=none",
              "run.log_period_steps=20000"}
     runs = [one | acting(one) for one in records if one["kind"] == "acting" and set(one["set"]) == words][1:]
-    lines = ["| date | steps/s | bare emulators | share | ms: waits for emulators, chooses, stores | 200M frames, min |",
+    lines = ["| date | steps/s | bare emulators | share | ms: waits for games, chooses, stores | 200M frames, min |",
              "|---|---|---|---|---|---|"]
     for run in runs:
         parts = ", ".join(f"{run['ms'][f'actor/{name}_ms']:.1f}" for name in ("env", "act", "store"))
