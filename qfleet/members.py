@@ -31,7 +31,7 @@ from qfleet.runtime.memory import keep_pages
 from qfleet.runtime.plan import Worker, drive, rest
 from qfleet.runtime.signals import heeded
 from qfleet.runtime.tether import Tether, Tie
-from qfleet.runtime.threads import usable_cores
+from qfleet.runtime.threads import judging_threads, usable_cores
 from qfleet.runtime.wire.address import parse_address
 from qfleet.runtime.wire.channel import Caller
 from qfleet.runtime.wire.client import Link
@@ -257,6 +257,8 @@ def run_evaluator(contact: Way, videos: Path | None = None) -> int:
     """Judge the newest weights whenever that is due, and the last ones when asked to; with a folder, film some."""
     member = Member(contact, "evaluator")
     config, link = member.config, member.link
+    if config.eval.beside:
+        torch.set_num_threads(judging_threads(config.device.startswith("cuda")))
     films = None if videos is None else Films(config, videos)
 
     def judged(score: Score, weights: dict[str, torch.Tensor]) -> None:

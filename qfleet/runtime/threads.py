@@ -33,6 +33,12 @@ def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
     return ThreadPlan(torch=min(cores, _wished() or cores) if images else 1, env=cores)
 
 
+def judging_threads(on_gpu: bool, cores: int | None = None) -> int:
+    """For the network of an evaluator beside a run: a quarter of the cores where a GPU learns and leaves them to the
+    emulators, and one where every core learns."""
+    return max(1, (cores or usable_cores()) // 4) if on_gpu else 1
+
+
 def _wished() -> int | None:
     wish = os.environ.get("OMP_NUM_THREADS", "")
     return int(wish) if wish.isdecimal() and int(wish) > 0 else None

@@ -6,7 +6,7 @@ import torch
 from qfleet import assemble, doctor
 from qfleet.recipe import resolve
 from qfleet.runtime import gpus, threads
-from qfleet.runtime.threads import thread_plan, usable_cores
+from qfleet.runtime.threads import judging_threads, thread_plan, usable_cores
 from qfleet.types import EnvSpec, Leaf
 
 
@@ -16,6 +16,11 @@ def test_convolutions_take_all_cores_that_the_user_leaves_them(monkeypatch, imag
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     plan = thread_plan(images, cores=8)
     assert plan.torch == given and plan.env == 8
+
+
+@pytest.mark.parametrize(("gpu", "cores", "given"), [(False, 16, 1), (True, 16, 4), (True, 2, 1), (True, 1, 1)])
+def test_an_evaluator_beside_a_gpu_takes_cores_that_nobody_learns_on(gpu, cores, given):
+    assert judging_threads(gpu, cores) == given
 
 
 def test_a_quota_counts_as_cores(monkeypatch):
