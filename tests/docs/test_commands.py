@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,3 +151,14 @@ def test_scripts_that_pages_show_have_the_options_that_they_show(line):
     assert (ROOT / script).is_file()
     known = {option for path in sources for option in re.findall(r'"(--[a-z-]+)"', path.read_text())} | {"--help"}
     assert {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)} <= known
+
+
+def test_what_pages_make_and_install_is_there():
+    """`make` targets, and extras of `pip install`: wherever a page names one, it exists."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    made = set(re.findall(r"(?:^\$ |`)make ([a-z]+)\b", text, re.M))
+    assert {"train", "test", "figures"} <= made <= targets
+    known = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    wanted = {extra for listed in re.findall(r"pip install[^\n`]*\[([a-z,]+)\]", text) for extra in listed.split(",")}
+    assert {"atari", "video", "ray"} <= wanted <= known
