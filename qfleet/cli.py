@@ -74,9 +74,10 @@ VERBS = (
          "not notice. Of a run that has ended it shows the last state. --json prints where it stands now, and leaves."),
     Verb("watch", "follow a run in the browser while it trains", "[RUN] [options]", (0, 1), verbs.watch,
          ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
-         "Serves a page with curves, the rate and health of every role, and the newest film, until you press Ctrl-C; "
-         "the run does not notice. Without RUN the newest that is running is followed. Only this machine can open the "
-         "page; --listen lets others, who need the token that stands in the address."),
+         "Serves a page with curves, the rate and health of every role, and the newest video, until you press Ctrl-C; "
+         "the run does not notice. Without RUN the newest that is running is followed, or the newest of all if none "
+         "is. Only this machine can open the page; --listen lets others, who need the token that stands in the "
+         "address."),
     Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
          ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
     Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
@@ -86,7 +87,7 @@ VERBS = (
     Verb("plot", "draw learning curves; seeds of one configuration become a band", "RUN [RUN ...] [options]", (1, 999),
          verbs.plot, ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
                   "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
-    Verb("report", "one page about runs: curves, scores, films, speed, configuration", "RUN [RUN ...] [options]",
+    Verb("report", "one page about runs: curves, scores, videos, speed, configuration", "RUN [RUN ...] [options]",
          (1, 999), verbs.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
          options.report, False,
          "Writes one HTML file that opens in any browser, offline. Runs that differ in nothing but their seed become "

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from qfleet.roles.metrics import Sink
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import foreign_names
+from qfleet.runs.roll import note_exit
 from qfleet.runs.tail import Tail
 from qfleet.runtime.life import surroundings
 from qfleet.runtime.plan import drive, rest
@@ -193,7 +195,8 @@ class Head:
         shutil.rmtree(self.private, ignore_errors=True)
 
     def _supervised(self, patience: Patience) -> Supervisor:
-        return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private)
+        return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private,
+                          on_death=partial(note_exit, self.directory.path))
 
     def _pass_on(self, number: signal.Signals) -> bool:
         pid = self._pid()

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from qfleet.config import to_yaml
 from qfleet.duties import SHARDS, Errand, act, average, bundle, hold_shard, judge, lead
 from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory, replace_text
+from qfleet.runs.roll import note_exit
 from qfleet.runtime.cluster.life import Joint, RayLife, Stand
 from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, node_address, require_ray
 from qfleet.runtime.ranks import Place, keep_store
@@ -119,7 +121,8 @@ class Troop(head.Head):
         super()._clean()
 
     def _supervised(self, patience: Patience) -> Supervisor:
-        return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private, self._begin)
+        return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private, self._begin,
+                          partial(note_exit, self.directory.path))
 
     def _begin(self, child: Child, number: int, now: float) -> RayLife | Joint:
         def heard(word: str) -> None:

@@ -160,8 +160,8 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
                        ADVICE["pace"])
     if held >= max(idle, wait / 2, LEAST_HELD):
         limit, part = _largest({name: share for name, share in busy.items() if name in LEARNING})
-        return Verdict(limit, f"experience waits for the learner {percent(held)} of the time, which spends "
-                       f"{percent(part)} on {CALLED[limit]}", ADVICE[limit])
+        return Verdict(limit, f"actors are held back {percent(held)} of the time; the learner spends {percent(part)} "
+                       f"on {CALLED[limit]}", ADVICE[limit])
     if wait >= max(idle / 2, BOTH_WAIT):
         limit, part = _largest(busy)
         if limit == "wire" or idle >= part:

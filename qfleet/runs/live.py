@@ -25,7 +25,7 @@ from qfleet.runs.roll import FILE, Roll
 from qfleet.runs.series import Thinned, columns
 from qfleet.runs.state import WORDS, State, state_of
 from qfleet.runs.tail import Tail
-from qfleet.runs.tally import BY_ROLE, Goal, Tally
+from qfleet.runs.tally import Goal, Tally
 from qfleet.runs.webpage import document, films_of, page
 
 SCRIPTS = ("charts.js", "panels.js", "watch.js")
@@ -43,6 +43,8 @@ class Follower:
         settings = read_yaml(run.config) if run.config.is_file() else {}
         env = settings.get("env")
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
+        replay = settings.get("replay")
+        self.alpha = replay.get("alpha") if isinstance(replay, dict) else None
         self.tally = Tally(Goal.of(settings))
         self.known = Thinned()  # so that what a page costs each second does not grow with the run
         self._tail, self._roll = Tail(run.metrics, from_start=True), Roll(run.path)
@@ -58,27 +60,31 @@ class Follower:
             running = state in ("running", "elsewhere")
             members = self._roll.look(time.time()) if running else []
             health, words = self._health(state)
-            verdict, roles = self.tally.verdict(), self.tally.roles()
-            steps_s, updates_s = self.tally.rates()
             return {"name": self.run.name, "env": self.env, "state": state, "words": words, "health": health,
-                    "headline": self.tally.headline() if self.known else "there is no record yet",
-                    "fraction": self.tally.goal.fraction(self.tally.latest), "steps_s": steps_s,
-                    "updates_s": updates_s, "updates": self.tally.count("updates"), "roles": roles,
-                    "figures": [row for row in self.tally.figures() if not (roles and row[0] in BY_ROLE)],
-                    "loop": self.tally.loop(), "members": members, "events": list(self._roll.events),
-                    "limit": None if verdict is None else asdict(verdict), "film": self.newest_film(),
-                    "version": self._version, "ratio": self.tally.goal.ratio,
+                    **self._standing(running), "loop": self.tally.loop(), "roles": self.tally.roles(),
+                    "members": members, "events": list(self._roll.events), "film": self.newest_film(),
+                    "version": self._version, "ratio": self.tally.goal.ratio, "alpha": self.alpha,
                     "series": columns(self.known.records) if seen != self._version else None}
+
+    def _standing(self, running: bool) -> dict[str, Any]:
+        """How far the run is; rates, the time left and what limits it only while it goes on."""
+        tally = self.tally
+        verdict = tally.verdict() if running else None
+        steps_s, updates_s = tally.rates() if running else (None, None)
+        return {"headline": tally.headline(running, " · ") if self.known else "there is no record yet",
+                "fraction": tally.goal.fraction(tally.latest), "steps_s": steps_s, "updates_s": updates_s,
+                "updates": tally.count("updates"), "limit": None if verdict is None else asdict(verdict),
+                "figures": [row for row in tally.figures() if running or not row[0].endswith("/s")]}
 
     def _health(self, state: State) -> tuple[str, str]:
         """How well the learner is, and the words for it: of another host only its files, on a shared disk, tell."""
         if state != "elsewhere":
-            return {"running": "well", "ended": "ended", "died": "lost"}[state], WORDS[state]
+            return {"running": "healthy", "ended": "ended", "died": "lost"}[state], WORDS[state]
         times = [path.stat().st_mtime for path in (self.run.metrics, self.run.path / FILE) if path.exists()]
         silent = time.time() - max(times, default=0.0)
         if silent > FRESH_S:
             return "unknown", WORDS[state]
-        return "well", f"runs on another host: its files changed {max(0.0, silent):.0f} s ago"
+        return "healthy", f"runs on another host: its files changed {max(0.0, silent):.0f} s ago"
 
     def newest_film(self) -> str | None:
         films = self.films()

@@ -104,7 +104,7 @@ def read_run(directory: Path) -> Run:
     if not records:
         raise UserError(f"{directory} has not logged anything yet: train it further, then look again")
     config = read_yaml(directory / "config.yaml") if (directory / "config.yaml").is_file() else {}
-    flat = {key: str(value) for key, value in _flat(config)}
+    flat = {key: as_written(value) for key, value in _flat(config)}
     settings = {key: value for key, value in flat.items() if not key.startswith(INCIDENTAL)}
     return Run(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)
 
@@ -259,6 +259,17 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     for key, value in tree.items():
         rows += _flat(value, f"{path}{key}.") if isinstance(value, dict) else [(path + key, value)]
     return rows
+
+
+def as_written(value: Any) -> str:
+    """A value as a config file and the command line have it: `null`, `true`, `[32, 32]`."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(as_written(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {as_written(item)}' for key, item in value.items())}}}"
+    return str(value)
 
 
 def _cycled(count: int) -> list[str]:

@@ -72,7 +72,7 @@ def describe_run(run: Run, folder: Path) -> dict[str, Any]:
     last: Mapping[str, Any] = run.records[-1]
     flat = run.config.get
     verdict = bottleneck(run.records, untried(flat("device"), flat("learner.precision"),
-                                              flat("learner.capture") == "True"))
+                                              flat("learner.capture") == "true"))
     final = judged[-1][1] if judged else None
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
             "state": WORDS[state_of(directory)], "steps": last.get("step"), "updates": last.get("updates"),
@@ -80,7 +80,8 @@ def describe_run(run: Run, folder: Path) -> dict[str, Any]:
             "final": final, "best": max((score for _, score in judged), default=None), "evaluations": len(judged),
             "human": None if final is None else scores.human_normalised(run.env_id, final),
             "verdict": None if verdict is None else [verdict.limit, verdict.evidence, verdict.advice],
-            "ratio": _number(run.config.get("replay.samples_per_insert")), "attempts": attempts_of(directory)}
+            "ratio": _number(flat("replay.samples_per_insert")), "alpha": _number(flat("replay.alpha")),
+            "attempts": attempts_of(directory)}
 
 
 def attempts_of(directory: RunDirectory) -> list[dict[str, Any]]:
@@ -128,7 +129,8 @@ def score_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
         env = members.runs[0].env_id
         human = [value for score in finals if (value := scores.human_normalised(env, score)) is not None]
         rows.append({"group": index, "label": members.label, "env": env, **_summary([finals], "score"),
-                     **(_summary([human], "human") if human else {}), "seeds": len(finals), "finals": finals})
+                     **(_summary([human], "human") if human else {}), "seeds": len(finals), "fewest": len(finals),
+                     "finals": finals})
         if human:
             rest = {key: value for key, value in members.runs[0].settings.items() if key != "env.id"}
             by_agent.setdefault(json.dumps(rest, sort_keys=True), []).append((env, human))
@@ -136,7 +138,8 @@ def score_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
         if len(games) > 1:
             rows.append({"group": None, "label": f"all {len(games)} games", "env": ", ".join(env for env, _ in games),
                          **_summary([human for _, human in games], "human"), "finals": [],
-                         "seeds": sum(len(human) for _, human in games)})
+                         "seeds": sum(len(human) for _, human in games),
+                         "fewest": min(len(human) for _, human in games)})
     return rows
 
 
@@ -152,7 +155,7 @@ def config_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     keys = dict.fromkeys(key for members in groups for run in members.runs for key in run.config)
     rows = []
     for key in keys:
-        values = [", ".join(dict.fromkeys(run.config.get(key, "not there") for run in members.runs))
+        values = [", ".join(dict.fromkeys(run.config.get(key, "not set") for run in members.runs))
                   for members in groups]
         rows.append({"key": key, "values": values, "incidental": key.startswith(INCIDENTAL),
                      "differs": len(set(values)) > 1 and not key.startswith(INCIDENTAL)})

@@ -69,6 +69,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 RATIO = "samples/insert"
+LAG_OF_FLEET = "fleet/policy_lag"
 LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "taking in": "time/intake_share",
         "evaluating": "time/eval_share", "saving": "time/save_share", "idle": "time/idle_share"}
 """How the process that learns spends its time; some of it happens elsewhere in a fleet."""
@@ -143,7 +144,10 @@ class Tally:
     def figures(self) -> list[tuple[str, str]]:
         steps_s, updates_s = self.rates()
         rates = [("steps/s", steps_s), ("updates/s", updates_s)]
-        shown = [(label, form(float(self.latest[tag]))) for label, tag, form in FIGURES if tag in self.latest]
+        known = self.latest
+        if LAG_OF_FLEET in known:  # there it is the actors' own, not what one of them fetched last
+            known = known | {"actor/policy_lag": round(float(known[LAG_OF_FLEET]))}
+        shown = [(label, form(float(known[tag]))) for label, tag, form in FIGURES if tag in known]
         if self.goal.ratio is not None:
             aim = amount(self.goal.ratio)
             shown = [(label, f"{text}/{aim}" if label == RATIO else text) for label, text in shown]
@@ -160,7 +164,7 @@ class Tally:
         learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := figures.get(label))]
         return [("actors", _joined([f"{figures['actors']} alive", f"{figures.get('steps/s', '-')} steps/s",
                                     _parts(shares(mean, ACTING)),
-                                    f"policy lag {amount(round(mean.get('fleet/policy_lag', 0)))}"])),
+                                    f"policy lag {amount(round(mean.get(LAG_OF_FLEET, 0)))}"])),
                 ("learner", _joined([*learning, _parts(self.loop())])),
                 ("evaluator", self._judged())]
 
@@ -178,17 +182,17 @@ class Tally:
         ago = clock(max(0.0, self.count("time_s") - self.judged_s))
         return f"{amount(self.count('eval/mean_reward'))}  best {amount(self.count('eval/best_reward'))}  {ago} ago"
 
-    def headline(self) -> str:
-        """`12,800 / 50,000 steps  26%  0:31 left`."""
+    def headline(self, running: bool = True, between: str = "  ") -> str:
+        """`12,800 / 50,000 steps  26%  0:31 left`; of a run that is over nothing is left."""
         name = "steps" if self.goal.steps else "updates"
         limit = self.goal.steps or self.goal.updates
         done = self.count("step" if self.goal.steps else "updates")
         parts = [f"{done:,.0f} / {limit:,} {name}" if limit else f"{done:,.0f} {name}"]
         parts.append(f"{self.goal.fraction(self.latest):.0%}")
-        left = self.seconds_left()
+        left = self.seconds_left() if running else None
         if left is not None:
             parts.append(f"{clock(left)} left")
-        return "  ".join(parts)
+        return between.join(parts)
 
 
 def _number(value: Any) -> float | None:

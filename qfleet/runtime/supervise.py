@@ -75,16 +75,17 @@ class Supervisor:
 
     `log` is told, a line at a time, what happens; `on_restart` gets the name of a child that was started again.
     `leavings` is a folder that goes with this process, even if it is killed. `begin` starts a child's life; the others
-    are processes of this host.
+    are processes of this host. `on_death` gets name, process and manner of a child that should not have ended.
     """
 
     def __init__(self, children: Iterable[Child], log: Callable[[str], object], patience: Patience,
                  on_restart: Callable[[str], object], leavings: Path | None = None,
-                 begin: Callable[[Child, int, float], Life] = Process) -> None:
+                 begin: Callable[[Child, int, float], Life] = Process,
+                 on_death: Callable[[str, int, str], object] = lambda name, pid, how: None) -> None:
         self.patience = patience
         self.failure: Failure | None = None
         self.total_restarts = 0
-        self._log, self._on_restart, self._begin = log, on_restart, begin
+        self._log, self._on_restart, self._begin, self._on_death = log, on_restart, begin, on_death
         self._wards: dict[str, Ward] = {}
         self._guard = Guard(int(ORPHAN_GRACE_S), leavings)
         self._clock, self._turned = 0.0, time.monotonic() - TURN_S
@@ -232,6 +233,7 @@ class Supervisor:
             written = life.written()
             ours = life.verdict if code == -signal.SIGKILL else None
             how = ours or ending(code, ward.child.appetite)
+            self._on_death(name, life.pid, how)
             self._lost(ward, code, how, first_traceback(written) or last_lines(written))
 
     def _lost(self, ward: Ward, code: int, how: str, words: str) -> None:

@@ -129,9 +129,9 @@ def plot(parser: argparse.ArgumentParser) -> None:
 
 def report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", metavar="FILE", help="the page, ending in .html (default: RUN/report.html)")
-    parser.add_argument("--films", type=at_least(0), metavar="N",
-                        help="how many films of each run to put into the page, the newest first (default: about six in "
-                             "all)")
+    parser.add_argument("--videos", "--films", dest="films", type=at_least(0), metavar="N",
+                        help="how many videos of each run to put into the page, the newest first (default: about six "
+                             "in all)")
     root(parser)
     as_json(parser)
 

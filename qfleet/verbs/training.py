@@ -132,7 +132,8 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
         lines += more
         document |= extra
     commands = [("resume", f"qfleet resume {run}{_further(result)}"), ("watch", f"tensorboard --logdir {run}"),
-                ("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}")]
+                ("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}"),
+                *([] if "report" in document else [("report", f"qfleet report {run}")])]
     lines += [f"{name:<10} {command}" for name, command in commands[:1 if result.before else None]]
     if not args.json:
         outcome(args, [*lines, str(run)], document)

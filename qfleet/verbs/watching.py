@@ -28,7 +28,7 @@ def top(args: Namespace) -> int:
     run = RunDirectory.open(args.words[0], args.root)
     if args.json or args.once:
         tally, state = _tally(run), state_of(run)
-        outcome(args, [f"{run.path} {WORDS[state]}", *_lines(tally)], _document(run, tally, state))
+        outcome(args, [f"{run.path} {WORDS[state]}", *_lines(tally, state)], _document(run, tally, state))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _follow(run)
@@ -74,14 +74,14 @@ def _goal(run: RunDirectory) -> Any:
     return Goal.of(read_yaml(run.config) if run.config.is_file() else {})
 
 
-def _lines(tally: Tally) -> Iterator[str]:
+def _lines(tally: Tally, state: State) -> Iterator[str]:
     """The live view as it stands, without a terminal."""
     from qfleet.runs.tally import BY_ROLE
 
     if not tally.latest:
         yield "there is no record yet"
         return
-    yield tally.headline()
+    yield tally.headline(running=state in ("running", "elsewhere"))
     roles = tally.roles()
     rows = [*roles, *(row for row in tally.figures() if not (roles and row[0] in BY_ROLE))]
     verdict = tally.verdict()

@@ -21,7 +21,7 @@ EXAMPLE_KEYS = {"agent.gap"}
 """Keys of algorithms in examples/."""
 
 SHOWN_WRONG_OPTIONS = {("train", "--seed")}
-OTHER_NAMES = {"run.json", "fleet.json"}
+OTHER_NAMES = {"run.json", "fleet.json", "exits.json"}
 """Look like keys and are none."""
 
 TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire|fleet)/[a-z_]+\b")

@@ -29,6 +29,28 @@ def records(seed: int, points: int = 24, gain: float = 1.0) -> list[dict]:
     return rows
 
 
+def scattered(seed: int, points: int = 60) -> list[dict]:
+    """Returns that jump up and down, a schedule with a corner, and a count with a step."""
+    rng = np.random.default_rng(seed)
+    return [{"step": 100 * i + 7 * seed, "updates": 10 * i, "time_s": float(i),
+             "rollout/ep_rew_mean": float(i + rng.normal(0, 20)), "rollout/exploration_rate": max(0.1, 1 - i / 20),
+             "replay/clamped_priorities": float(i > 30)}
+            for i in range(1, points + 1)]
+
+
+def limited(points: int = 24) -> list[dict]:
+    """Short of experience at first, in records that follow each other fast, and of updates later."""
+    rows, clock = [], {"step": 0, "time_s": 0.0}
+    for i in range(points):
+        early = i < points // 2
+        clock = {"step": clock["step"] + (100 if early else 1000), "time_s": clock["time_s"] + (9.0 if early else 1.0)}
+        rows.append(clock | {"updates": 10 * i, "frames": clock["step"], "fleet/actors": 2.0, "actor/env_ms": 9.0,
+                             "actor/act_ms": 1.0, "actor/wait_ms": 0.0 if early else 50.0, "train/sample_ms": 0.5,
+                             "train/update_ms": 2.0, "fleet/held_share": 0.0 if early else 0.9,
+                             "time/learner_share": 0.2 if early else 0.9, "time/idle_share": 0.8 if early else 0.05})
+    return rows
+
+
 def write_run(root: Path, name: str, seed: int = 1, *, gain: float = 1.0, env: str = "ALE/Pong-v5", double: bool = True,
               rows: list[dict] | None = None) -> Path:
     folder = root / name

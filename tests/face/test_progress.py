@@ -234,7 +234,7 @@ def test_a_fleet_shows_its_roles_and_what_limits_it(monkeypatch):
     assert "actors 3 alive 1,000 steps/s env 10 %, inference 20 %, wire 0 %, waiting 70 % policy lag 42" in rows
     assert "learner 500 updates/s 7.9/8 samples/insert learning 90 %, taking in 5 %, saving 1 %, idle 4 %" in rows
     assert "evaluator 12.5 best 13 0:02 ago" in rows
-    assert "limited by learner: experience waits for the learner 80 % of the time, which spends 72 % on updates" in rows
+    assert "limited by learner: actors are held back 80 % of the time; the learner spends 72 % on updates" in rows
 
 
 def test_a_fleet_that_was_not_judged_says_so():

@@ -79,7 +79,7 @@ def test_one_seed_has_no_interval_and_no_evaluation_no_score(tmp_path):
 def test_what_differs_between_configurations_is_marked(runs):
     rows = {row["key"]: row for row in gather(runs)[0]["config"]}
     assert [key for key, row in rows.items() if row["differs"]] == ["agent.double"]
-    assert rows["agent.double"]["values"] == ["True", "False"] and rows["seed"]["values"] == ["1, 2, 3", "1, 2"]
+    assert rows["agent.double"]["values"] == ["true", "false"] and rows["seed"]["values"] == ["1, 2, 3", "1, 2"]
     assert rows["env.kwargs.title"]["values"] == [EVIL, EVIL] and rows["run.name"]["incidental"]
 
 
@@ -144,7 +144,7 @@ def test_figures_that_are_not_finite_become_null(tmp_path):
 
 @pytest.mark.parametrize(("words", "told"), [
     (["report", "gone"], "no run 'gone'"), (["report"], "RUN is missing"),
-    (["report", "x", "-o", "page.pdf"], "must end in .html"), (["report", "x", "--films", "-1"], "too small"),
+    (["report", "x", "-o", "page.pdf"], "must end in .html"), (["report", "x", "--videos", "-1"], "too small"),
     (["report", "empty"], "has not logged anything yet"), (["report", "x", "-o", "file/page.html"], "cannot write")])
 def test_mistakes_are_told(tmp_path, monkeypatch, capsys, words, told):
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from chromium_kit import CHROMIUM, Browser
-from report_kit import EVIL, write_film, write_run
+from report_kit import EVIL, limited, records, scattered, write_film, write_run
 
 import qfleet
 from qfleet.runs.report import report
@@ -106,9 +106,12 @@ def test_films_play(browser):
 
 def test_scores_and_differences_are_in_their_tables(browser):
     scores = browser.ask("document.getElementById('score-table').innerText")
+    assert "few seeds" in scores and "too narrow to trust" in browser.ask("document.body.innerText")
+    scales = browser.ask("[...document.querySelectorAll('.whisker')].map(each => each.querySelectorAll('text').length)")
+    assert len(scales) == 2 and min(scales) >= 2, "the intervals have a scale"
     assert "double (3 seeds)" in scores and "25 to 27" in scores and "132 %" in scores and "one seed" in scores
     rows = "[...document.querySelectorAll('#config-table tbody tr')].map(row => row.innerText)"
-    assert browser.ask(rows) == ["agent.double\tTrue\tFalse"]
+    assert browser.ask(rows) == ["agent.double\ttrue\tfalse"]
     browser.ask("document.querySelector('#configuration ~ p input[type=checkbox]').click()")
     assert any(EVIL in row for row in browser.ask(rows))
     assert browser.ask("document.querySelectorAll('tr.differs').length") == 1
@@ -136,6 +139,8 @@ def test_a_telephone_is_wide_enough(browser, page, tmp_path):
     browser.open(page)
     browser.sees("document.querySelectorAll('path.curve').length > 10")
     assert browser.ask("document.documentElement.scrollWidth") == 390 and browser.complaints == []
+    assert browser.ask("(table => table.scrollWidth <= table.parentNode.clientWidth)"
+                       "(document.getElementById('score-table'))")
     assert browser.picture(tmp_path / "telephone.png", whole=False).stat().st_size > 10_000
 
 
@@ -148,6 +153,84 @@ def test_a_real_run_of_arms_and_priorities_has_its_charts(browser, tmp_path):
     for tag in ("rollout/arm", "train/priority", "replay/beta", "rollout/exploration_rate", "train/loss"):
         assert min(lengths(browser, tag)) > 30, tag
     assert browser.complaints == []
+
+
+SEEDS_OUTSIDE = """(chart => {
+  const read = path => [...path.getAttribute('d').matchAll(/[ML]([-\\d.]+) ([-\\d.]+)/g)].map(([, x, y]) => [+x, +y]);
+  const ring = read(chart.querySelector('.band')), half = ring.length / 2;
+  const high = ring.slice(0, half), low = ring.slice(half).reverse();
+  const at = (line, x) => { const i = line.findIndex(([px]) => px >= x), [a, b] = [line[Math.max(0, i - 1)], line[i]];
+    return b[0] === a[0] ? b[1] : a[1] + (b[1] - a[1]) * (x - a[0]) / (b[0] - a[0]); };
+  return [...chart.querySelectorAll('.seed')].flatMap(read).filter(([x]) => x >= high[0][0] && x <= high.at(-1)[0])
+    .filter(([x, y]) => y < at(high, x) - 1 || y > at(low, x) + 1).length; })"""
+
+
+def drawn(browser, tag, part):
+    return browser.ask(f"{chart(tag, part)}.getAttribute('d')")
+
+
+def smooth(browser, width):
+    browser.ask(f"(select => {{ select.value = {width}; select.dispatchEvent(new Event('change')); }})"
+                "(document.getElementById('smoothing'))")
+
+
+def test_a_band_holds_its_seeds_and_only_what_scatters_is_smoothed(browser, tmp_path):
+    browser.screen(1280, 900)
+    browser.open(report([write_run(tmp_path, f"x-s{seed}", seed, rows=scattered(seed)) for seed in (1, 2, 3)]))
+    browser.sees("document.querySelectorAll('path.band').length > 2")
+    assert browser.ask("document.getElementById('smoothing').value") == "1", "nothing is smoothed unasked"
+    returns, schedule, count = "rollout/ep_rew_mean", "rollout/exploration_rate", "replay/clamped_priorities"
+    before = {tag: drawn(browser, tag, ".curve") for tag in (returns, schedule, count)}
+    band = drawn(browser, returns, ".band")
+    for width in (1, 15):
+        smooth(browser, width)
+        assert browser.ask(f"{SEEDS_OUTSIDE}({chart(returns)})") == 0
+    assert drawn(browser, returns, ".band") == band and drawn(browser, returns, ".curve") != before[returns]
+    assert "mean of 15 points" in browser.ask(f"{chart(returns, 'h3')}.textContent")
+    assert [drawn(browser, tag, ".curve") for tag in (schedule, count)] == [before[schedule], before[count]]
+    assert "Thin lines are single seeds" in browser.ask("document.body.innerText") and browser.complaints == []
+
+
+def test_shares_of_what_limited_a_run_are_those_of_the_chosen_axis(browser, tmp_path):
+    browser.open(report([write_run(tmp_path, "x", rows=limited())]))
+    browser.sees("document.querySelectorAll('.strip rect').length > 1")
+    told = "[...document.querySelectorAll('.shares > span')].map(each => each.textContent.trim())"
+    wide = ("[...document.querySelectorAll('.strip rect')].reduce((sums, part) => ({...sums, [part.dataset.limit]: "
+            "(sums[part.dataset.limit] || 0) + part.width.baseVal.value}), {})")
+    seen = {}
+    for axis in ("steps", "time"):
+        browser.ask(f"document.querySelector('input[name=\"x axis\"][value={axis}]').click()")
+        spans = browser.ask(wide)
+        seen[axis] = sorted(browser.ask(told))
+        total = sum(spans.values())
+        assert seen[axis] == sorted(f"{name} {round(100 * span / total)} %" for name, span in spans.items())
+        assert browser.ask("document.querySelectorAll('.scale span').length") >= 3
+    assert seen["steps"] != seen["time"]
+    taken = ("[...Array(8).keys()].map(i => { const probe = document.createElement('i'); document.body.append(probe);"
+             "probe.style.color = `var(--c${i})`; return getComputedStyle(probe).color; })")
+    fills = browser.ask("[...document.querySelectorAll('.strip rect')].map(part => getComputedStyle(part).fill)")
+    assert not set(fills) & set(browser.ask(taken)), "no limit looks like a configuration"
+
+
+def test_one_process_with_uniform_replay_has_no_fleet_and_no_priorities(browser, tmp_path):
+    rows = [{tag: value for tag, value in row.items() if not tag.startswith("fleet/")} | {"actor/policy_lag": 3.0}
+            for row in records(1)]
+    run = write_run(tmp_path, "x", rows=rows)
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(settings.replace('"samples_per_insert"', '"alpha": 0.0, "samples_per_insert"'))
+    browser.open(report([run]))
+    browser.sees("document.querySelectorAll('path.curve').length > 8")
+    titles = browser.ask("[...document.querySelectorAll('h2')].map(each => each.textContent)")
+    assert "Fleet" not in titles and {"Videos", "Any metric", "Provenance"} - {*titles} == {"Videos"}
+    assert browser.ask(f"{chart('train/priority')}") is None and browser.ask(f"{chart('train/loss')} !== null")
+    assert browser.ask("document.querySelector('details #config-table').checkVisibility()") is False, "it is folded"
+
+
+def test_ticks_of_an_axis_have_one_form(browser):
+    forms = browser.ask("[[0, 10000, 5], [0, .001, 4], [0, 2.1, 2], [0, 4e-7, 3], [990, 1010, 4], [0, 95, 4, true]]"
+                        ".map(span => ticks(...span).map(([, text]) => text).join(' '))")
+    assert forms == ["0 2k 4k 6k 8k 10k", "0 0.00025 0.00050 0.00075 0.00100", "0 2", "0 2.0e-7 4.0e-7",
+                     "990 995 1,000 1,005 1,010", "0:00 0:30 1:00 1:30"]
 
 
 ODD = {"one record": [{"step": 1, "time_s": 1.0}],

@@ -98,7 +98,7 @@ def test_train_prints_results_and_commands_and_the_directory_last(tape, capsys):
     assert lines[-1] == "runs/x" and tape.calls == [("train", 3, "x", "command line")]
     assert "all steps taken: 100 steps, 25 updates, 7 episodes in 1:01, best evaluation 19.5" in lines
     for command in ("qfleet resume runs/x total_steps=200", "tensorboard --logdir runs/x", "qfleet eval runs/x",
-                    "qfleet record runs/x", "qfleet plot runs/x"):
+                    "qfleet record runs/x", "qfleet plot runs/x", "qfleet report runs/x"):
         assert any(line.endswith(command) for line in lines)
     assert "memory  3 MB" in err and "100 / 50,000 steps" in err
 

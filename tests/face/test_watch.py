@@ -22,7 +22,7 @@ from qfleet.runs import roll
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.live import Follower, Server, reachable
 from qfleet.runs.owner import Owner
-from qfleet.runs.roll import Roll, read_roll, write_roll
+from qfleet.runs.roll import Roll, briefly, note_exit, read_roll, write_roll
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -122,22 +122,38 @@ def test_a_run_of_another_host_is_judged_by_its_files(run):
     """On a shared disk the process cannot be asked, but whoever lives goes on writing."""
     (run.path / "lock").write_text("7.boot-1.some-other-host\n")
     news = Follower(run).news(-1)
-    assert (news["state"], news["health"]) == ("elsewhere", "well")
+    assert (news["state"], news["health"]) == ("elsewhere", "healthy")
     assert news["words"].startswith("runs on another host: its files changed ")
     hour = time.time() - 3600
     os.utime(run.metrics, (hour, hour))
     news = Follower(run).news(-1)
     assert news["health"] == "unknown" and "nobody can tell" in news["words"]
     write_roll(run.path, [member()])
-    assert Follower(run).news(-1)["health"] == "well", "its roll is written every second"
+    assert Follower(run).news(-1)["health"] == "healthy", "its roll is written every second"
 
 
 def test_the_learner_of_a_run_that_is_over(run):
-    assert Follower(run).news(-1)["health"] == "well"
+    assert Follower(run).news(-1)["health"] == "healthy"
     (run.path / "lock").write_text("999999999.boot-1." + platform.node())
     assert Follower(run).news(-1)["health"] == "lost"
     (run.path / "lock").unlink()
     assert Follower(run).news(-1)["health"] == "ended"
+
+
+def test_a_run_that_is_over_has_no_rates_no_time_left_and_no_remedy(run):
+    news = Follower(run).news(-1)
+    assert news["headline"] == "3,000 / 12,000 steps · 25% · 0:27 left" and news["limit"] and news["updates_s"]
+    assert {"steps/s", "updates/s"} <= dict(news["figures"]).keys()
+    (run.path / "lock").unlink()
+    news = Follower(run).news(-1)
+    assert news["headline"] == "3,000 / 12,000 steps · 25%" and news["limit"] is None and news["updates_s"] is None
+    assert not {"steps/s", "updates/s"} & dict(news["figures"]).keys()
+
+
+def test_a_fleet_has_all_its_figures(run):
+    figures = dict(Follower(run).news(-1)["figures"])
+    assert {"eval", "samples/insert", "policy lag", "steps/s", "actors"} <= figures.keys()
+    assert figures["policy lag"] == "21", "that of the actors, not what one of them fetched last"
 
 
 def test_what_is_no_number_is_no_figure(run):
@@ -160,7 +176,7 @@ def test_rates_and_lives_are_told(tmp_path, monkeypatch):
     seen = Roll(tmp_path)
     at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0))
     [row] = seen.look(100.0)
-    assert row["rate"] is None and row["health"] == "well"
+    assert row["rate"] is None and row["health"] == "healthy"
     at(monkeypatch, 102.0, tmp_path, member(silent_s=0.0, steps=300))
     assert seen.look(102.0)[0]["rate"] == 100
     at(monkeypatch, 108.5, tmp_path, member(silent_s=6.5, steps=300))
@@ -168,10 +184,10 @@ def test_rates_and_lives_are_told(tmp_path, monkeypatch):
     assert row["health"] == "silent" and row["rate"] is None
     assert seen.look(200.0)[0]["health"] == "lost", "nobody wrote any more"
     at(monkeypatch, 201.0, tmp_path, member(silent_s=0.0, incarnation=2, steps=0))
-    assert seen.look(201.0)[0]["health"] == "well"
+    assert seen.look(201.0)[0]["health"] == "healthy"
     assert [text for _, text in seen.events] == [
-        "local/0 has not been heard of for 6 s", "local/0 has not been heard of for 98 s",
-        "local/0 came back as another process: life 2"]
+        "local/0: no heartbeat for 6 s", "local/0: no heartbeat for 98 s",
+        "local/0 restarted (start 2)"]
 
 
 def test_somebody_who_was_slow_is_heard_of_again(tmp_path, monkeypatch):
@@ -179,7 +195,40 @@ def test_somebody_who_was_slow_is_heard_of_again(tmp_path, monkeypatch):
     for now, silent in ((10.0, 0.0), (17.0, 7.0), (18.0, 0.1)):
         at(monkeypatch, now, tmp_path, member(silent_s=silent))
         seen.look(now)
-    assert [text for _, text in seen.events][-1] == "local/0 is heard of again"
+    assert [text for _, text in seen.events][-1] == "local/0: heartbeat again"
+
+
+KILLED = "was killed by SIGKILL: perhaps out of memory, lower env.lanes or actors"
+
+
+def test_who_died_is_down_at_once_and_the_cause_is_told(tmp_path, monkeypatch):
+    seen = Roll(tmp_path)
+    at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0), member("local/1", pid=8, silent_s=0.0))
+    assert [row["health"] for row in seen.look(100.0)] == ["healthy", "healthy"]
+    note_exit(tmp_path, "local/0", 7, KILLED)
+    dead, other = seen.look(100.5)
+    assert (dead["health"], dead["words"], dead["rate"]) == ("down", "killed (SIGKILL), restarting", None)
+    assert (other["health"], other["words"]) == ("healthy", None)
+    at(monkeypatch, 104.0, tmp_path, member(silent_s=0.0, incarnation=2, pid=9))
+    assert seen.look(104.0)[0]["health"] == "healthy"
+    assert [text for _, text in seen.events] == [f"local/0 {KILLED}", "local/0 restarted (start 2)"]
+
+
+def test_a_number_that_was_given_again_is_another_process(tmp_path, monkeypatch):
+    """After a container's restart the same numbers come back, and old exits are no news."""
+    monkeypatch.setattr(roll.time, "time", lambda: 10.0)
+    note_exit(tmp_path, "local/0", 7, KILLED)
+    at(monkeypatch, 500.0, tmp_path, member(silent_s=0.0))
+    seen = Roll(tmp_path)
+    assert seen.look(500.0)[0]["health"] == "healthy" and not seen.events
+
+
+def test_only_the_last_exits_are_kept(tmp_path):
+    for number in range(1, 80):
+        note_exit(tmp_path, "local/0", number, "ended with exit code 1")
+    kept = json.loads((tmp_path / roll.EXITS).read_text())["members"]
+    assert len(kept) == roll.MOST_EXITS and kept[-1]["pid"] == 79
+    assert briefly(kept[-1]["how"]) == "ended with exit code 1" and briefly(KILLED) == "killed (SIGKILL)"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"at": "x", "members": []}', '{"at": 1, "members": 3}'])
@@ -274,6 +323,20 @@ def no_way(self, address):
 
 
 # ---- The verb ----
+
+def test_without_a_name_the_newest_that_runs_is_taken_or_else_the_newest(run):
+    from argparse import Namespace
+
+    from qfleet.verbs.pages import _named_or_newest
+
+    newer = write_run(run.path.parent, "newer")
+    os.utime(newer)
+    args = Namespace(words=[], root=str(run.path.parent))
+    assert _named_or_newest(args).name == "x"
+    (run.path / "lock").unlink()
+    os.utime(run.path, (1.0, 1.0))
+    assert _named_or_newest(args).name == "newer"
+
 
 @pytest.mark.parametrize(("words", "told"), [
     (["watch", "gone"], "no run 'gone'"), (["watch", "--root", "nowhere"], "there is no run in nowhere to watch"),

@@ -109,7 +109,7 @@ def test_the_evidence_is_in_numbers():
     assert bottleneck(run_of(fleet(env=7.9, time__idle_share=0.62))).evidence == \
         "the learner idles 62 % of its time; the environment takes 88 % of an actor's"
     assert bottleneck(run_of(CASES["learner"])).evidence == \
-        "experience waits for the learner 95 % of the time, which spends 76 % on updates"
+        "actors are held back 95 % of the time; the learner spends 76 % on updates"
 
 
 @pytest.mark.parametrize("make", [fleet, inline])

@@ -28,13 +28,16 @@ def nursery():
     made: list[Supervisor] = []
 
     def start(*kids: Child, patience: Patience = QUICK) -> Supervisor:
-        supervisor = Supervisor(kids, said.append, patience, restarted.append)
+        supervisor = Supervisor(kids, said.append, patience, restarted.append,
+                                on_death=lambda *death: deaths.append(death))
         supervisor.said, supervisor.restarted = said, restarted  # type: ignore[attr-defined]
+        supervisor.deaths = deaths  # type: ignore[attr-defined]
         made.append(supervisor)
         return supervisor
 
     said: list[str] = []
     restarted: list[str] = []
+    deaths: list[tuple[str, int, str]] = []
     before = children()
     yield start
     for supervisor in made:
@@ -63,7 +66,8 @@ def test_a_killed_child_is_replaced_after_a_pause_and_the_others_do_not_notice(t
     assert supervisor.pid("a") != first and supervisor.pid("b") == other and alive(other)
     assert (supervisor.restarts("a"), supervisor.restarts("b"), supervisor.total_restarts) == (1, 0, 1)
     assert supervisor.restarted == ["a"] and supervisor.failure is None
-    assert "a was killed by SIGKILL: perhaps out of memory, lower env.lanes or actors" in supervisor.said[0]
+    killed = "was killed by SIGKILL: perhaps out of memory, lower env.lanes or actors"
+    assert f"a {killed}" in supervisor.said[0] and supervisor.deaths == [("a", first, killed)]
     assert str(tmp_path / "a.log") in supervisor.said[0]
 
 

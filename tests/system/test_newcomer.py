@@ -55,7 +55,7 @@ def test_an_environment_of_ones_own_is_found_in_the_working_directory(tmp_path, 
     if isolate == "true":
         assert plan[-1] < next(i for i, line in enumerate(lines) if line == "a step was taken")
     assert "my_env:MyEnv" in done.stderr and "150 steps" in done.stderr
-    for verb in ("resume", "eval", "record", "plot"):
+    for verb in ("resume", "eval", "record", "plot", "report"):
         assert f"qfleet {verb} runs/x" in done.stdout
     assert "tensorboard --logdir runs/x" in done.stdout
 

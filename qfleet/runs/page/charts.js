@@ -34,12 +34,22 @@ function clock(seconds) {
   return h ? `${h}:${pad(m)}:${pad(s)}` : `${m}:${pad(s)}`;
 }
 
-function ticks(low, high, count) {
+const CLOCK_STEPS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400];
+
+function ticks(low, high, count, timed) {  // [value, text] of some round places; the texts of one axis have one form
   const span = high - low || 1, raw = span / Math.max(1, count), power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map(part => part * power).find(part => part >= raw) || raw;
+  const step = timed && raw <= 86400 ? CLOCK_STEPS.find(part => part >= raw) : [1, 2, 2.5, 5, 10].map(part => part * power).find(part => part >= raw) || raw;
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step || 0);
-  return found;
+  return found.map(value => [value, timed ? clock(value) : tickText(value, step, Math.max(Math.abs(low), Math.abs(high)))]);
+}
+
+function tickText(value, step, most) {  // as many decimals as the step has, in the unit of the largest
+  if (value === 0) return "0";
+  const [unit, letter] = most >= 1e9 ? [1e9, "G"] : most >= 1e6 ? [1e6, "M"] : most >= 1e3 && step >= 10 ? [1e3, "k"] : [1, ""];
+  if (most < 1e-4 || most >= 1e12) return value.toExponential(1);
+  const size = step / unit, whole = Math.floor(Math.log10(size) + 1e-9), two = Math.abs(size / 10 ** whole - 2.5) < 1e-6;
+  return (value / unit).toLocaleString("en", { minimumFractionDigits: Math.max(0, two - whole), maximumFractionDigits: Math.max(0, two - whole) }) + letter;
 }
 
 function smoothed(values, width) {  // centred moving mean, narrower at both ends
@@ -59,15 +69,18 @@ function at(curve, x) {  // linear between points, null outside
   return span > 0 ? ys[low] + (ys[high] - ys[low]) * (x - xs[low]) / span : ys[high];
 }
 
-function banded(seeds) {  // mean, lowest and highest over the stretch that all seeds cover
+function banded(seeds, width) {  // over the stretch that all seeds cover: lowest and highest as logged; only their mean is smoothed
   const start = Math.max(...seeds.map(seed => seed.xs[0])), end = Math.min(...seeds.map(seed => seed.xs.at(-1)));
-  const points = 160, xs = [], ys = [], low = [], high = [];
-  for (let i = 0; i < points && end >= start; i++) {
-    const x = start + (end - start) * i / (points - 1);
-    const values = seeds.map(seed => at(seed, x)).filter(value => value !== null);
-    if (!values.length) continue;
-    xs.push(x); ys.push(values.reduce((sum, value) => sum + value, 0) / values.length);
+  const even = seeds.map(seed => ({ xs: seed.xs, ys: smoothed(seed.ys, width) })), ys = [], low = [], high = [];
+  // At every point of every seed, or one could leave the band between two places; and between few points at some more, or
+  // the band would be too wide where two seeds cross.
+  const known = [...new Set([start, end, ...seeds.flatMap(seed => seed.xs)])].filter(x => x >= start && x <= end).sort((a, b) => a - b);
+  const parts = Math.max(1, Math.ceil(300 / known.length));
+  const xs = known.flatMap((x, i) => i + 1 < known.length ? Array.from({ length: parts }, (_, k) => x + (known[i + 1] - x) * k / parts) : [x]);
+  for (const x of xs) {
+    const values = seeds.map(seed => at(seed, x));
     low.push(Math.min(...values)); high.push(Math.max(...values));
+    ys.push(even.reduce((sum, seed) => sum + at(seed, x), 0) / seeds.length);
   }
   return { xs, ys, low, high };
 }
@@ -78,14 +91,14 @@ function points(xs, ys) {  // both known, by growing x
 }
 
 class Chart {
-  // spec(): {title, unit, xLabel, xText, smooth, zero, lines: [{label, y}], curves: [{label, index, seeds: [{name, xs, ys}]}]}
+  // spec(): {title, unit, xLabel, timed, smooth, zero, whole, lines: [{label, y}], curves: [{label, index, seeds: [{name, xs, ys}]}]}
   constructor(spec, height = 230) {
     this.spec = spec; this.height = height; this.cursor = null;
     this.head = el("h3"); this.plot = el("div"); this.tip = el("div", { class: "tip", hidden: true });
     this.figures = el("tbody");
     this.node = el("figure", { class: "card" }, this.head, this.plot, this.tip,
-      el("details", {}, el("summary", {}, "Figures"),
-        el("table", {}, el("thead", {}, el("tr", {}, ["", "first", "last", "least", "most"].map(name =>
+      el("details", {}, el("summary", {}, "Values"),
+        el("table", {}, el("thead", {}, el("tr", {}, ["", "first", "last", "min", "max"].map(name =>
           el("th", { class: name && "number", scope: "col" }, name)))), this.figures)));
     new ResizeObserver(() => this.draw()).observe(this.plot);
   }
@@ -93,8 +106,8 @@ class Chart {
   curves(spec) {
     return spec.curves.map(curve => {
       const raw = curve.seeds.filter(seed => seed.xs.length);
-      const seeds = raw.map(seed => ({ ...seed, ys: smoothed(seed.ys, spec.smooth || 1) }));
-      return { ...curve, raw, line: seeds.length > 1 ? banded(seeds) : seeds[0] || { xs: [], ys: [] } };
+      const line = raw.length > 1 ? banded(raw, spec.smooth || 1) : raw.map(({ xs, ys }) => ({ xs, ys: smoothed(ys, spec.smooth || 1) }))[0];
+      return { ...curve, raw, line };
     }).filter(curve => curve.raw.length);
   }
 
@@ -102,7 +115,8 @@ class Chart {
     const width = this.plot.clientWidth;
     if (!width) return;
     const spec = this.spec(), curves = this.curves(spec);
-    this.head.replaceChildren(spec.title, " ", el("span", { class: "soft small" }, spec.unit || ""));
+    const note = [spec.unit, spec.smooth > 1 ? `mean of ${spec.smooth} points` : ""].filter(Boolean).join(", ");
+    this.head.replaceChildren(spec.title, " ", el("span", { class: "soft small" }, note));
     this.node.dataset.points = curves.reduce((sum, curve) => sum + curve.raw.reduce((n, seed) => n + seed.xs.length, 0), 0);
     if (!curves.length) { this.plot.replaceChildren(el("div", { class: "empty" }, "nothing logged")); return; }
     const values = curves.flatMap(curve => [...curve.raw.flatMap(seed => seed.ys), ...curve.line.ys])
@@ -113,14 +127,15 @@ class Chart {
     [low, high] = [spec.zero && low >= 0 ? 0 : low - pad, high + pad];
     let [left, right] = [Math.min(...places), Math.max(...places)];
     if (left === right) [left, right] = [left - 1, right + 1];
-    const box = { left: 46, right: width - 10, top: 10, bottom: this.height - 34 };
+    const sides = ticks(low, high, spec.whole && high - low < 6 ? Math.ceil(high - low) : 5);
+    const box = { left: 16 + 6.6 * Math.max(3, ...sides.map(([, text]) => text.length)), right: width - 10, top: 10, bottom: this.height - 34 };
     this.sx = x => box.left + (x - left) / (right - left) * (box.right - box.left);
     this.sy = y => box.bottom - (y - low) / (high - low) * (box.bottom - box.top);
     this.state = { spec, curves, left, right, box };
     const picture = svg("svg", { viewBox: `0 0 ${width} ${this.height}`, height: this.height, role: "img", tabindex: "0",
       "aria-label": this.summary(spec, curves), onpointermove: event => this.point(event), onpointerleave: () => this.hide(),
       onpointerdown: event => this.point(event), onkeydown: event => this.key(event) },
-      this.frame(low, high), this.lines(spec), curves.map(curve => this.curve(curve, spec)));
+      this.frame(sides), this.lines(spec), curves.map(curve => this.curve(curve, spec)));
     this.cross = svg("line", { y1: box.top, y2: box.bottom, stroke: "var(--soft)", "stroke-dasharray": "3 3", visibility: "hidden" });
     picture.append(this.cross);
     const held = this.plot.contains(document.activeElement);
@@ -132,14 +147,13 @@ class Chart {
         el("td", { class: "number" }, figure(value))))));
   }
 
-  frame(low, high) {
-    const { spec, left, right, box } = this.state;
-    const wide = box.right - box.left, text = spec.xText || figure;
-    return [ticks(low, high, 5).map(y => [
+  frame(sides) {
+    const { spec, left, right, box } = this.state, wide = box.right - box.left;
+    return [sides.map(([y, text]) => [
       svg("line", { x1: box.left, x2: box.right, y1: this.sy(y), y2: this.sy(y), stroke: "var(--grid)" }),
-      svg("text", { x: box.left - 6, y: this.sy(y) + 4, "text-anchor": "end" }, figure(y))]),
-    ticks(left, right, Math.max(2, Math.floor(wide / 90))).map(x =>
-      svg("text", { x: this.sx(x), y: box.bottom + 16, "text-anchor": "middle" }, text(x))),
+      svg("text", { class: "ytick", x: box.left - 6, y: this.sy(y) + 4, "text-anchor": "end" }, text)]),
+    ticks(left, right, Math.max(2, Math.floor(wide / 90)), spec.timed).map(([x, text]) =>
+      svg("text", { class: "xtick", x: this.sx(x), y: box.bottom + 16, "text-anchor": "middle" }, text)),
     svg("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: "var(--line)" }),
     svg("text", { x: box.right, y: box.bottom + 31, "text-anchor": "end" }, spec.xLabel || "")].flat(2);
   }
@@ -155,8 +169,8 @@ class Chart {
     const path = (xs, ys) => xs.map((x, i) => `${i ? "L" : "M"}${this.sx(x).toFixed(1)} ${this.sy(ys[i]).toFixed(1)}`).join("");
     const ink = colour(index), parts = [];
     if (raw.length > 1 || spec.smooth > 1)
-      parts.push(...raw.map(({ xs, ys }) => svg("path", { d: path(xs, ys), fill: "none", stroke: ink, opacity: .28 })));
-    if (line.low) parts.push(svg("path", { fill: ink, opacity: .16,
+      parts.push(...raw.map(({ xs, ys }) => svg("path", { class: "seed", d: path(xs, ys), fill: "none", stroke: ink, opacity: .35 })));
+    if (line.low) parts.push(svg("path", { class: "band", fill: ink, opacity: .16,
       d: path([...line.xs, ...line.xs.toReversed()], [...line.high, ...line.low.toReversed()]) + "Z" }));
     parts.push(svg("path", { class: "curve", d: path(line.xs, line.ys), fill: "none", stroke: ink, "stroke-width": 2.2,
       "stroke-dasharray": DASHES[Math.floor(index / 8) % 4], "stroke-linejoin": "round" }));
@@ -187,7 +201,7 @@ class Chart {
     const { spec, curves, box } = this.state, px = this.sx(x);
     this.cursor = x;
     this.cross.setAttribute("x1", px); this.cross.setAttribute("x2", px); this.cross.setAttribute("visibility", "visible");
-    this.tip.replaceChildren(el("div", { class: "soft" }, `${(spec.xText || figure)(x)} ${spec.xLabel}`),
+    this.tip.replaceChildren(el("div", { class: "soft" }, `${(spec.timed ? clock : figure)(x)} ${spec.xLabel}`),
       ...curves.map(({ label, line, index }) => el("div", {}, el("span", { class: "key", style: { background: colour(index) } }),
         el("b", {}, figure(at(line, x))), line.low ? el("span", { class: "soft" },
           `${figure(at({ xs: line.xs, ys: line.low }, x))} to ${figure(at({ xs: line.xs, ys: line.high }, x))}`) : null, label)));

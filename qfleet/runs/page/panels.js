@@ -11,7 +11,7 @@ const PANELS = [
     "replay/beta": ["Importance exponent", "β"], "replay/size": ["Filled", "windows", true], "replay/bytes": ["Memory", "bytes", true],
     "replay/clamped_priorities": ["Clamped priorities", "count", true] }],
   ["Fleet", { "fleet/actors": ["Actors alive", "actors", true], "fleet/policy_lag": ["Policy lag", "updates behind the learner", true],
-    "actor/policy_lag": ["Distance between fetched weights", "updates", true], "fleet/held_share": ["Held back by pace", "share of the time", true],
+    "actor/policy_lag": ["Updates between weight refreshes", "updates", true], "fleet/held_share": ["Held back by pace", "share of the time", true],
     "fleet/inbox": ["Inbox", "messages", true], "fleet/restarts": ["Restarts", "count", true], "server/cells": ["Cells alive", "cells", true],
     "server/staleness": ["Staleness", "versions", true] }],
   ["Exploration", { "rollout/exploration_rate": ["Exploration", "ε, mean over the lanes", true], "rollout/action_noise": ["Action noise", "σ", true],
@@ -20,24 +20,41 @@ const PANELS = [
     "train/td_abs": ["TD error", "mean size", true], "train/learning_rate": ["Learning rate", "", true] }],
 ];
 
-const LIMITS = { env: 2, inference: 5, wire: 4, decode: 3, learner: 0, server: 7, pace: 6, evaluation: 1, checkpoints: 3 };
-const LIMIT_WORDS = { env: "environment", inference: "choosing actions", wire: "wire", decode: "drawing samples", learner: "updates",
-  server: "parameter server", pace: "pace", evaluation: "evaluations", checkpoints: "checkpoints" };
+const LIMITS = ["env", "inference", "wire", "decode", "learner", "server", "pace", "evaluation", "checkpoints"];
+const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wire: "storing and shipping", decode: "drawing samples", learner: "updates",
+  server: "talking to the parameter server", pace: "both sides wait for each other", evaluation: "evaluations", checkpoints: "checkpoints" };
+const limitColour = limit => `var(--l${Math.max(0, LIMITS.indexOf(limit))})`;
 
-const view = { x: "steps", smooth: 5, hidden: new Set(), charts: [] };
+// What scatters may be smoothed. Counts and schedules are what they are, and an evaluation is a mean already.
+const NOISY = /^(rollout\/(ep_|arm)|time\/|train\/(?!learning_rate)|actor\/|fleet\/(policy_lag|held_share|inbox)|server\/(staleness|meet_ms)$)/;
+// Logged from the first time on: before that there were none.
+const SINCE_ZERO = /^(fleet\/restarts|wire\/duplicates|fault\/)/;
+
+const view = { x: "steps", smooth: 1, hidden: new Set(), charts: [] };
 const redraw = () => view.charts.forEach(chart => chart.draw());
 const tagsOf = runs => new Set(runs.flatMap(run => Object.keys(run.series.y)));
 
-function curvesOf(data, tag, runs) {
-  return data.groups.map((group, index) => ({ label: group.label, index, seeds: view.hidden.has(index) ? [] : runs.filter(run => run.group === index)
-    .map(run => ({ name: run.name, ...points(run.series.x[view.x], run.series.y[tag] || []) })) }));
+// Priorities of a replay that draws uniformly (replay.alpha = 0) are written down and never read.
+const shows = (run, tag) => tag in run.series.y && !(tag === "train/priority" && run.alpha === 0);
+
+function seedOf(run, tag) {
+  let ys = run.series.y[tag] || [], last = 0;
+  if (SINCE_ZERO.test(tag)) ys = ys.map(y => { last = y ?? last; return last; });
+  return { name: run.name, ...points(run.series.x[view.x], ys) };
 }
+
+function curvesOf(data, tag, runs) {
+  return data.groups.map((group, index) => ({ label: group.label, index,
+    seeds: view.hidden.has(index) ? [] : runs.filter(run => run.group === index).map(run => seedOf(run, tag)) }));
+}
+
+const axis = tag => ({ xLabel: AXES[view.x], timed: view.x === "time", smooth: NOISY.test(tag) ? view.smooth : 1 });
 
 function chartOf(data, tag, [title, unit, zero], runs, height) {
   const ratios = tag === "replay/samples_per_insert" ? [...new Set(runs().map(run => run.ratio).filter(ratio => ratio > 0))] : [];
-  const chart = new Chart(() => ({ title, unit, zero, xLabel: AXES[view.x], xText: view.x === "time" ? clock : figure,
-    smooth: tag.startsWith("eval/") ? 1 : view.smooth, lines: ratios.map(y => ({ label: `configured ${figure(y)}`, y })),
-    curves: curvesOf(data, tag, runs()) }), height);
+  const whole = ["count", "actors", "cells", "messages"].includes(unit);
+  const chart = new Chart(() => ({ title, unit, zero, whole, ...axis(tag), lines: ratios.map(y => ({ label: `configured ${figure(y)}`, y })),
+    curves: curvesOf(data, tag, runs().filter(run => shows(run, tag))) }), height);
   chart.node.dataset.tag = tag;
   view.charts.push(chart);
   return chart.node;
@@ -53,8 +70,8 @@ function axisChoice() {
 }
 
 function smoothing() {
-  return el("label", { class: "small soft" }, "smooth ", el("select", { onchange: event => { view.smooth = +event.target.value; redraw(); } },
-    [1, 5, 15, 51].map(width => el("option", { value: width, selected: width === view.smooth }, width === 1 ? "not" : `${width} points`))));
+  return el("label", { class: "small soft" }, "Smoothing: ", el("select", { id: "smoothing", onchange: event => { view.smooth = +event.target.value; redraw(); } },
+    [1, 5, 15, 51].map(width => el("option", { value: width, selected: width === view.smooth }, width === 1 ? "off" : `${width} points`))));
 }
 
 function themeButton() {
@@ -69,30 +86,42 @@ function themeButton() {
 }
 
 const strips = [];
-function limitStrip(run) {  // what limited the run, over the chosen axis
-  const place = el("div", { class: "strip" }), { x, limits } = run.series;
+function limitStrip(run) {  // what limited the run, over the chosen axis: as wide as its share
+  const place = el("div", { class: "strip" });
   const draw = () => {
-    const xs = x[view.x], end = xs.reduce((most, value) => Math.max(most, value || 0), 0) || 1, parts = [];
+    const xs = run.series.x[view.x], end = Math.max(0, ...xs.map(x => x || 0)), parts = [], spans = {};
     let from = 0;
-    limits.forEach((limit, i) => {
-      if (i + 1 < limits.length && limits[i + 1] === limit) return;
-      const to = xs[i] || 0;
-      if (limit) parts.push(svg("rect", { x: from / end * 1000, width: Math.max(0, (to - from) / end * 1000), y: 0, height: 18, fill: colour(LIMITS[limit] ?? 6) },
-        svg("title", {}, `${LIMIT_WORDS[limit] || limit}: ${figure(from)} to ${figure(to)} ${AXES[view.x]}`)));
+    run.series.limits.forEach((limit, i) => {
+      if (i + 1 < xs.length && run.series.limits[i + 1] === limit) return;
+      const to = Math.max(from, xs[i] || 0);
+      if (limit && to > from) {
+        parts.push({ limit, from, to });
+        spans[limit] = (spans[limit] || 0) + to - from;
+      }
       from = to;
     });
-    const counts = {};
-    limits.filter(Boolean).forEach(limit => { counts[limit] = (counts[limit] || 0) + 1; });
-    const shares = Object.entries(counts).sort((a, b) => b[1] - a[1]);
-    const total = shares.reduce((sum, [, count]) => sum + count, 0);
-    const words = shares.map(([limit, count]) => `${LIMIT_WORDS[limit] || limit} ${Math.round(100 * count / total)} %`).join(", ");
-    place.replaceChildren(svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", height: 18, width: "100%", role: "img",
-      "aria-label": `${run.name} was limited by ${words || "nothing known"}` }, parts),
-      el("p", { class: "small soft" }, shares.map(([limit, count]) => el("span", { style: { marginRight: "12px" } },
-        el("span", { class: "key", style: { background: colour(LIMITS[limit] ?? 6) } }), ` ${LIMIT_WORDS[limit] || limit} ${Math.round(100 * count / total)} %`))));
+    place.replaceChildren(...(parts.length ? [stripOf(run, parts, end), scaleOf(end), sharesOf(spans)] : [el("p", { class: "small soft" }, `not known over ${AXES[view.x]}`)]));
   };
   strips.push(draw); draw();
   return place;
+}
+
+function stripOf(run, parts, end) {
+  const text = view.x === "time" ? clock : figure;
+  return svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", height: 18, width: "100%", role: "img", "aria-label": `what limited ${run.name}` },
+    parts.map(({ limit, from, to }) => svg("rect", { "data-limit": limit, x: from / end * 1000, width: (to - from) / end * 1000, y: 0, height: 18, fill: limitColour(limit) },
+      svg("title", {}, `${limit}, ${LIMIT_WORDS[limit] || ""}: ${text(from)} to ${text(to)} ${AXES[view.x]}`))));
+}
+
+function scaleOf(end) {
+  return el("div", { class: "scale" }, ticks(0, end, 4, view.x === "time").map(([x, text]) =>
+    el("span", { style: { left: `${100 * x / end}%`, transform: `translateX(-${100 * x / end}%)` } }, text)), el("p", {}, AXES[view.x]));
+}
+
+function sharesOf(spans) {
+  const total = Object.values(spans).reduce((sum, span) => sum + span, 0);
+  return el("p", { class: "small soft shares" }, Object.entries(spans).sort((a, b) => b[1] - a[1]).map(([limit, span]) => el("span", { title: LIMIT_WORDS[limit] },
+    el("span", { class: "key", style: { background: limitColour(limit) } }), ` ${limit} ${Math.round(100 * span / total)} %`)));
 }
 
 function section(title, ...content) {
@@ -100,8 +129,9 @@ function section(title, ...content) {
   return el("section", { "aria-labelledby": id }, el("h2", { id }, title), content);
 }
 
-function panelSections(data, runs, skip) {  // every panel that some run has figures for
-  const known = tagsOf(runs());
-  return PANELS.map(([title, tags]) => [title, Object.entries(tags).filter(([tag]) => known.has(tag) && !(skip || new Set()).has(tag))])
+function panelSections(data, runs) {  // every panel that some run has values for; that of a fleet only where there is one
+  const known = tagsOf(runs()), fleet = [...known].some(tag => /^(fleet|server)\//.test(tag));
+  return PANELS.filter(([title]) => title !== "Fleet" || fleet)
+    .map(([title, tags]) => [title, Object.entries(tags).filter(([tag]) => runs().some(run => shows(run, tag)))])
     .filter(([, tags]) => tags.length).map(([title, tags]) => [title, tags.map(([tag, look]) => chartOf(data, tag, look, runs))]);
 }

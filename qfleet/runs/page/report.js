@@ -36,31 +36,48 @@ function learning() {
     chartOf(data, tag, [environments.length > 1 ? `${env}: ${title.toLowerCase()}` : title, unit], () => of(env), 300)));
   const thinned = data.runs.find(run => run.series.each > 1);
   return section("Learning curves", el("div", { class: "grid wide" }, charts), el("p", { class: "small soft" },
-    "A band reaches from the lowest to the highest seed, its line is their mean, over the stretch that all of them cover.",
+    data.runs.length > data.groups.length ? "Thin lines are single seeds as they were logged. The band reaches from the lowest to the highest of them and the thick line is their mean, over the stretch that all of them cover. " : "",
+    "Smoothing changes the thick line only, and neither evaluations nor counts nor schedules: a thin line beside it is what was logged.",
     thinned ? ` Long runs are shown by means of up to ${Math.max(...data.runs.map(run => run.series.each))} records.` : ""));
 }
 
-function whisker(row, name, rows) {
+function whisker(row, name, rows, form) {  // the interval over a scale that rows of one kind share
   const ends = rows.flatMap(each => [each[name], each[`${name}_low`], each[`${name}_high`]]).filter(value => value !== null && value !== undefined);
-  const [low, high] = [Math.min(...ends), Math.max(...ends)], place = value => 6 + (value - low) / (high - low || 1) * 128;
-  const ink = row.group === null ? "var(--ink)" : colour(row.group), known = row[`${name}_low`] !== null;
-  return svg("svg", { width: 140, height: 18, role: "img", "aria-label": `${figure(row[name])}` },
-    known ? svg("line", { x1: place(row[`${name}_low`]), x2: place(row[`${name}_high`]), y1: 9, y2: 9, stroke: ink, "stroke-width": 3, opacity: .5 }) : null,
+  let [low, high] = [Math.min(...ends), Math.max(...ends)];
+  if (low === high) [low, high] = [low - (Math.abs(low) || 1) * .1, high + (Math.abs(high) || 1) * .1];
+  const place = value => 22 + (value - low) / (high - low) * 136, ink = row.group === null ? "var(--ink)" : colour(row.group);
+  return svg("svg", { class: "whisker", width: 180, height: 34, role: "img", "aria-label": `${form(row[name])} on a scale from ${form(low)} to ${form(high)}` },
+    svg("line", { x1: 22, x2: 158, y1: 18, y2: 18, stroke: "var(--line)" }),
+    ticks(low, high, 2).map(([value, text]) => [svg("line", { x1: place(value), x2: place(value), y1: 18, y2: 22, stroke: "var(--soft)" }),
+      svg("text", { x: place(value), y: 32, "text-anchor": "middle" }, form === figure ? text : form(value))]),
+    row[`${name}_low`] !== null ? svg("line", { x1: place(row[`${name}_low`]), x2: place(row[`${name}_high`]), y1: 9, y2: 9, stroke: ink, "stroke-width": 3, opacity: .5 }) : null,
     svg("circle", { cx: place(row[name]), cy: 9, r: 5, fill: ink }));
+}
+
+const FEW_SEEDS = 5;
+const percent = value => `${Math.round(100 * value)} %`;
+
+function intervalOf(row, name, form) {
+  const low = row[`${name}_low`], few = row.fewest < FEW_SEEDS ? el("span", { class: "soft small few" }, "few seeds") : null;
+  return low === undefined || row[name] === undefined ? "–" : low === null ? "one seed" : [`${form(low)} to ${form(row[`${name}_high`])}`, few];
+}
+
+function scoreCells(row, human) {  // [name of the column, what stands there, whether it is a number]
+  const name = human ? "human" : "score", known = row[name] !== undefined, alike = data.scores.filter(each => each[name] !== undefined && (human || each.env === row.env));
+  return [["environment", row.env], ["seeds", row.seeds, true], ["IQM", row.score === undefined ? "–" : figure(row.score), true], ["95 % interval", intervalOf(row, "score", figure), true],
+    ...(human ? [["human-normalised IQM", known ? percent(row.human) : "–", true], ["its 95 % interval", intervalOf(row, "human", percent), true]] : []),
+    [human ? "human-normalised with interval" : "IQM with interval", known ? whisker(row, name, alike, human ? percent : figure) : "–"], ["last evaluations", row.finals.map(figure).join(", ") || "–"]];
 }
 
 function scores() {
   if (!data.scores.length) return null;
-  const human = data.scores.some(row => row.human !== undefined);
-  const span = (row, name, form) => row[`${name}_low`] === null || row[`${name}_low`] === undefined ? "one seed" : `${form(row[`${name}_low`])} to ${form(row[`${name}_high`])}`;
-  const percent = value => `${Math.round(100 * value)} %`, name = human ? "human" : "score";
-  const head = ["configuration", "environment", "seeds", "IQM", "95 % interval", ...(human ? ["human-normalised IQM", "95 % interval"] : []), "", "last evaluations"];
-  return section("Scores", el("div", { class: "scroll" }, el("table", { id: "score-table" }, el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col", class: /seeds|IQM|interval/.test(text) ? "number" : null }, text)))),
-    el("tbody", {}, data.scores.map(row => el("tr", {}, el("th", { scope: "row" }, row.label), el("td", {}, row.env), el("td", { class: "number" }, row.seeds),
-      el("td", { class: "number" }, row.score === undefined ? "" : figure(row.score)), el("td", { class: "number" }, row.score === undefined ? "" : span(row, "score", figure)),
-      human ? [el("td", { class: "number" }, row.human === undefined ? "" : percent(row.human)), el("td", { class: "number" }, row.human === undefined ? "" : span(row, "human", percent))] : null,
-      el("td", {}, row[name] === undefined ? "" : whisker(row, name, data.scores.filter(each => each[name] !== undefined && (human || each.env === row.env)))),
-      el("td", { class: "small soft" }, row.finals.map(figure).join(", "))))))),
+  const human = data.scores.some(row => row.human !== undefined), rows = data.scores.map(row => [row, scoreCells(row, human)]);
+  const few = data.scores.some(row => row.fewest > 1 && row.fewest < FEW_SEEDS);
+  return section("Scores", el("div", { class: "scroll" }, el("table", { id: "score-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "configuration"),
+      rows[0][1].map(([text, , number]) => el("th", { scope: "col", class: number ? "number" : null }, text)))),
+    el("tbody", {}, rows.map(([row, cells]) => el("tr", {}, el("th", { scope: "row" }, row.label),
+      cells.map(([text, content, number]) => el("td", { "data-label": text, class: number ? "number" : null }, content))))))),
+    few ? el("p", { class: "small", id: "few-seeds" }, `Few seeds: with fewer than ${FEW_SEEDS} the interval is too narrow to trust.`) : null,
     el("p", { class: "small soft" }, "The score of a seed is its last evaluation. IQM is the mean of the middle half of the seeds; the interval is a stratified bootstrap over seeds, 2,000 resamples. ",
       human ? "Human-normalised: 0 % is a random player, 100 % a human tester (Wang et al. 2016)." : ""));
 }
@@ -71,7 +88,7 @@ function films() {
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const seen = new IntersectionObserver(entries => entries.forEach(({ target, isIntersecting }) => {
     if (isIntersecting && !calm) target.play().catch(() => {}); else target.pause(); }), { threshold: .3 });
-  return section("Films", el("div", { class: "grid" }, shown.map(({ run, film }) => {
+  return section("Videos", el("div", { class: "grid" }, shown.map(({ run, film }) => {
     const bytes = Uint8Array.from(atob(document.getElementById(`reel-${film.reel}`).textContent), letter => letter.charCodeAt(0));
     const video = el("video", { controls: true, loop: true, playsinline: true, preload: "metadata", "aria-label": `${run.name}, ${film.name}`,
       src: URL.createObjectURL(new Blob([bytes], { type: "video/mp4" })) });
@@ -87,18 +104,20 @@ function bottlenecks() {
   const judged = data.runs.filter(run => run.verdict);
   if (!judged.length) return null;
   return section("What limited the runs", el("div", { class: "grid wide" }, judged.map(run => el("div", { class: "card" },
-    el("h3", {}, run.name), limitStrip(run), el("details", {}, el("summary", {}, `At the end: ${LIMIT_WORDS[run.verdict[0]] || run.verdict[0]}`),
+    el("h3", {}, run.name), limitStrip(run), el("details", {}, el("summary", {}, `At the end: limited by ${run.verdict[0]}`),
       el("p", { class: "small" }, run.verdict[1], "."), el("p", { class: "small soft" }, `Remedy: ${run.verdict[2]}.`))))));
 }
 
 function others() {  // any tag at all, an agent's own among them
   const known = [...tagsOf(data.runs)].sort();
   let tag = known.includes("train/loss") ? "train/loss" : known[0];
-  const chart = new Chart(() => ({ title: tag, xLabel: AXES[view.x], xText: view.x === "time" ? clock : figure, smooth: view.smooth, curves: curvesOf(data, tag, data.runs) }), 260);
+  const chart = new Chart(() => ({ title: tag, ...axis(tag), curves: curvesOf(data, tag, data.runs) }), 260);
   view.charts.push(chart);
-  return section("Any figure", el("p", {}, el("label", {}, "tag ", el("select", { id: "any", onchange: event => { tag = event.target.value; chart.draw(); } },
+  return section("Any metric", el("p", {}, el("label", {}, "tag ", el("select", { id: "any", onchange: event => { tag = event.target.value; chart.draw(); } },
     known.map(name => el("option", { selected: name === tag }, name))))), chart.node);
 }
+
+const broken = key => key.split(/(?<=[._])/).flatMap(part => [part, el("wbr")]);  // where a line may end
 
 function configuration() {
   if (!data.config.length) return null;
@@ -106,17 +125,18 @@ function configuration() {
   const find = el("input", { type: "search", placeholder: "find a key or value", "aria-label": "find a key or value", oninput: () => fill() });
   const fill = () => body.replaceChildren(...data.config.filter(row => (!only.checked || row.differs) &&
     [row.key, ...row.values].some(text => text.toLowerCase().includes(find.value.toLowerCase()))).map(row =>
-    el("tr", { class: row.differs ? "differs" : null }, el("th", { scope: "row", class: "mono" }, row.key), row.values.map(value => el("td", { class: "mono" }, value)))));
+    el("tr", { class: row.differs ? "differs" : null }, el("th", { scope: "row", class: "mono" }, broken(row.key)), row.values.map(value => el("td", { class: "mono" }, value)))));
   fill();
-  return section("Configuration", el("p", {}, find, " ", several ? el("label", {}, only, " only what differs") : null),
+  const keys = [el("p", { class: "tools" }, find, several ? el("label", {}, only, "only what differs") : null),
     el("div", { class: "scroll config" }, el("table", { id: "config-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "key"),
-      data.groups.map(group => el("th", { scope: "col" }, group.label)))), body)));
+      data.groups.map(group => el("th", { scope: "col" }, group.label)))), body))];
+  return section("Configuration", several ? keys : el("details", {}, el("summary", {}, `${data.config.length} keys`), keys));
 }
 
 function origins() {
   const all = data.runs.flatMap(run => run.attempts), uneven = key => new Set(all.map(attempt => attempt[key] || "")).size > 1;
   const marked = key => uneven(key) && !["started", "command", "folder", "resumed from"].includes(key);
-  return section("How it was made", data.runs.map(run => el("details", { class: "card", style: { marginBottom: "10px" }, open: data.runs.length === 1 },
+  return section("Provenance", data.runs.map(run => el("details", { class: "card origin", open: data.runs.length === 1 },
     el("summary", {}, el("b", {}, run.name), ` · ${run.state} · ${figure(run.steps)} steps in ${clock(run.time_s)}`),
     run.attempts.map(attempt => el("dl", {}, Object.entries(attempt).map(([key, value]) =>
       [el("dt", {}, key), el("dd", { class: "mono" }, marked(key) ? el("mark", {}, value) : value)]))))));

@@ -1,7 +1,7 @@
 "use strict";
 // The live page: asks once a second where the run stands, and draws what is new.
 
-const live = { groups: [{ label: "" }], runs: [{ name: "", group: 0, series: { x: {}, y: {}, limits: [] }, ratio: null }] };
+const live = { groups: [{ label: "" }], runs: [{ name: "", group: 0, series: { x: {}, y: {}, limits: [] }, ratio: null, alpha: null }] };
 const runs = () => live.runs;
 const place = name => document.getElementById(name);
 let version = -1, tags = "", film = null;
@@ -11,23 +11,24 @@ document.getElementById("page").replaceChildren(
   el("p", { id: "alarm", class: "bad", role: "alert", hidden: true }),
   el("section", { class: "card", "aria-label": "Progress" }, el("div", { id: "state", class: "state", role: "status" }), el("div", { class: "bar" }, el("div", { id: "bar" })),
     el("div", { id: "headline" }), el("p", { id: "limit", class: "small soft" })),
-  el("div", { class: "grid wide", style: { marginTop: "14px" } },
-    el("section", { class: "card", "aria-label": "Roles" }, el("h3", {}, "Roles"), el("div", { id: "roles" })),
-    el("section", { class: "card", "aria-label": "Newest film" }, el("h3", {}, "Newest evaluation film"), el("div", { id: "film", class: "empty" }, "none yet: set eval.video_period"))),
-  el("section", { class: "card", style: { marginTop: "14px" }, "aria-label": "Figures" }, el("h3", {}, "Now"), el("div", { id: "figures", class: "now" })),
+  el("section", { class: "card below", "aria-label": "Roles" }, el("h3", {}, "Roles"), el("div", { id: "roles" })),
+  el("div", { class: "grid wide below" },
+    el("section", { class: "card", "aria-label": "Now" }, el("h3", {}, "Now"), el("dl", { id: "figures", class: "now" })),
+    el("section", { class: "card", "aria-label": "Newest video" }, el("h3", {}, "Newest evaluation video"), el("div", { id: "film", class: "empty" }, "none yet: set eval.video_period"))),
   el("div", { class: "controls" }, axisChoice(), smoothing()), el("div", { id: "charts" }));
 
 const percent = share => `${Math.round(100 * share)} %`;
-const HEALTH = { well: ["good", "well"], silent: ["bad", "silent"], lost: ["bad", "lost"], ended: ["soft", "ended"], unknown: ["soft", "not known"] };
+const HEALTH = { healthy: ["good", "healthy"], silent: ["bad", "silent"], down: ["bad", "down"], lost: ["bad", "lost"], ended: ["soft", "ended"], unknown: ["soft", "not known"] };
 
 function roleRows(news) {
-  const head = ["role", "health", "rate", "done", "policy lag", "life", "where"];
-  const rows = [["learner", news.health, news.updates_s === null ? "–" : `${figure(news.updates_s)} updates/s`, `${figure(news.updates)} updates`, "", "", ""],
-    ...news.members.map(member => [member.name, member.health, member.rate === null || member.role !== "actor" ? "–" : `${figure(member.rate)} steps/s`,
-      member.role === "actor" ? `${figure(member.steps)} steps` : "", member.version >= 0 ? figure(Math.max(0, news.updates - member.version)) : "–", member.incarnation, `${member.host} ${member.pid}`])];
-  return [el("div", { class: "scroll", style: { border: 0 } }, el("table", { id: "members" }, el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
-    el("tbody", {}, rows.map(([name, health, ...rest]) => el("tr", { "data-member": name, "data-health": health }, el("th", { scope: "row" }, name),
-      el("td", { class: HEALTH[health][0] }, HEALTH[health][1]), rest.map(text => el("td", {}, text))))))),
+  const head = ["role", "health", "rate", "done", "policy lag", "start", "where"], acts = member => member.role === "actor";
+  const rows = [["learner", "learner", news.health, HEALTH[news.health][1], news.updates_s === null ? "–" : `${figure(news.updates_s)} updates/s`, `${figure(news.updates)} updates`, "–", "–", "–"],
+    ...news.members.map(member => [member.name, member.name.startsWith(member.role) ? member.name : `${member.role} ${member.name}`, member.health, member.words || HEALTH[member.health][1],
+      member.rate === null || !acts(member) ? "–" : `${figure(member.rate)} steps/s`, acts(member) ? `${figure(member.steps)} steps` : "–",
+      member.version >= 0 ? figure(Math.max(0, news.updates - member.version)) : "–", member.incarnation, `${member.host} ${member.pid}`])];
+  return [el("div", { class: "scroll roles", tabindex: "0" }, el("table", { id: "members" }, el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
+    el("tbody", {}, rows.map(([name, label, health, words, ...rest]) => el("tr", { "data-member": name, "data-health": health }, el("th", { scope: "row" }, label),
+      el("td", { class: HEALTH[health][0] }, words), rest.map(text => el("td", {}, text))))))),
   el("div", { id: "events", class: "small soft", role: "log" }, news.events.slice(-6).reverse().map(([at, text]) => el("p", {}, `${new Date(1000 * at).toLocaleTimeString()} ${text}`)))];
 }
 
@@ -63,14 +64,16 @@ function show(news) {
   place("state").dataset.state = news.state;
   place("bar").style.width = `${100 * news.fraction}%`;
   place("headline").textContent = news.headline;
-  place("limit").textContent = news.limit ? `Limited by ${LIMIT_WORDS[news.limit.limit] || news.limit.limit}: ${news.limit.evidence}. Remedy: ${news.limit.advice}.` : "";
+  place("limit").textContent = news.limit ? `Limited by ${news.limit.limit}: ${news.limit.evidence}. Remedy: ${news.limit.advice}.` : "";
+  const table = document.querySelector(".roles"), [along, down] = table ? [table.scrollLeft, table.scrollTop] : [0, 0];
   place("roles").replaceChildren(...(news.members.length || news.roles.length ? roleRows(news) : soloRows(news)));
-  place("figures").replaceChildren(...news.figures.map(([name, text]) => el("div", {}, el("span", { class: "soft small" }, `${name} `), el("b", {}, text))));
+  document.querySelector(".roles")?.scrollTo(along, down);  // where the reader had moved it
+  place("figures").replaceChildren(...news.figures.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
   showFilm(news.film);
   if (news.series) {
     version = news.version;
     live.groups[0].label = news.name;
-    Object.assign(live.runs[0], { name: news.name, series: news.series, ratio: news.ratio });
+    Object.assign(live.runs[0], { name: news.name, series: news.series, ratio: news.ratio, alpha: news.alpha });
     const now = Object.keys(news.series.y).join();
     if (now !== tags) { tags = now; charts(); }
     redraw();
