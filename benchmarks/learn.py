@@ -50,7 +50,8 @@ SURE = "stop_at=490"
 """Where the first evaluation of 475 was luck in some run: the policy is judged by episodes of its own afterwards."""
 PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
 
-BTR = ["agent.algo=iqn", *FAMILY, "agent.policy_samples=8", "agent.munchausen=true", "agent.dueling=true", *NOISY, *PER]
+BTR = ["agent.algo=iqn", "agent.hidden=[128,128]", "agent.n_step=3", "agent.policy_samples=8", "agent.munchausen=true",
+       "agent.dueling=true", *NOISY, *PER]
 """Beyond the Rainbow without its torso, which is for pictures."""
 
 TORSOS = {"mlp": 8, "small": 8, "impala": 8, "efficient": 25, "nature": 36}

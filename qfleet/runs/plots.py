@@ -179,7 +179,7 @@ def draw(groups: Sequence[Group], x: str = "steps", y: Sequence[str] | None = No
 
 
 def _draw_tag(panel: Any, members: Group, x: str, tag: str, smooth: int, look: tuple[str, float, bool]) -> None:
-    """One tag of one group: raw curves faint, the smoothed (mean) curve strong, the seeds' range as a band."""
+    """One tag of one group: raw curves faint, the smoothed (mean) curve strong, the range of raw seeds as a band."""
     colour, scale, shared = look
     curves = [(xs * scale, ys) for xs, ys in (run.curve(x, tag) for run in members.runs) if len(xs)]
     if not curves:
@@ -195,14 +195,14 @@ def _draw_tag(panel: Any, members: Group, x: str, tag: str, smooth: int, look: t
     elif (smooth > 1 or len(curves) > 1) and not (evaluated and shared):
         for xs, ys in curves:
             panel.plot(xs, ys, color=colour, alpha=0.22, linewidth=0.9)
-    curves = [(xs, smoothed(ys, smooth)) for xs, ys in curves]
     if len(curves) == 1:
-        panel.plot(*curves[0], **style)
+        xs, ys = curves[0]
+        panel.plot(xs, smoothed(ys, smooth), **style)
         return
     grid, mean, low, high = band(curves)
     if not (evaluated and shared):  # two bands of one colour could not be told apart
         panel.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
-    panel.plot(grid, mean, **style)
+    panel.plot(grid, smoothed(mean, smooth), **style)
 
 
 def _dress(panel: Any, tags: Sequence[str]) -> None:

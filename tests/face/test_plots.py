@@ -99,6 +99,17 @@ def test_of_two_records_at_one_step_the_later_counts_and_nulls_do_not():
     assert xs.tolist() == [1] and ys.tolist() == [3]
 
 
+def test_no_seed_leaves_the_band_however_smooth_its_middle_is():
+    steps = np.arange(100, 2100, 100)
+    rows = [[{"step": int(step), "time_s": 1.0, "frames": 4, "rollout/ep_rew_mean": sign * 10.0 * (i % 2)}
+             for i, step in enumerate(steps)] for sign in (1, -1)]
+    seeds = [Run(f"s{i}", "Env-v0", {}, each) for i, each in enumerate(rows)]
+    (panel,) = draw([Group("both", seeds)], y=["rollout/ep_rew_mean"], smooth=5).axes
+    (area,) = panel.collections
+    reached = area.get_paths()[0].vertices[:, 1]
+    assert (reached.min(), reached.max()) == (-10, 10)
+
+
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=40), st.integers(1, 60))
 def test_smoothing_equals_a_naive_window(values, width):
     half = (width - 1) // 2
