@@ -19,7 +19,6 @@ from qfleet.maths.distributional import (
     quantile_huber,
 )
 
-
 STEP = 1e-6
 NEAR = 1e-4
 """Half the width of a central difference, and how near to a kink it would lie."""

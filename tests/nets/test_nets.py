@@ -68,6 +68,20 @@ def test_dueling_is_combined_per_item_not_over_the_batch():
     assert torch.allclose(together.mean(1, keepdim=True), head.value(head.hidden(x)), atol=1e-6)
 
 
+@pytest.mark.parametrize(("shape", "lead", "axis"), [
+    ((3,), (4,), 1), ((3, 6), (4,), 1), ((3,), (4, 7), 2), ((3, 6), (4, 7), 2), ((2, 2), (2,), 1)])
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
+def test_the_mean_over_actions_is_the_value_whatever_lies_beside_them(shape, lead, axis, hidden):
+    """Atoms after the actions, as c51 and qr have them, and levels before, as iqn: advantages sum to 0 over actions."""
+    torch.manual_seed(0)
+    head = DuelingHead(5, hidden, shape, "none")
+    x = torch.randn(*lead, 5)
+    q, value, advantage = head(x), head.value(head.hidden(x)), head.advantage(head.hidden(x))
+    assert q.shape == (*lead, *shape)
+    assert torch.allclose(q.mean(axis, keepdim=True), value, atol=1e-6)
+    assert torch.allclose(q - value, advantage - advantage.mean(axis, keepdim=True), atol=1e-6)
+
+
 def test_values_are_added_up_in_float32():
     torch.manual_seed(0)
     exact = DuelingHead(64, (32,), (3,), "none")
