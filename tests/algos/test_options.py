@@ -3,6 +3,7 @@
 Options are read off the configs, so that a new one is covered, or fails here, without being listed.
 """
 
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,15 +30,47 @@ CHANGES = [(algo, name, value) for algo in ALGOS
            for name, value in changes_of(config(algo), NUMBERS, {"algo", *PERMISSIONS})]
 
 
-def update(algo, spec, **switches):
-    """Loss, priority and gradient of the first update, all in one vector."""
+OTHER_NETWORKS = {
+    "dueling": "nets/test_nets.py::test_the_mean_over_actions_is_the_value_whatever_lies_beside_them",
+    "hidden": "nets/test_nets.py::test_hidden_layers_are_applied_in_turn",
+    "torso": "nets/test_nets.py::test_every_torso_is_a_network_of_its_own",
+    "torso_width": "nets/test_impala.py::test_width_pooling_and_any_size",
+    "torso_pool": "nets/test_impala.py::test_width_pooling_and_any_size",
+    "atoms": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
+    "quantiles": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
+    "cosines": "algos/test_iqn.py::test_the_network_equals_a_naive_loop",
+}
+"""Options with which layers have other shapes, so that no weights can be shared and any update differs by chance alone:
+here only that the layers do, and the test that proves what they compute."""
+
+
+def layers(net):
+    """All that multiplies by weights, in order."""
+    return [layer for layer in net.modules() if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1]
+
+
+def shapes(net):
+    return [tuple(layer.weight.shape) for layer in layers(net)]
+
+
+def update(algo, spec, start=None, **switches):
+    """Loss, priority and gradients of the first update in one vector, and the networks it began with.
+
+    It starts from the weights of the networks `start`, so that a difference is never one of luck; None if they do not
+    fit.
+    """
     cfg = config(algo, **switches)
     made = ALGOS[algo].build(cfg, spec)
-    net, target = twins(made, seed=3)
+    nets = twins(made, seed=3)
+    if start is not None and not all(shapes(net) == shapes(other) for net, other in zip(nets, start, strict=True)):
+        return None, nets
+    for net, other in zip(nets, start or (), strict=start is not None):
+        for layer, source in zip(layers(net), layers(other), strict=True):
+            layer.load_state_dict({name: source.state_dict()[name] for name in ("weight", "bias")}, strict=False)
     batch = batch_of(cfg.n_step + 1, 8 if spec is PICTURES else 64, spec=spec)
-    found = made.loss(net, target, batch, torch.Generator().manual_seed(0))
-    grads = torch.autograd.grad(found.per_item.mean(), list(net.parameters()))
-    return torch.cat([found.per_item.detach(), found.priority, torch.stack([grad.norm() for grad in grads])])
+    found = made.loss(*nets, batch, torch.Generator().manual_seed(0))
+    grads = torch.autograd.grad(found.per_item.mean(), [layer.weight for layer in layers(nets[0])])
+    return torch.cat([found.per_item.detach(), found.priority, torch.stack([grad.norm() for grad in grads])]), nets
 
 
 @pytest.mark.parametrize(("algo", "name", "value"), CHANGES)
@@ -52,10 +85,19 @@ def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, val
         if name in config(algo, **context).inactive():
             continue
         spec = PICTURES if pictures else SPEC
-        before, after = update(algo, spec, **context), update(algo, spec, **context, **{name: value})
-        changed.append(before.shape != after.shape or not torch.allclose(before, after, rtol=1e-5))
+        before, start = update(algo, spec, **context)
+        after, nets = update(algo, spec, start, **context, **{name: value})
+        assert (after is None) == (name in OTHER_NETWORKS), "is it in the table, and needs to be?"
+        changed.append(shapes(nets[0]) != shapes(start[0]) if after is None else
+                       not torch.allclose(before, after, rtol=1e-5))
     assert changed, f"{name} is idle in every context"
     assert all(changed) if isinstance(value, (bool, str)) else any(changed)
+
+
+def test_what_other_networks_compute_is_proven_where_the_table_says():
+    for name, where in OTHER_NETWORKS.items():
+        file, test = where.split("::")
+        assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text(), f"{name}: {where} is gone"
 
 
 @pytest.mark.parametrize("algo", ALGOS)
