@@ -9,6 +9,7 @@ import pytest
 import torch
 from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
 
+from qfleet import api, recipe
 from qfleet.config import inactive_keys
 from qfleet.recipe import explain, resolve
 from qfleet.types import UserError
@@ -105,6 +106,10 @@ def test_what_other_networks_compute_is_proven_where_the_table_says():
     (["agent.noisy_sigma=0.3"], "agent.noisy_sigma: has no effect without agent.noisy=true"),
     (["agent.noisy_epsilon=true"], "agent.noisy_epsilon: has no effect without agent.noisy=true"),
     (["agent.munchausen_alpha=0.5"], "agent.munchausen_alpha: has no effect without agent.munchausen=true"),
+    (["agent.munchausen=true", "agent.munchausen_alpha=0", "agent.munchausen_floor=-2"],
+     "agent.munchausen_floor: has no effect with agent.munchausen_alpha=0"),
+    (["agent.noisy=true", "agent.noisy_sigma=0", "explore.kind=constant", "explore.epsilon=0"],
+     "agent.noisy_sigma: must be greater than 0"),
     (["agent.munchausen=true", "agent.double=true"], "agent.double: has no effect with agent.munchausen=true"),
     (["agent.spectral_norm=true"], "agent.spectral_norm: has no effect unless agent.torso=impala"),
     (["agent.torso=nature", "agent.torso_width=2"], "agent.torso_width: has no effect unless agent.torso=impala"),
@@ -147,6 +152,39 @@ def test_explain_says_what_is_active():
     assert rows["agent.munchausen_temperature"].active and not rows["agent.double"].active
     assert "averages over actions" in rows["agent.double"].idle
     assert not rows["agent.noisy_sigma"].active and not rows["agent.spectral_norm"].active
+
+
+@pytest.mark.parametrize(("words", "key", "why"), [
+    (["agent.torso=impala"], "agent.torso", "agent.torso=impala is for images, and CartPole-v1 shows none"),
+    (["agent.norm=group"], "agent.norm", "agent.norm=group follows convolutions, and CartPole-v1 shows no"),
+    (["agent.norm=layer", "agent.hidden=[]"], "agent.norm", "agent.norm=layer has no layer to follow")])
+def test_explain_says_what_this_environment_would_refuse(words, key, why):
+    rows = {row.key: row for row in explain(resolve("cartpole", words))}
+    assert rows[key].idle.startswith(why)
+    with pytest.raises(UserError) as error:
+        api.plan(resolve("cartpole", words).config)
+    assert rows[key].idle == f"{error.value} (a run is refused)", "in its words"
+
+
+def test_explain_makes_no_environment_unless_there_is_a_question(monkeypatch):
+    made = []
+
+    def missing(*args):
+        made.append(args)
+        raise UserError("an extra is missing")
+
+    monkeypatch.setattr(recipe.envs, "make", missing)
+    for words in ([], ["agent.norm=layer"]):
+        assert explain(resolve("cartpole", words)) and not made
+    rows = {row.key: row for row in explain(resolve("btr"))}
+    assert made and rows["agent.torso"].active and rows["agent.torso"].description.endswith("(only for images)")
+
+
+def test_explain_knows_that_pictures_have_use_for_a_torso():
+    words = ["env.kwargs={pixels: true, side: 12}", "agent.torso=impala", "agent.norm=group"]
+    rows = {row.key: row for row in explain(resolve("catch", words))}
+    assert rows["agent.torso"].active and rows["agent.norm"].active
+    assert "images)" not in rows["agent.torso"].description
 
 
 def test_every_number_has_another_value():
