@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -172,13 +173,15 @@ def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:
         cfg = EnvConfig.model_validate({**(user.get("env") or {}), "id": env_id})
     except (ValidationError, TypeError):
         return "vector"  # the whole config is checked next, and names this mistake together with all others
-    # What may hang while it trains may hang while it is looked at.
+    return recipe_for(env_id, _spec_of(cfg)) or "vector"
+
+
+def _spec_of(cfg: EnvConfig) -> EnvSpec:
+    """What an environment shows. What may hang while it trains may hang while it is looked at."""
     env = (isolated(cfg.model_dump(mode="json"), 1, cfg.step_timeout_s, cfg.max_faults) if cfg.isolate
            else envs.make(cfg, 1))
-    try:
-        return recipe_for(env_id, env.spec) or "vector"
-    finally:
-        env.close()
+    with closing(env):
+        return env.spec
 
 
 def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: str | Path | None = None) -> Resolved:
@@ -224,10 +227,25 @@ class Explained:
 
 def explain(resolved: Resolved) -> list[Explained]:
     """Every key in the order of the config."""
-    idle = inactive_keys(resolved.config)
-    docs = descriptions(resolved.config)
+    idle, docs = inactive_keys(resolved.config), descriptions(resolved.config)
+    unfit, asked = _unfit(resolved.config)
+    idle |= unfit
+    docs |= {key: f"{docs[key]} (only for images)" for key in asked}
     return [Explained(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
             for key, value in flatten(resolved.config).items()]
+
+
+def _unfit(config: RunConfig) -> tuple[dict[str, str], list[str]]:
+    """Keys of the agent with which a run of this environment is refused, and why; and those of which that cannot be
+    told, since it cannot be made here. It is made only if there is a question."""
+    judge = getattr(config.agent, "unfit", None)  # an agent of one's own need not have any
+    if judge is None or not (asked := judge(EnvSpec(config.env.id, {}, actions=1))):
+        return {}, []
+    try:
+        spec = _spec_of(config.env)
+    except Exception:  # an extra that is missing, or anything of somebody's environment: what is known is told
+        return {}, [f"agent.{name}" for name in asked]
+    return {f"agent.{name}": f"{why} (a run is refused)" for name, why in judge(spec).items()}, []
 
 
 def descriptions(config: Config) -> dict[str, str]:

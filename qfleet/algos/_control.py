@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Rate, Recall, Tensors
-from qfleet.algos._values import require_effect
+from qfleet.algos._values import require_effect, without_use
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.returns import n_step
@@ -61,6 +61,9 @@ class Control(Section):
         if self.torso != "impala":
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
         return idle
+
+    def unfit(self, spec: EnvSpec) -> dict[str, str]:
+        return without_use(self, spec)
 
     @property
     def torso_options(self) -> dict[str, Any]:

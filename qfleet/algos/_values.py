@@ -24,7 +24,7 @@ from torch import nn
 
 from qfleet.agent import Agent, Arm, Columns, Decision, Loss, Memory, Tensors, epsilon_greedy
 from qfleet.config import Config as Section
-from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount, Real
+from qfleet.config import Count, Fraction, Positive, PositiveCount, Real
 from qfleet.maths.bellman import log_policy, pick
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import NStep, n_step
@@ -45,7 +45,7 @@ class Values(Section):
     double: bool = Field(True, description="the online network chooses the bootstrap action")
     dueling: bool = Field(False, description="separate streams for value and advantage")
     noisy: bool = Field(False, description="noise, learnt, in the last hidden layer and the output, instead of ε")
-    noisy_sigma: NonNegative = Field(0.5, description="σ₀: initial size of the noise")
+    noisy_sigma: Positive = Field(0.5, description="σ₀: initial size of the noise")
     noisy_epsilon: bool = Field(False, description="let ε go on exploring beside the noise")
     munchausen: bool = Field(False, description="add the log-policy to the reward; targets follow a soft policy")
     munchausen_alpha: Fraction = Field(0.9, description="share of the log-policy that is added")
@@ -63,6 +63,8 @@ class Values(Section):
         idle = {}
         if self.munchausen:
             idle["double"] = "with agent.munchausen=true, which averages over actions and chooses none"
+            if self.munchausen_alpha == 0:
+                idle["munchausen_floor"] = "with agent.munchausen_alpha=0, which multiplies it"
         else:
             names = ("munchausen_alpha", "munchausen_temperature", "munchausen_floor")
             idle |= dict.fromkeys(names, "without agent.munchausen=true")
@@ -71,6 +73,9 @@ class Values(Section):
         if self.torso != "impala":
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
         return idle
+
+    def unfit(self, spec: EnvSpec) -> dict[str, str]:
+        return without_use(self, spec)
 
     @property
     def sigma(self) -> float | None:
@@ -226,13 +231,22 @@ def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
                  priority=priority)
 
 
-def require_effect(cfg: Any, spec: EnvSpec) -> None:
-    """Refuse options of the network that this environment's observations give nothing to do."""
+def without_use(cfg: Any, spec: EnvSpec) -> dict[str, str]:
+    """Options of the network that this environment's observations give nothing to do, and why. An environment without
+    images has use for the fewest."""
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    found = {}
     if not images and cfg.torso not in ("auto", "mlp"):
-        raise UserError(f"agent.torso={cfg.torso} is for images, and {spec.id} shows none: leave it out")
+        found["torso"] = f"agent.torso={cfg.torso} is for images, and {spec.id} shows none: leave it out"
     if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
         why = "agent.torso=mlp has none" if images else f"{spec.id} shows no images"
-        raise UserError(f"agent.norm=group follows convolutions, and {why}: use agent.norm=layer, or leave it out")
+        found["norm"] = f"agent.norm=group follows convolutions, and {why}: use agent.norm=layer, or leave it out"
     if cfg.norm == "layer" and not cfg.hidden and (not images or cfg.torso == "mlp"):
-        raise UserError("agent.norm=layer has no layer to follow: set agent.hidden, or leave it out")
+        found["norm"] = "agent.norm=layer has no layer to follow: set agent.hidden, or leave it out"
+    return found
+
+
+def require_effect(cfg: Any, spec: EnvSpec) -> None:
+    """Refuse what `without_use` finds."""
+    for why in without_use(cfg, spec).values():
+        raise UserError(why)

@@ -31,6 +31,8 @@ def categorical_projection(values: torch.Tensor, probs: torch.Tensor, support: t
 
 def cross_entropy(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
     """−Σ m log p [B] of the prediction p = softmax(logits) [B, Z] and the target m [B, Z]."""
+    if logits.shape != probs.shape or logits.ndim != 2:
+        raise ValueError(f"logits and probs must be [B, Z] alike, not {tuple(logits.shape)} and {tuple(probs.shape)}")
     return -(probs * logits.log_softmax(1)).sum(1)
 
 
@@ -49,6 +51,9 @@ def quantile_huber(theta: torch.Tensor, tau: torch.Tensor, y: torch.Tensor, kapp
 
     theta [B, N] at the levels tau [N] or [B, N]; y [B, M]. L_κ is the Huber loss; κ = 0 is the quantile loss itself.
     """
+    if tau.shape not in (theta.shape, theta.shape[1:]):
+        raise ValueError(f"levels must be [N] or [B, N] for quantiles [B, N], not {tuple(tau.shape)} for "
+                         f"{tuple(theta.shape)}")
     delta_BNM = pairwise(theta, y)
     size = delta_BNM.abs()
     if kappa > 0:

@@ -55,7 +55,7 @@ def even_levels(monkeypatch):
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "toy/Catch-v0"])
 @pytest.mark.parametrize("switches", [{}, {"n_step": 3}, {"n_step": 5, "rescale": True, "double": False},
                                       {"dueling": True, "n_step": 2}, {"munchausen": True, "n_step": 2},
-                                      {"noisy": True, "noisy_sigma": 0.0}])
+                                      {"noisy": True, "noisy_sigma": 1e-12}])
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.usefixtures("even_levels")
 def test_actor_and_learner_agree(env_id, switches, algo):

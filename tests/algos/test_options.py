@@ -3,11 +3,13 @@
 Options are read off the configs, so that a new one is covered, or fails here, without being listed.
 """
 
+from pathlib import Path
 
 import pytest
 import torch
 from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
 
+from qfleet import api, recipe
 from qfleet.config import inactive_keys
 from qfleet.recipe import explain, resolve
 from qfleet.types import UserError
@@ -29,15 +31,47 @@ CHANGES = [(algo, name, value) for algo in ALGOS
            for name, value in changes_of(config(algo), NUMBERS, {"algo", *PERMISSIONS})]
 
 
-def update(algo, spec, **switches):
-    """Loss, priority and gradient of the first update, all in one vector."""
+OTHER_NETWORKS = {
+    "dueling": "nets/test_nets.py::test_the_mean_over_actions_is_the_value_whatever_lies_beside_them",
+    "hidden": "nets/test_nets.py::test_hidden_layers_are_applied_in_turn",
+    "torso": "nets/test_nets.py::test_every_torso_is_a_network_of_its_own",
+    "torso_width": "nets/test_impala.py::test_width_pooling_and_any_size",
+    "torso_pool": "nets/test_impala.py::test_width_pooling_and_any_size",
+    "atoms": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
+    "quantiles": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
+    "cosines": "algos/test_iqn.py::test_the_network_equals_a_naive_loop",
+}
+"""Options with which layers have other shapes, so that no weights can be shared and any update differs by chance alone:
+here only that the layers do, and the test that proves what they compute."""
+
+
+def layers(net):
+    """All that multiplies by weights, in order."""
+    return [layer for layer in net.modules() if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1]
+
+
+def shapes(net):
+    return [tuple(layer.weight.shape) for layer in layers(net)]
+
+
+def update(algo, spec, start=None, **switches):
+    """Loss, priority and gradients of the first update in one vector, and the networks it began with.
+
+    It starts from the weights of the networks `start`, so that a difference is never one of luck; None if they do not
+    fit.
+    """
     cfg = config(algo, **switches)
     made = ALGOS[algo].build(cfg, spec)
-    net, target = twins(made, seed=3)
+    nets = twins(made, seed=3)
+    if start is not None and not all(shapes(net) == shapes(other) for net, other in zip(nets, start, strict=True)):
+        return None, nets
+    for net, other in zip(nets, start or (), strict=start is not None):
+        for layer, source in zip(layers(net), layers(other), strict=True):
+            layer.load_state_dict({name: source.state_dict()[name] for name in ("weight", "bias")}, strict=False)
     batch = batch_of(cfg.n_step + 1, 8 if spec is PICTURES else 64, spec=spec)
-    found = made.loss(net, target, batch, torch.Generator().manual_seed(0))
-    grads = torch.autograd.grad(found.per_item.mean(), list(net.parameters()))
-    return torch.cat([found.per_item.detach(), found.priority, torch.stack([grad.norm() for grad in grads])])
+    found = made.loss(*nets, batch, torch.Generator().manual_seed(0))
+    grads = torch.autograd.grad(found.per_item.mean(), [layer.weight for layer in layers(nets[0])])
+    return torch.cat([found.per_item.detach(), found.priority, torch.stack([grad.norm() for grad in grads])]), nets
 
 
 @pytest.mark.parametrize(("algo", "name", "value"), CHANGES)
@@ -52,10 +86,19 @@ def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, val
         if name in config(algo, **context).inactive():
             continue
         spec = PICTURES if pictures else SPEC
-        before, after = update(algo, spec, **context), update(algo, spec, **context, **{name: value})
-        changed.append(before.shape != after.shape or not torch.allclose(before, after, rtol=1e-5))
+        before, start = update(algo, spec, **context)
+        after, nets = update(algo, spec, start, **context, **{name: value})
+        assert (after is None) == (name in OTHER_NETWORKS), "is it in the table, and needs to be?"
+        changed.append(shapes(nets[0]) != shapes(start[0]) if after is None else
+                       not torch.allclose(before, after, rtol=1e-5))
     assert changed, f"{name} is idle in every context"
     assert all(changed) if isinstance(value, (bool, str)) else any(changed)
+
+
+def test_what_other_networks_compute_is_proven_where_the_table_says():
+    for name, where in OTHER_NETWORKS.items():
+        file, test = where.split("::")
+        assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text(), f"{name}: {where} is gone"
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -63,6 +106,10 @@ def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, val
     (["agent.noisy_sigma=0.3"], "agent.noisy_sigma: has no effect without agent.noisy=true"),
     (["agent.noisy_epsilon=true"], "agent.noisy_epsilon: has no effect without agent.noisy=true"),
     (["agent.munchausen_alpha=0.5"], "agent.munchausen_alpha: has no effect without agent.munchausen=true"),
+    (["agent.munchausen=true", "agent.munchausen_alpha=0", "agent.munchausen_floor=-2"],
+     "agent.munchausen_floor: has no effect with agent.munchausen_alpha=0"),
+    (["agent.noisy=true", "agent.noisy_sigma=0", "explore.kind=constant", "explore.epsilon=0"],
+     "agent.noisy_sigma: must be greater than 0"),
     (["agent.munchausen=true", "agent.double=true"], "agent.double: has no effect with agent.munchausen=true"),
     (["agent.spectral_norm=true"], "agent.spectral_norm: has no effect unless agent.torso=impala"),
     (["agent.torso=nature", "agent.torso_width=2"], "agent.torso_width: has no effect unless agent.torso=impala"),
@@ -105,6 +152,39 @@ def test_explain_says_what_is_active():
     assert rows["agent.munchausen_temperature"].active and not rows["agent.double"].active
     assert "averages over actions" in rows["agent.double"].idle
     assert not rows["agent.noisy_sigma"].active and not rows["agent.spectral_norm"].active
+
+
+@pytest.mark.parametrize(("words", "key", "why"), [
+    (["agent.torso=impala"], "agent.torso", "agent.torso=impala is for images, and CartPole-v1 shows none"),
+    (["agent.norm=group"], "agent.norm", "agent.norm=group follows convolutions, and CartPole-v1 shows no"),
+    (["agent.norm=layer", "agent.hidden=[]"], "agent.norm", "agent.norm=layer has no layer to follow")])
+def test_explain_says_what_this_environment_would_refuse(words, key, why):
+    rows = {row.key: row for row in explain(resolve("cartpole", words))}
+    assert rows[key].idle.startswith(why)
+    with pytest.raises(UserError) as error:
+        api.plan(resolve("cartpole", words).config)
+    assert rows[key].idle == f"{error.value} (a run is refused)", "in its words"
+
+
+def test_explain_makes_no_environment_unless_there_is_a_question(monkeypatch):
+    made = []
+
+    def missing(*args):
+        made.append(args)
+        raise UserError("an extra is missing")
+
+    monkeypatch.setattr(recipe.envs, "make", missing)
+    for words in ([], ["agent.norm=layer"]):
+        assert explain(resolve("cartpole", words)) and not made
+    rows = {row.key: row for row in explain(resolve("btr"))}
+    assert made and rows["agent.torso"].active and rows["agent.torso"].description.endswith("(only for images)")
+
+
+def test_explain_knows_that_pictures_have_use_for_a_torso():
+    words = ["env.kwargs={pixels: true, side: 12}", "agent.torso=impala", "agent.norm=group"]
+    rows = {row.key: row for row in explain(resolve("catch", words))}
+    assert rows["agent.torso"].active and rows["agent.norm"].active
+    assert "images)" not in rows["agent.torso"].description
 
 
 def test_every_number_has_another_value():

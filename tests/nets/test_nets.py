@@ -68,6 +68,20 @@ def test_dueling_is_combined_per_item_not_over_the_batch():
     assert torch.allclose(together.mean(1, keepdim=True), head.value(head.hidden(x)), atol=1e-6)
 
 
+@pytest.mark.parametrize(("shape", "lead", "axis"), [
+    ((3,), (4,), 1), ((3, 6), (4,), 1), ((3,), (4, 7), 2), ((3, 6), (4, 7), 2), ((2, 2), (2,), 1)])
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
+def test_the_mean_over_actions_is_the_value_whatever_lies_beside_them(shape, lead, axis, hidden):
+    """Atoms after the actions, as c51 and qr have them, and levels before, as iqn: advantages sum to 0 over actions."""
+    torch.manual_seed(0)
+    head = DuelingHead(5, hidden, shape, "none")
+    x = torch.randn(*lead, 5)
+    q, value, advantage = head(x), head.value(head.hidden(x)), head.advantage(head.hidden(x))
+    assert q.shape == (*lead, *shape)
+    assert torch.allclose(q.mean(axis, keepdim=True), value, atol=1e-6)
+    assert torch.allclose(q - value, advantage - advantage.mean(axis, keepdim=True), atol=1e-6)
+
+
 def test_values_are_added_up_in_float32():
     torch.manual_seed(0)
     exact = DuelingHead(64, (32,), (3,), "none")
@@ -82,6 +96,49 @@ def test_values_are_added_up_in_float32():
 def test_heads_without_hidden_layers():
     assert Head(5, (), (3,), "none")(torch.zeros(2, 5)).shape == (2, 3)
     assert DuelingHead(5, (), (3,), "none")(torch.zeros(2, 5)).shape == (2, 3)
+
+
+def test_hidden_layers_are_applied_in_turn():
+    torch.manual_seed(0)
+    head, x = Head(5, (8, 6), (3,), "none"), torch.randn(4, 5)
+    first, second = (layer for layer in head.hidden if isinstance(layer, nn.Linear))
+    assert (first.out_features, second.out_features) == (8, 6)
+    assert torch.allclose(head(x), head.q(second(first(x).relu()).relu()), atol=1e-6)
+
+
+def residual(block, x):
+    first, second = (layer for layer in block.modules() if isinstance(layer, nn.Conv2d))
+    return x + second(first(x.relu()).relu())
+
+
+def stages(torso, x):
+    """IMPALA: three times a convolution, a pooling by two and two residual blocks."""
+    parts = list(torso)
+    for i in range(0, 12, 4):
+        x = nn.functional.max_pool2d(parts[i](x), 3, 2, 1)
+        x = residual(parts[i + 3], residual(parts[i + 2], x))
+    return x.relu()
+
+
+def plain(torso, x):
+    for layer in torso:
+        x = layer(x).relu() if isinstance(layer, nn.Conv2d) else x
+    return x
+
+
+@pytest.mark.parametrize(("name", "convolutions", "by_hand"), [
+    ("nature", [(32, 8, 4), (64, 4, 2), (64, 3, 1)], plain), ("efficient", [(32, 5, 5), (64, 5, 5)], plain),
+    ("small", [(32, 3, 1), (32, 3, 1)], plain), ("mlp", [], plain),
+    ("impala", [(channels, 3, 1) for channels in (16, 32, 32) for _ in range(5)], stages)])
+def test_every_torso_is_a_network_of_its_own(name, convolutions, by_hand):
+    """Its convolutions (channels, kernel, stride), and what they make of a picture."""
+    torch.manual_seed(0)
+    torso, x = find_torso(name)((2, 40, 44), "none"), torch.rand(3, 2, 40, 44)
+    found = [(layer.out_channels, layer.kernel_size[0], layer.stride[0]) for layer in torso.modules()
+             if isinstance(layer, nn.Conv2d)]
+    assert found == convolutions
+    expected = by_hand(torso if isinstance(torso, nn.Sequential) else [], x).flatten(1)
+    assert torch.allclose(torso(x), expected, atol=1e-5)
 
 
 def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):

@@ -17,6 +17,8 @@ MEMBERS = {
     "c51": [*C51, *EPSILON],
     "qr": ["agent.algo=qr", "agent.quantiles=16", *EPSILON],
     "iqn": ["agent.algo=iqn", "agent.policy_samples=8", *EPSILON],
+    "dueling": ["agent.dueling=true", *EPSILON],
+    "prioritised": ["replay.alpha=0.6", *EPSILON],
     "noisy": NOISY,
     "munchausen": ["agent.munchausen=true", *EPSILON],
     "rainbow": [*C51, "agent.dueling=true", "agent.n_step=3", "replay.alpha=0.5", *NOISY],
@@ -24,6 +26,11 @@ MEMBERS = {
             "agent.munchausen=true", "agent.dueling=true", "agent.n_step=3",
             "replay.alpha=0.2", "agent.noisy=true", "agent.noisy_epsilon=true", *EPSILON],
 }
+MEMBERS["btr pixels"] = [
+    *MEMBERS["btr"], "env.kwargs={rows: 3, columns: 3, pixels: true, side: 12}", "agent.torso=impala",
+    "agent.spectral_norm=true", "agent.torso_pool=2", "total_steps=3000", "explore.steps=1000",
+    "replay.min_steps=200", "learner.learning_rate=5e-4", "eval.period_steps=750"]
+"""From a small picture of a small board: an update of the residual torso costs as much as many of the others."""
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
