@@ -17,7 +17,7 @@ from typing import Any
 import cost
 import spread
 import sweep
-from learn import MATRIX
+from learn import HEADS, MATRIX, TORSOS
 
 RESULTS = Path(__file__).parent / "results"
 IN_TIME_S = 120
@@ -61,7 +61,9 @@ def learning(data: dict[str, Any]) -> dict[str, Any]:
         alone = found.get(name.partition(" ")[0], {})
         if "steps" in row and "steps" in alone:
             row["of alone"] = row["steps"] / alone["steps"]
-    return found
+    names = [f"catch {torso} {head}" for torso in TORSOS for head in HEADS]
+    small = [run["mean_reward"] >= MATRIX[name][1] for name in names for run in data["rows"].get(name, ())]
+    return found | {"small catch": {"solved": f"{sum(small)} of {len(small)}"}}
 
 
 def ways(data: dict[str, Any]) -> dict[str, Any]:
