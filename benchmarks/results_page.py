@@ -74,7 +74,7 @@ def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
 def published() -> Iterator[str]:
     """What others have published, beside ours where there is one, and how ours was made."""
     yield "## Beside published scores\n"
-    yield ("Ours is the mean over seeds: of Atari, of the 30 games that the best policy played after training, or, "
+    yield ("Ours is the mean over seeds: for Atari, of the 30 games that the best policy played after training, or, "
            "where a seed has none, of its last evaluation; elsewhere of the last evaluation that all seeds have; with "
            "the number of decisions until then. No run was nearly as long as those of the papers: compare the columns "
            "of decisions before those of scores.\n")
@@ -157,7 +157,7 @@ def sources() -> Iterator[str]:
             continue
         data = json.loads(path.read_text())
         yield f"## Beside the sources' {kind}\n"
-        yield f"{text} `python benchmarks/sources.py {kind}` on {machine_words(data['machine'])}.\n"
+        yield f"{text} `python {data['machine']['command']}` on {machine_words(data['machine'])}.\n"
         yield f"![Ours beside theirs](assets/sources_{kind}.png)\n"
         yield "| run | decisions | updates | episodes | seconds | last evaluation | best |"
         yield "|---|---|---|---|---|---|---|"

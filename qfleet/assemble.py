@@ -176,8 +176,9 @@ def plan_of(config: RunConfig) -> Plan:
 
 def _decoders(config: RunConfig) -> int:
     """A batch is decompressed while its learner waits: by the threads that torch has on a CPU, and by all cores where
-    it computes on a GPU. Each writes windows of its own, so their number changes no result."""
-    return _cores(config) if config.device.startswith("cuda") else config.run.threads or 1
+    it computes on a GPU, unless the user has set fewer. Each writes windows of its own, so their number changes no
+    result."""
+    return thread_plan(True, _cores(config)).torch if config.device.startswith("cuda") else config.run.threads or 1
 
 
 def _slack(config: RunConfig) -> float:

@@ -6,7 +6,7 @@ Shapes: B windows, T rows of a window, K frames of a stack, C context rows, W wo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import numpy as np
@@ -88,7 +88,10 @@ class Gatherer:
         work = [(codec, column, slots[part], first[part], alive[part], out[part])
                 for codec, part in zip(self._codecs, parts, strict=False)]
         waiting = [] if self._pool is None else [self._pool.submit(self._fill, *each) for each in work[1:]]
-        self._fill(*work[0])
+        try:
+            self._fill(*work[0])
+        finally:
+            wait(waiting)  # a codec is for one thread at a time, after a failure, too
         for each in waiting:
             each.result()
         return self._send(result)

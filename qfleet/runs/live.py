@@ -23,7 +23,7 @@ from qfleet.config import read_yaml
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.roll import FILE, Roll
 from qfleet.runs.series import Thinned, columns
-from qfleet.runs.state import WORDS, State, state_of
+from qfleet.runs.state import WORDS, State, going_on, state_of
 from qfleet.runs.tail import Tail
 from qfleet.runs.tally import Goal, Tally
 from qfleet.runs.webpage import document, films_of, page
@@ -57,7 +57,7 @@ class Follower:
             state = state_of(self.run)
             for record in self._tail.news():
                 self._add(record)
-            running = state in ("running", "elsewhere")
+            running = going_on(state)
             members = self._roll.look(time.time()) if running else []
             health, words = self._health(state)
             return {"name": self.run.name, "env": self.env, "state": state, "words": words, "health": health,

@@ -17,6 +17,11 @@ WORDS: dict[State, str] = {
 }
 
 
+def going_on(state: State) -> bool:
+    """Whether the run goes on, as far as can be told from here."""
+    return state in ("running", "elsewhere")
+
+
 def state_of(run: RunDirectory) -> State:
     owner = Owner.of(run.path / "lock")
     if owner is None:

@@ -37,7 +37,7 @@ def top(args: Namespace) -> int:
 
 def _follow(run: RunDirectory) -> None:
     from qfleet.runs.progress import ProgressView
-    from qfleet.runs.state import WORDS, state_of
+    from qfleet.runs.state import WORDS, going_on, state_of
     from qfleet.runs.tail import Tail
 
     tail = Tail(run.metrics, from_start=True)
@@ -46,14 +46,14 @@ def _follow(run: RunDirectory) -> None:
     view.plan([("run", f"{run.path} {WORDS[state]}")])
     try:
         view.catch_up(tail.news())
-        while state in ("running", "elsewhere") and view.watched:
+        while going_on(state) and view.watched:
             time.sleep(POLL_S)
             state = state_of(run)  # first, so that whatever was written before the end is still shown
             for record in tail.news():
                 view.write(record)
     finally:
         view.close()
-    if state not in ("running", "elsewhere") and view.watched:
+    if not going_on(state) and view.watched:
         say(f"{run.path} {WORDS[state]}")
 
 
@@ -76,12 +76,13 @@ def _goal(run: RunDirectory) -> Any:
 
 def _lines(tally: Tally, state: State) -> Iterator[str]:
     """The live view as it stands, without a terminal."""
+    from qfleet.runs.state import going_on
     from qfleet.runs.tally import BY_ROLE
 
     if not tally.latest:
         yield "there is no record yet"
         return
-    yield tally.headline(running=state in ("running", "elsewhere"))
+    yield tally.headline(running=going_on(state))
     roles = tally.roles()
     rows = [*roles, *(row for row in tally.figures() if not (roles and row[0] in BY_ROLE))]
     verdict = tally.verdict()
@@ -92,9 +93,11 @@ def _lines(tally: Tally, state: State) -> Iterator[str]:
 
 
 def _document(run: RunDirectory, tally: Tally, state: State) -> dict[str, Any]:
+    from qfleet.runs.state import going_on
+
     steps_s, updates_s = tally.rates()
     verdict = tally.verdict()
     return {"run": str(run.path), "state": state, "fraction": tally.goal.fraction(tally.latest),
-            "seconds_left": tally.seconds_left() if state == "running" else None, "steps_per_s": steps_s,
+            "seconds_left": tally.seconds_left() if going_on(state) else None, "steps_per_s": steps_s,
             "updates_per_s": updates_s, "samples_per_insert": tally.goal.ratio,
             "limit": None if verdict is None else asdict(verdict), "latest": tally.latest}

@@ -23,10 +23,10 @@ const PANELS = [
 const LIMITS = ["env", "inference", "wire", "decode", "learner", "server", "pace", "evaluation", "checkpoints"];
 const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wire: "storing and shipping", decode: "drawing samples", learner: "updates",
   server: "talking to the parameter server", pace: "both sides wait for each other", evaluation: "evaluations", checkpoints: "checkpoints" };
-const limitColour = limit => `var(--l${Math.max(0, LIMITS.indexOf(limit))})`;
+const limitColour = limit => LIMITS.includes(limit) ? `var(--l${LIMITS.indexOf(limit)})` : "var(--line)";
 
 // What scatters may be smoothed. Counts and schedules are what they are, and an evaluation is a mean already.
-const NOISY = /^(rollout\/(ep_|arm)|time\/|train\/(?!learning_rate)|actor\/|fleet\/(policy_lag|held_share|inbox)|server\/(staleness|meet_ms)$)/;
+const NOISY = /^(rollout\/(ep_|arm)|time\/|train\/(?!learning_rate)|actor\/|fleet\/(policy_lag|held_share)|server\/(staleness|meet_ms)$)/;
 // Logged from the first time on: before that there were none.
 const SINCE_ZERO = /^(fleet\/restarts|wire\/duplicates|fault\/)/;
 

@@ -72,7 +72,7 @@ function scoreCells(row, human) {  // [name of the column, what stands there, wh
 function scores() {
   if (!data.scores.length) return null;
   const human = data.scores.some(row => row.human !== undefined), rows = data.scores.map(row => [row, scoreCells(row, human)]);
-  const few = data.scores.some(row => row.fewest > 1 && row.fewest < FEW_SEEDS);
+  const few = data.scores.some(row => row.fewest < FEW_SEEDS && (row.score_low != null || row.human_low != null));
   return section("Scores", el("div", { class: "scroll" }, el("table", { id: "score-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "configuration"),
       rows[0][1].map(([text, , number]) => el("th", { scope: "col", class: number ? "number" : null }, text)))),
     el("tbody", {}, rows.map(([row, cells]) => el("tr", {}, el("th", { scope: "row" }, row.label),
