@@ -54,7 +54,8 @@ def test_actors_are_measured_and_drawn(tmp_path, monkeypatch):
     import spread
 
     out = tmp_path / "deep" / "spread.json"
-    words = ["env.id=toy/Catch-v0", "env.kwargs={pixels: true}", "replay.min_steps=200", "run.log_period_steps=100"]
+    words = ["env.id=toy/Catch-v0", "env.kwargs={pixels: true, rows: 6, columns: 5, side: 8}", "replay.min_steps=200",
+             "run.log_period_steps=100"]
     monkeypatch.setitem(spread.WAYS, "actors", ("actors={}", [
         word for word in spread.WAYS["actors"][1] if not word.startswith(("env.threads", "replay.min", "run.log"))]))
     monkeypatch.setattr(sys, "argv", ["spread.py", "--only", "actors", "--values", "1", "2", "--seconds", "0.5",

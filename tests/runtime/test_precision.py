@@ -17,8 +17,8 @@ from qfleet import api, recipe
 from qfleet.assemble import make_env, settle
 from qfleet.runtime import precision
 
-PIXELS = ["env.kwargs={pixels: true, side: 12}", "total_steps=300", "replay.min_steps=64",
-          "eval.episodes=1"]
+PIXELS = ["env.kwargs={pixels: true, rows: 6, columns: 5, side: 8}", "total_steps=300", "replay.min_steps=64",
+          "replay.samples_per_insert=2", "eval.episodes=1"]
 
 
 @pytest.mark.parametrize(("gain", "images", "taken"), [
