@@ -60,7 +60,6 @@ bench: $(READY)  ## speed and memory against peers, on a quiet machine; results 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/decode.py --out benchmarks/results/decode.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/wire.py --out benchmarks/results/wire.json
 

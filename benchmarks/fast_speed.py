@@ -56,7 +56,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     """A learner of Pong on a replay of noise, and its settled config."""
     import torch
 
-    from qfleet.assemble import layout_of, make_agent, plan_of, settle
+    from qfleet.assemble import layout_of, make_agent, settle
     from qfleet.recipe import resolve
     from qfleet.replay.device import DeviceReplay
     from qfleet.replay.host import HostReplay
@@ -72,9 +72,8 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     config = settle(config, spec)
     torch.set_num_threads(config.run.threads or 1)
     device, layout, agent = torch.device(config.device), layout_of(config, spec), make_agent(config, spec)
-    given = layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device
-    replay = (DeviceReplay(*given) if config.replay.store == "device" else
-              HostReplay(*given, plan_of(config).decode_threads))
+    store = DeviceReplay if config.replay.store == "device" else HostReplay
+    replay = store(layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device)
     replay.tick(10**9)
     chunk = noise(layout, spec.actions)
     for _ in range(filled // layout.chunk_steps):

@@ -39,11 +39,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def make(capacity: int, threads: int = 1) -> tuple[Layout, HostReplay]:
+def make(capacity: int) -> tuple[Layout, HostReplay]:
     spec = EnvSpec("atari", {"image": Leaf((4, 84, 84), "uint8", "image", stack=4)}, actions=18)
     layout = Layout(spec, Window(future=1), CHUNK)
     cfg = ReplayConfig(capacity=capacity, min_steps=0, samples_per_insert=1e12, chunk_steps=CHUNK, alpha=0.6)
-    return layout, HostReplay(layout, cfg, seed=0, device=torch.device("cpu"), threads=threads)
+    return layout, HostReplay(layout, cfg, seed=0, device=torch.device("cpu"))
 
 
 def fill(env, layout: Layout, replay: HostReplay, steps: int) -> float:

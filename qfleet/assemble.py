@@ -89,7 +89,9 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
-    threads = thread_plan(images and device.type == "cpu", _cores(config))
+    beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
+    cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
+    threads = thread_plan(images and device.type == "cpu", max(1, cores))
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -117,13 +119,6 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
-
-
-def _cores(config: RunConfig) -> int:
-    """Of this host, for one cell: those of actors in processes of their own are taken."""
-    beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
-    cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
-    return max(1, cores)
 
 
 def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
@@ -170,15 +165,7 @@ def plan_of(config: RunConfig) -> Plan:
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
                 log_period_steps=config.run.log_period_steps,
                 log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
-                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config),
-                decode_threads=_decoders(config))
-
-
-def _decoders(config: RunConfig) -> int:
-    """A batch is decompressed while its learner waits: by the threads that torch has on a CPU, and by all cores where
-    it computes on a GPU, unless the user has set fewer. Each writes windows of its own, so their number changes no
-    result."""
-    return thread_plan(True, _cores(config)).torch if config.device.startswith("cuda") else config.run.threads or 1
+                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config))
 
 
 def _slack(config: RunConfig) -> float:

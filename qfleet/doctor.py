@@ -77,7 +77,7 @@ def render(report: Mapping[str, Any]) -> str:
         ("cpu", f"{cpu['model']}, {cpu['cores']} usable cores of {cpu['present']}"),
         ("threads", f"torch {cpu['threads']['vectors']} for vectors, {cpu['threads']['images']} for images; "
                     f"environments {cpu['threads']['env']}"
-                    + ("; torch 1 where a GPU computes, decoding all cores" if report["gpu"] else "")),
+                    + ("; torch 1 where a GPU computes" if report["gpu"] else "")),
         ("bf16", f"{cpu['bf16_speed']:.2g} times as fast as fp32 on the cpu: learner.precision=auto takes "
                  f"{'bf16' if cpu['bf16'] else 'fp32'} for images"),
         ("memory", f"{size(memory['available'])} free of {size(memory['total'])}" if memory else "unknown"),

@@ -6,8 +6,6 @@ Shapes: B windows, T rows of a window, K frames of a stack, C context rows, W wo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,26 +15,21 @@ from qfleet.maths.compiled import compiled
 from qfleet.replay.codec import Blocks, Codec
 from qfleet.replay.layout import Column, Layout
 
-WORTH_A_THREAD = 32
-"""Windows to decode: handing fewer over takes longer than decoding them."""
-
 
 class Gatherer:
     """Reads windows [B, T, ...] from `dense` records [slots, R], from `states` [slots, S, M, ...] and from what
     `blocks(name, slot)` gives.
 
-    Tensors are made on `device`; for a GPU they are put together in pinned memory and copied without waiting. Blocked
-    columns are decoded by up to `threads` threads, each of which fills windows of its own: the result is the same.
+    Tensors are made on `device`; for a GPU they are put together in pinned memory and copied without waiting.
     """
 
     def __init__(self, layout: Layout, dense: np.ndarray, states: Mapping[str, np.ndarray],
-                 blocks: Callable[[str, int], Blocks], device: torch.device, threads: int = 1) -> None:
+                 blocks: Callable[[str, int], Blocks], device: torch.device) -> None:
         self._layout = layout
         self._records = dense.reshape(-1)
         self._states = states
         self._blocks = blocks
-        self._codecs = [Codec(layout) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads - 1, "decode") if threads > 1 else None
+        self._codec = Codec(layout)
         self._pinned = device.type == "cuda"
         self._device = device
         self._window = np.arange(-layout.context, layout.window.length)
@@ -77,29 +70,13 @@ class Gatherer:
         return stacks.reshape(len(frames), length, *column.stacked_shape)
 
     def _decode(self, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray) -> torch.Tensor:
-        length = self._layout.window.length
+        layout, length = self._layout, self._layout.window.length
         result = torch.empty((len(slots), length, *column.stacked_shape), pin_memory=self._pinned,
                              dtype=getattr(torch, column.dtype))
         # Eight bytes at a time where rows allow it: compiled, the loops over single bytes are four times slower.
         word = np.uint64 if column.row_bytes % 8 == 0 else np.uint8
         out = result.numpy().reshape(len(slots), length, column.stack, -1).view(word)
-        count = max(1, min(len(self._codecs), len(slots) // WORTH_A_THREAD))
-        parts = [slice(*bounds) for bounds in pairwise(np.linspace(0, len(slots), count + 1).astype(int))]
-        work = [(codec, column, slots[part], first[part], alive[part], out[part])
-                for codec, part in zip(self._codecs, parts, strict=False)]
-        waiting = [] if self._pool is None else [self._pool.submit(self._fill, *each) for each in work[1:]]
-        try:
-            self._fill(*work[0])
-        finally:
-            wait(waiting)  # a codec is for one thread at a time, after a failure, too
-        for each in waiting:
-            each.result()
-        return self._send(result)
-
-    def _fill(self, codec: Codec, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray,
-              out: np.ndarray) -> None:
-        """Decode windows into out [B, T, K, W]."""
-        length, depth, size = self._layout.window.length, column.stack, self._layout.block_rows
+        depth, size = column.stack, layout.block_rows
         held, opened = -1, dict[int, np.ndarray]()
         for item, (slot, row) in enumerate(zip(slots.tolist(), first.tolist(), strict=True)):
             if slot != held:  # draws come in the order of slots, so no other item will ask for what is dropped here
@@ -107,9 +84,10 @@ class Gatherer:
             begin, stop = row - depth + 1, row + length
             for block in range(begin // size, (stop - 1) // size + 1):
                 if block not in opened:
-                    opened[block] = codec.deltas(self._blocks(column.name, slot), block).view(out.dtype)
+                    opened[block] = self._codec.deltas(self._blocks(column.name, slot), block).view(word)
                 at = block * size
                 unroll(opened[block], max(begin - at, 0), min(stop - at, size), at - begin, alive[item], out[item])
+        return self._send(result)
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
         if not self._pinned:

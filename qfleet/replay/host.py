@@ -22,10 +22,10 @@ from qfleet.types import Chunk, Sample, UserError
 class HostReplay(Store[Packed]):
     """Small columns as arrays, wide ones in compressed blocks, priorities in a sum tree.
 
-    With `cfg.max_bytes = None` only the capacity limits what is kept. `threads` decompress a batch.
+    With `cfg.max_bytes = None` only the capacity limits what is kept.
     """
 
-    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1) -> None:
+    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device) -> None:
         self._priorities = Priorities(slots(layout, cfg) * layout.starts, cfg.alpha)
         super().__init__(layout, cfg, self._priorities)
         self._device = device
@@ -39,7 +39,7 @@ class HostReplay(Store[Packed]):
                         for c in layout.marked}
         self._data: dict[str, list[bytes]] = {c.name: [b""] * self._slots for c in layout.blocked}
         self._ends = {c.name: np.zeros((self._slots, layout.blocks), np.uint32) for c in layout.blocked}
-        self._gatherer = Gatherer(layout, self._dense, self._states, self._blocks, device, threads)
+        self._gatherer = Gatherer(layout, self._dense, self._states, self._blocks, device)
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._blob_bytes = 0
 

@@ -45,9 +45,8 @@ class Cell:
         self.agent, self.plan, self.outside = agent, plan, outside
         seed = plan.seed
         self.layout = Layout(spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.states, agent.marks)
-        given = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
-        self.replay: HostReplay | DeviceReplay = (
-            DeviceReplay(*given) if plan.replay.store == "device" else HostReplay(*given, plan.decode_threads))
+        store = DeviceReplay if plan.replay.store == "device" else HostReplay
+        self.replay: HostReplay | DeviceReplay = store(self.layout, plan.replay, seed_for(seed, "replay"), plan.device)
         self.stop = Stop(plan, self.progress)
         self.best: float | None = None
         self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
