@@ -241,7 +241,7 @@ def without_use(cfg: Any, spec: EnvSpec) -> dict[str, str]:
     if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
         why = "agent.torso=mlp has none" if images else f"{spec.id} shows no images"
         found["norm"] = f"agent.norm=group follows convolutions, and {why}: use agent.norm=layer, or leave it out"
-    if cfg.norm == "layer" and not cfg.hidden and (not images or cfg.torso == "mlp"):
+    if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and (not images or cfg.torso == "mlp"):
         found["norm"] = "agent.norm=layer has no layer to follow: set agent.hidden, or leave it out"
     return found
 

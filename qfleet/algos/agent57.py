@@ -18,6 +18,7 @@ from torch import nn
 
 from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
 from qfleet.algos import ngu, r2d2
+from qfleet.algos._values import require_effect
 from qfleet.config import Fraction
 from qfleet.maths.mixture import betas, far_gammas
 from qfleet.maths.rescale import h, h_inverse
@@ -136,6 +137,7 @@ def errors(rows: Tensors, q: Pair, target: Pair, chooser: Pair, cfg: Config,
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The Agent57 agent for an environment."""
+    require_effect(cfg, spec)
     window, family = cfg.window, Family(cfg)
     if cfg.memory == "none":
         cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
 from qfleet.algos import r2d2
+from qfleet.algos._values import require_effect
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.mixture import betas, gammas
@@ -255,6 +256,7 @@ def taught(curiosity: Any, batch: Sample, cfg: Any, rng: torch.Generator) -> tup
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The NGU agent for an environment."""
+    require_effect(cfg, spec)
     window = cfg.window
     if cfg.memory == "none":
         cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
+from qfleet.algos._values import require_effect, without_use
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, Positive, PositiveCount
 from qfleet.maths.bellman import huber, squared
@@ -57,6 +58,9 @@ class Config(Section):
 
     def inactive(self) -> dict[str, str]:
         return {"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {}
+
+    def unfit(self, spec: EnvSpec) -> dict[str, str]:
+        return without_use(self, spec)
 
     @property
     def window(self) -> Window:
@@ -178,6 +182,7 @@ def error_of(q: torch.Tensor, y: torch.Tensor, cfg: Config) -> torch.Tensor:
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The R2D2 agent for an environment."""
+    require_effect(cfg, spec)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         rows, trained, side = batch.rows, trained_of(batch.rows, cfg), past_of(batch.rows, spec.actions)

@@ -10,6 +10,7 @@ import torch
 from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
 
 from qfleet import api, recipe
+from qfleet.algos import agent57, ngu, r2d2
 from qfleet.config import inactive_keys
 from qfleet.recipe import explain, resolve
 from qfleet.types import UserError
@@ -145,6 +146,17 @@ def test_a_support_without_room_is_refused():
 def test_networks_refuse_what_they_cannot_use(algo, spec, switches, why):
     with pytest.raises(UserError, match=why):
         ALGOS[algo].build(config(algo, **switches), spec)
+
+
+@pytest.mark.parametrize("module", [agent57, ngu, r2d2])
+@pytest.mark.parametrize(("spec", "switches", "why"), [
+    (SPEC, {"torso": "impala"}, "is for images"), (SPEC, {"norm": "group"}, "shows no images"),
+    (SPEC, {"norm": "layer", "hidden": (), "features": ()}, "no layer to follow")])
+def test_so_do_those_of_agents_that_remember(module, spec, switches, why):
+    with pytest.raises(UserError, match=why):
+        module.build(module.Config(**switches), spec)
+    assert module.Config(**switches).unfit(spec), "`config explain` says so, too"
+    assert not module.Config(norm="layer", hidden=()).unfit(spec), "layers before the LSTM have use for it"
 
 
 def test_explain_says_what_is_active():
