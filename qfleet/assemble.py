@@ -23,7 +23,7 @@ from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.precision import bf16_is_faster
-from qfleet.runtime.threads import thread_plan, usable_cores
+from qfleet.runtime.threads import decoding_threads, thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
 from qfleet.settings import RunConfig, shared_out
 from qfleet.types import EnvSpec, UserError, VectorEnv
@@ -89,9 +89,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
-    beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
-    cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
-    threads = thread_plan(images and device.type == "cpu", max(1, cores))
+    threads = thread_plan(images and device.type == "cpu", _cores(config))
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -119,6 +117,13 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _cores(config: RunConfig) -> int:
+    """Of this host, for one cell: those of actors in processes of their own are taken."""
+    beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
+    cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
+    return max(1, cores)
 
 
 def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
@@ -161,11 +166,13 @@ def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
 
 def plan_of(config: RunConfig) -> Plan:
     """What the roles need to know of a settled config."""
+    alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
+    decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, _cores(config))
     return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
                 log_period_steps=config.run.log_period_steps,
                 log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
-                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config))
+                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders)
 
 
 def _slack(config: RunConfig) -> float:

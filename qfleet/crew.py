@@ -146,7 +146,8 @@ class Launch(head.Head):
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                  str(self.config.cells), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
                  "-m", "qfleet", "_member", "rank", str(self.private)]
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.config.run.threads or 1))}
+        # torchrun would set 1. What torch itself takes, each rank sets; this is the most that a rank may take.
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(plan_of(self.config).decode_threads))}
         return [Child(head.CELL, words, surroundings() | threads,
                       self.directory.path / "logs" / "ranks.log", 0)]
 

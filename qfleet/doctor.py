@@ -77,7 +77,7 @@ def render(report: Mapping[str, Any]) -> str:
         ("cpu", f"{cpu['model']}, {cpu['cores']} usable cores of {cpu['present']}"),
         ("threads", f"torch {cpu['threads']['vectors']} for vectors, {cpu['threads']['images']} for images; "
                     f"environments {cpu['threads']['env']}"
-                    + ("; torch 1 where a GPU computes" if report["gpu"] else "")),
+                    + (f"; torch 1 for a GPU, decoding {cpu['threads']['decode']}" if report["gpu"] else "")),
         ("bf16", f"{cpu['bf16_speed']:.2g} times as fast as fp32 on the cpu: learner.precision=auto takes "
                  f"{'bf16' if cpu['bf16'] else 'fp32'} for images"),
         ("memory", f"{size(memory['available'])} free of {size(memory['total'])}" if memory else "unknown"),
@@ -181,14 +181,15 @@ def _version(package: str) -> str | None:
 
 def _cpu() -> dict[str, Any]:
     from qfleet.runtime.precision import bf16_gain, bf16_is_faster
-    from qfleet.runtime.threads import thread_plan, usable_cores
+    from qfleet.runtime.threads import decoding_threads, thread_plan, usable_cores
 
     images, vectors = thread_plan(images=True), thread_plan(images=False)
     facts = _read("/proc/cpuinfo").splitlines()
     model = next((line.partition(":")[2].strip() for line in facts if line.startswith("model name")), "")
     return {"model": model or platform.processor() or platform.machine(), "present": os.cpu_count(),
             "cores": usable_cores(), "bf16": bf16_is_faster(), "bf16_speed": round(bf16_gain(), 2),
-            "threads": {"images": images.torch, "vectors": vectors.torch, "env": images.env}}
+            "threads": {"images": images.torch, "vectors": vectors.torch, "env": images.env,
+                        "decode": decoding_threads(1, on_gpu=True, alone=False)}}
 
 
 def _memory() -> dict[str, int] | None:

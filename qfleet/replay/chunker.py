@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,17 @@ class Chunker:
             _ _ 0 1 2 3 4 F            start 0 trains steps 0 to 3; its burn-in is padding
                 0 1 2 3 4 F _          start 2 trains steps 2 to 4
                     2 3 4 F _ _ _      start 4 trains step 4
+
+    A stream may begin with more `padding`, so many rows for each lane; see `staggered`.
     """
 
-    def __init__(self, layout: Layout, lanes: int) -> None:
+    def __init__(self, layout: Layout, lanes: int, padding: Sequence[int] = ()) -> None:
         self._layout = layout
         self._lanes = np.arange(lanes)
         self._fill = np.zeros(lanes, np.int64)
         self._rows = {column.name: np.zeros((lanes, layout.rows, *column.shape), column.dtype)
                       for column in layout.columns + layout.marked}
+        self._padding = padding or [0] * lanes
         for lane in range(lanes):
             self._restart(lane)
 
@@ -88,10 +91,16 @@ class Chunker:
         return Chunk(columns, valid_starts(self._layout, columns["last"], fill))
 
     def _restart(self, lane: int) -> None:
-        before = self._layout.context + self._layout.lead
+        before = self._layout.context + self._layout.lead + self._padding[lane]
         for name, rows in self._rows.items():
             rows[lane, :before] = name == "last"
         self._fill[lane] = before
+
+
+def staggered(layout: Layout, lanes: int) -> list[int]:
+    """Paddings with which the chunks of lanes that begin together come one by one: else all of them come at once."""
+    stride = layout.window.stride
+    return [lane * layout.chunk_steps // lanes // stride * stride for lane in range(lanes)]
 
 
 def valid_starts(layout: Layout, last: np.ndarray, fill: int) -> np.ndarray:

@@ -7,6 +7,7 @@ frames packed one by one need 3-6 times as much.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,22 +100,25 @@ class Codec:
     def unpack(self, packed: Packed) -> Chunk:
         columns = dict(packed.dense)
         for column in self._layout.blocked:
-            rows = self.rows(packed.blocked[column.name], 0, self._layout.rows)
-            columns[column.name] = rows.view(column.dtype).reshape(self._layout.rows, *column.shape)
+            columns[column.name] = self._decompress(column, packed.blocked[column.name])
         order = self._layout.columns + self._layout.marked
         return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
 
-    def rows(self, blocks: Blocks, first: int, stop: int) -> np.ndarray:
-        """Rows first..stop-1 of a blocked column as bytes, uint8 [rows, row_bytes]."""
-        size = self._layout.block_rows
-        wanted = range(first // size, -(-stop // size))
-        decoded = [np.bitwise_xor.accumulate(self.deltas(blocks, block), axis=0) for block in wanted]
-        return np.concatenate(decoded)[first - wanted.start * size:stop - wanted.start * size]
+    def deltas(self, frames: Sequence[bytes], out: np.ndarray) -> None:
+        """Decompress blocks, one after the other, into out, uint8 [rows, row_bytes]: of each its first row, then what
+        changed from row to row. It is one call for all of them, during which other threads have the interpreter."""
+        reader = self._decompressor.stream_reader(b"".join(frames), read_across_frames=True)
+        if (got := reader.readinto(out.reshape(-1))) != out.nbytes:
+            raise ValueError(f"blocks of {out.nbytes} bytes are cut off after {got}")
+        if reader.read(1):  # what one block had too much would have shifted all that came after it
+            raise ValueError(f"blocks of {out.nbytes} bytes go on after them")
 
-    def deltas(self, blocks: Blocks, block: int) -> np.ndarray:
-        """One block decompressed, uint8 [rows, row_bytes]: its first row, then what changed from row to row."""
-        data = self._decompressor.decompress(blocks[block])
-        return np.frombuffer(data, np.uint8).reshape(self._layout.rows_of_block(block), -1)
+    def _decompress(self, column: Column, blocks: Blocks) -> np.ndarray:
+        rows, size = np.empty((self._layout.rows, column.row_bytes), np.uint8), self._layout.block_rows
+        self.deltas([blocks.data], rows)
+        for at in range(0, self._layout.rows, size):
+            rows[at:at + size] = np.bitwise_xor.accumulate(rows[at:at + size], axis=0)
+        return rows.view(column.dtype).reshape(self._layout.rows, *column.shape)
 
     def _compress(self, values: np.ndarray) -> Blocks:
         rows = np.ascontiguousarray(values).reshape(self._layout.rows, -1).view(np.uint8)

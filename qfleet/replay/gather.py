@@ -1,35 +1,33 @@
 """Windows of rows out of stored chunks: dense columns by index, blocked ones decoded, observations stacked again.
 
-Shapes: B windows, T rows of a window, K frames of a stack, C context rows, W words of a row.
+Shapes: B windows, T rows of a window, K frames of a stack, C context rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from qfleet.maths.aligned import aligned
-from qfleet.maths.compiled import compiled
-from qfleet.replay.codec import Blocks, Codec
+from qfleet.replay.decode import Decoder
 from qfleet.replay.layout import Column, Layout
 
 
 class Gatherer:
     """Reads windows [B, T, ...] from `dense` records [slots, R], from `states` [slots, S, M, ...] and from what
-    `blocks(name, slot)` gives.
+    `decoder` reads.
 
     Tensors are made on `device`; for a GPU they are put together in pinned memory and copied without waiting.
     """
 
     def __init__(self, layout: Layout, dense: np.ndarray, states: Mapping[str, np.ndarray],
-                 blocks: Callable[[str, int], Blocks], device: torch.device) -> None:
+                 decoder: Decoder, device: torch.device) -> None:
         self._layout = layout
         self._records = dense.reshape(-1)
         self._states = states
-        self._blocks = blocks
-        self._codec = Codec(layout)
+        self._decoder = decoder
         self._pinned = device.type == "cuda"
         self._device = device
         self._window = np.arange(-layout.context, layout.window.length)
@@ -70,48 +68,13 @@ class Gatherer:
         return stacks.reshape(len(frames), length, *column.stacked_shape)
 
     def _decode(self, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray) -> torch.Tensor:
-        layout, length = self._layout, self._layout.window.length
+        length = self._layout.window.length
         result = torch.empty((len(slots), length, *column.stacked_shape), pin_memory=self._pinned,
                              dtype=getattr(torch, column.dtype))
-        # Eight bytes at a time where rows allow it: compiled, the loops over single bytes are four times slower.
-        word = np.uint64 if column.row_bytes % 8 == 0 else np.uint8
-        out = result.numpy().reshape(len(slots), length, column.stack, -1).view(word)
-        depth, size = column.stack, layout.block_rows
-        held, opened = -1, dict[int, np.ndarray]()
-        for item, (slot, row) in enumerate(zip(slots.tolist(), first.tolist(), strict=True)):
-            if slot != held:  # draws come in the order of slots, so no other item will ask for what is dropped here
-                held, opened = slot, {}
-            begin, stop = row - depth + 1, row + length
-            for block in range(begin // size, (stop - 1) // size + 1):
-                if block not in opened:
-                    opened[block] = self._codec.deltas(self._blocks(column.name, slot), block).view(word)
-                at = block * size
-                unroll(opened[block], max(begin - at, 0), min(stop - at, size), at - begin, alive[item], out[item])
+        self._decoder.fill(column, slots, first, alive, result.numpy().reshape(len(slots), length, column.stack, -1))
         return self._send(result)
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
         if not self._pinned:
             return values
         return values.pin_memory().to(self._device, non_blocking=True)
-
-
-@compiled
-def unroll(deltas: np.ndarray, first: int, stop: int, offset: int, alive: np.ndarray, out: np.ndarray) -> None:
-    """Rebuild the rows of one block and write rows first..stop-1 wherever the window shows them.
-
-    deltas [rows, W] and out [T, K, W] are words of bytes. Row r of the block is frame f = r + offset of the window,
-    counted from the oldest frame of its first stack: it is frame k = f - t of the stack at position t.
-    """
-    length, depth = alive.shape
-    frame = deltas[0].copy()
-    for row in range(stop):
-        if row > 0:
-            np.bitwise_xor(frame, deltas[row], frame)
-        if row < first:
-            continue
-        shown = row + offset
-        for t in range(max(0, shown - depth + 1), min(length, shown + 1)):
-            if alive[t, shown - t]:
-                out[t, shown - t, :] = frame
-            else:
-                out[t, shown - t, :] = 0

@@ -11,6 +11,7 @@ import torch
 from qfleet.maths.aligned import aligned
 from qfleet.replay.codec import Blocks, Packed
 from qfleet.replay.config import ReplayConfig
+from qfleet.replay.decode import Decoder
 from qfleet.replay.gather import Gatherer
 from qfleet.replay.layout import Layout
 from qfleet.replay.planner import fixed_bytes, slots
@@ -22,10 +23,10 @@ from qfleet.types import Chunk, Sample, UserError
 class HostReplay(Store[Packed]):
     """Small columns as arrays, wide ones in compressed blocks, priorities in a sum tree.
 
-    With `cfg.max_bytes = None` only the capacity limits what is kept.
+    With `cfg.max_bytes = None` only the capacity limits what is kept. Up to `threads` threads decompress a batch.
     """
 
-    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device) -> None:
+    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1) -> None:
         self._priorities = Priorities(slots(layout, cfg) * layout.starts, cfg.alpha)
         super().__init__(layout, cfg, self._priorities)
         self._device = device
@@ -39,7 +40,8 @@ class HostReplay(Store[Packed]):
                         for c in layout.marked}
         self._data: dict[str, list[bytes]] = {c.name: [b""] * self._slots for c in layout.blocked}
         self._ends = {c.name: np.zeros((self._slots, layout.blocks), np.uint32) for c in layout.blocked}
-        self._gatherer = Gatherer(layout, self._dense, self._states, self._blocks, device)
+        decoder = Decoder(layout, self._data, self._ends, threads)
+        self._gatherer = Gatherer(layout, self._dense, self._states, decoder, device)
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._blob_bytes = 0
 
@@ -53,7 +55,8 @@ class HostReplay(Store[Packed]):
 
     @property
     def nbytes(self) -> int:
-        """Everything counted: small columns and tree at full capacity, and the compressed blocks held."""
+        """Small columns and tree at full capacity, and the compressed blocks held. Decoding a batch takes up to 8 MB
+        per thread beside it."""
         return self._fixed + self._blob_bytes
 
     def check_valid(self) -> None:

@@ -40,14 +40,15 @@ Row = tuple[Obs, Choice, np.ndarray, np.ndarray, np.ndarray]
 class Recorder:
     """Turns an actor's rows into chunks with priorities and holds them until the replay takes them."""
 
-    def __init__(self, agent: Agent, layout: Layout, lanes: int, replay: Experience, prioritised: bool = False) -> None:
+    def __init__(self, agent: Agent, layout: Layout, lanes: int, replay: Experience, prioritised: bool = False,
+                 padding: Sequence[int] = ()) -> None:
         self.lanes, self.replay = lanes, replay
         self.priority = agent.priority if prioritised else None
         hints = agent.hints if self.priority is not None else {}
         self.layout = replace(layout, extras={**layout.extras, **hints})
         self._blank = {name: np.zeros((lanes, *shape), dtype)
                        for name, (shape, dtype) in {**self.layout.extras, **layout.states}.items()}
-        self.chunker = Chunker(self.layout, lanes)
+        self.chunker = Chunker(self.layout, lanes, padding)
         self.outbox: deque[tuple[Chunk, np.ndarray | None]] = deque()
         self._shipped = [column.name for column in layout.columns + layout.marked]
         self._narrow = [column.name for column in self.layout.columns if not column.name.startswith(OBS)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from qfleet.agent import Agent
+from qfleet.replay.chunker import staggered
 from qfleet.replay.device import DeviceReplay
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
@@ -45,8 +46,9 @@ class Cell:
         self.agent, self.plan, self.outside = agent, plan, outside
         seed = plan.seed
         self.layout = Layout(spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.states, agent.marks)
-        store = DeviceReplay if plan.replay.store == "device" else HostReplay
-        self.replay: HostReplay | DeviceReplay = store(self.layout, plan.replay, seed_for(seed, "replay"), plan.device)
+        given = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
+        self.replay: HostReplay | DeviceReplay = (
+            DeviceReplay(*given) if plan.replay.store == "device" else HostReplay(*given, plan.decode_threads))
         self.stop = Stop(plan, self.progress)
         self.best: float | None = None
         self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
@@ -61,8 +63,12 @@ class Cell:
         return Progress(self.replay.steps, self.learner.updates)
 
     def recorder(self, lanes: int) -> Recorder:
-        """For an actor that lives in the same process."""
-        return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0)
+        """For an actor that lives in the same process. Where a GPU learns, emulators are what a run waits for: they
+        would rest while the chunks of all lanes are stored at once. Chunks that end with episodes spread by themselves.
+        """
+        spread = self.plan.device.type == "cuda" and not self.layout.window.whole
+        return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0,
+                        staggered(self.layout, lanes) if spread else ())
 
     def judged(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
         """Book an evaluation: a record, the best policy, and perhaps the end of the run."""

@@ -42,6 +42,7 @@ class Plan:
     """What the roles of a run are built from; every value is resolved.
 
     `slack_samples`: so many samples may the learner be behind before actors elsewhere have to wait for it.
+    `decode_threads` decompress its batches.
     """
 
     seed: int
@@ -57,6 +58,7 @@ class Plan:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     slack_samples: float
+    decode_threads: int = 1
 
     @property
     def log_schedule(self) -> Schedule:

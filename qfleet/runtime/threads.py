@@ -39,6 +39,16 @@ def judging_threads(on_gpu: bool, cores: int | None = None) -> int:
     return max(1, (cores or usable_cores()) // 4) if on_gpu else 1
 
 
+def decoding_threads(torch: int, on_gpu: bool, alone: bool, cores: int | None = None) -> int:
+    """For a batch that is decompressed while its learner waits: as many as torch has, since they wait, too. Where a GPU
+    learns, more, unless the user has set OMP_NUM_THREADS: all cores of a process that has them `alone`, and a quarter
+    where emulators compute in it."""
+    if not on_gpu:
+        return torch
+    cores = cores or usable_cores()
+    return max(torch, min(cores if alone else cores // 4, _wished() or cores))
+
+
 def _wished() -> int | None:
     wish = os.environ.get("OMP_NUM_THREADS", "")
     return int(wish) if wish.isdecimal() and int(wish) > 0 else None

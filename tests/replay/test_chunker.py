@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_twin import SPEC, Twin, append, key, layout_for, place
 
-from qfleet.replay.chunker import Chunker
+from qfleet.replay.chunker import Chunker, staggered
 from qfleet.replay.layout import Layout
 from qfleet.types import OBS, EnvSpec, Leaf, UserError, Window
 
@@ -51,11 +51,11 @@ def test_every_row_is_in_its_place(window, half, seed, steps):
                     np.testing.assert_array_equal(chunk.columns[OBS + name][row], frame)
 
 
-@given(st.integers(1, 4), st.integers(4, 9), st.integers(0, 2**16), st.integers(0, 40))
+@given(st.integers(1, 4), st.integers(4, 9), st.integers(0, 2**16), st.integers(0, 40), st.booleans())
 @settings(deadline=None, max_examples=25)
-def test_flushed_streams_start_everywhere_once(future, chunk_steps, seed, steps):
+def test_flushed_streams_start_everywhere_once(future, chunk_steps, seed, steps, spread):
     layout, twin = layout_for(Window(future=future), chunk_steps), Twin(2, seed)
-    chunker, chunks = Chunker(layout, 2), []
+    chunker, chunks = Chunker(layout, 2, staggered(layout, 2) if spread else ()), []
     for _ in range(steps):
         chunks += append(chunker, twin)
     chunks += append(chunker, twin, end=True) + chunker.flush()
@@ -67,6 +67,26 @@ def test_flushed_streams_start_everywhere_once(future, chunk_steps, seed, steps)
     for chunk in fresh:  # a new stream: nothing of the old one is looked back at
         context = {name: values[:layout.context] for name, values in chunk.columns.items()}
         assert context["last"].all() and not context["obs.image"].any()
+
+
+@pytest.mark.parametrize("lanes", [3, 8, 12])
+def test_staggered_lanes_are_full_one_after_the_other(lanes):
+    layout = layout_for(Window(future=2), 8)
+    counts = {}
+    for spread in (False, True):
+        chunker, twin = Chunker(layout, lanes, staggered(layout, lanes) if spread else ()), Twin(lanes, seed=2)
+        counts[spread] = [len(append(chunker, twin)) for _ in range(40)]
+        append(chunker, twin, end=True)
+        chunker.flush()  # as when a run is resumed, or cut at a checkpoint
+        counts[spread] += [len(append(chunker, twin)) for _ in range(40)]
+    assert max(counts[False]) == lanes
+    assert max(counts[True]) == -(-lanes // 8), "the same number, spread over the steps of a chunk"
+    assert abs(sum(counts[True]) - sum(counts[False])) <= 2 * lanes
+
+
+def test_a_start_is_a_multiple_of_the_stride_away_from_the_padding():
+    layout = Layout(SPEC, Window(future=3, stride=4), 16)
+    assert staggered(layout, 5) == [0, 0, 4, 8, 12]
 
 
 def test_flush_without_final_rows_starts_no_open_window():
@@ -104,10 +124,11 @@ def test_no_unrolled_window_crosses_an_episode_and_every_step_of_it_is_trained(s
     assert sorted(starts_of(chunks, layout)) == wanted
 
 
-@pytest.mark.parametrize("window", [Window(future=2), Window(past=2, unroll=2, future=2, stride=2)])
-def test_state_round_trip(window):
+@pytest.mark.parametrize(("window", "padding"), [
+    (Window(future=2), ()), (Window(future=2), (0, 3)), (Window(past=2, unroll=2, future=2, stride=2), ())])
+def test_state_round_trip(window, padding):
     layout, twin = layout_for(window, 6), Twin(2, seed=1)
-    one, two = Chunker(layout, 2), Chunker(layout, 2)
+    one, two = Chunker(layout, 2, padding), Chunker(layout, 2, padding)
     for _ in range(17):
         append(one, twin)
     two.load_state_dict(one.state_dict())

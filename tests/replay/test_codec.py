@@ -22,9 +22,9 @@ def some_chunk(layout, seed=0):
             return chunk
 
 
-@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**16), st.data())
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**16))
 @settings(deadline=None, max_examples=40)
-def test_decoding_undoes_encoding(chunk_steps, future, seed, data):
+def test_decoding_undoes_encoding(chunk_steps, future, seed):
     layout = layout_for(Window(future=future), chunk_steps)
     chunk, codec = some_chunk(layout, seed), Codec(layout)
     packed = Packed.from_bytes(codec.pack(chunk).to_bytes(), layout)
@@ -34,10 +34,6 @@ def test_decoding_undoes_encoding(chunk_steps, future, seed, data):
         assert again.columns[name].dtype == values.dtype
         np.testing.assert_array_equal(again.columns[name], values)
     np.testing.assert_array_equal(again.valid, chunk.valid)
-    first = data.draw(st.integers(0, layout.rows - 1))
-    stop = data.draw(st.integers(first + 1, layout.rows))
-    rows = codec.rows(packed.blocked["obs.image"], first, stop)
-    np.testing.assert_array_equal(rows, chunk.columns["obs.image"][first:stop].reshape(stop - first, -1))
 
 
 def test_wide_columns_are_compressed_and_the_rest_is_not():

@@ -12,7 +12,7 @@ from replay_twin import Twin, layout_for, play, replay_for
 
 from qfleet.maths.compiled import COMPILED
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.gather import unroll
+from qfleet.replay.decode import choose, unroll
 from qfleet.types import Window
 
 ALONE = """
@@ -51,23 +51,22 @@ def test_samples_are_the_same_without_numba():
 
 
 @pytest.mark.parametrize("word", [np.uint8, np.uint64])
-def test_blocks_unroll_the_same_compiled_and_not(word):
+def test_windows_unroll_the_same_compiled_and_not(word):
     rng = np.random.default_rng(0)
     for _ in range(20):
-        rows, depth, length = 9, int(rng.integers(1, 4)), int(rng.integers(1, 5))
-        deltas = rng.integers(0, 200, (rows, 6)).astype(word)
-        alive = rng.random((length, depth)) < 0.7
-        first = int(rng.integers(0, rows))
-        stop = int(rng.integers(first + 1, rows + 1))
-        offset = int(rng.integers(0, length + depth - 1)) - first
-        stop = min(stop, length + depth - 1 - offset)
-        one, two = (np.full((length, depth, 6), 7, word) for _ in range(2))
-        unroll(deltas, first, stop, offset, alive, one)
-        unroll.py_func(deltas, first, stop, offset, alive, two)
-        np.testing.assert_array_equal(one, two)
-        decoded = np.bitwise_xor.accumulate(deltas, axis=0)
-        for t in range(length):
-            for k in range(depth):
-                row = t + k - offset
-                wanted = 7 if not first <= row < stop else decoded[row] if alive[t, k] else 0
-                assert (one[t, k] == wanted).all()
+        size, depth, length, count = (int(rng.integers(1, most)) for most in (9, 4, 12, 6))
+        rows, total = length + depth - 1, int(rng.integers(length + depth, 40))
+        ends = np.cumsum(rng.integers(1, 50, (3, -(-total // size))), axis=1).astype(np.uint32)
+        slots, oldest = np.sort(rng.integers(0, 3, count)), rng.integers(0, total - rows + 1, count)
+        places = [np.full((count, (rows + size - 2) // size + 1), -1) for _ in range(2)]
+        given = slots, oldest, rows, size, total, ends
+        chosen = [kernel(*given, at) for kernel, at in zip((choose, choose.py_func), places, strict=True)]
+        np.testing.assert_array_equal(*places)
+        np.testing.assert_array_equal(chosen[0][0], chosen[1][0])
+        assert chosen[0][1] == chosen[1][1]
+        deltas = rng.integers(0, 200, (chosen[0][1], 6)).astype(word)
+        alive = rng.random((count, length, depth)) < 0.7
+        stacks = [np.full((count, length, depth, 6), 7, word) for _ in range(2)]
+        for kernel, out in zip((unroll, unroll.py_func), stacks, strict=True):
+            kernel(deltas, places[0], oldest % size, size, alive, out)
+        np.testing.assert_array_equal(*stacks)

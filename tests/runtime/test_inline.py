@@ -1,5 +1,6 @@
 """All roles in one process: what ends a run, what is saved when, and that a snapshot holds everything."""
 
+import dataclasses
 import io
 
 import pytest
@@ -131,3 +132,15 @@ def test_actors_take_turns_and_share_one_clock(inline):
     other.restore(taken.state, [(segment.name, io.BytesIO(b"".join(segment.blocks()))) for segment in taken.segments])
     assert [actor.steps for actor in other.actors] == [actor.steps for actor in run.actors]
     other.run()
+
+
+SEQUENCES = ["agent.algo=r2d2", "agent.burn_in=2", "agent.unroll=4", "agent.stride=2", "agent.n_step=1",
+             "agent.hidden=[8]", "agent.features=[8]", "agent.units=8"]
+
+
+@pytest.mark.parametrize(("overrides", "device", "spread"), [
+    ([], "cpu", False), ([], "cuda", True), (SEQUENCES, "cuda", False)])
+def test_where_a_gpu_learns_chunks_come_one_by_one_unless_they_end_with_episodes(inline, overrides, device, spread):
+    cell = inline(*overrides)[0].cell
+    cell.plan = dataclasses.replace(cell.plan, device=torch.device(device))
+    assert (len(set(cell.recorder(4).chunker._fill.tolist())) > 1) == spread

@@ -18,7 +18,7 @@ from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.runtime.ranks import Alone, Place, crew, first_host
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow]
 PROBE = Path(__file__).with_name("rank_probe.py")
 
 

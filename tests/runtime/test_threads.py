@@ -6,7 +6,7 @@ import torch
 from qfleet import assemble, doctor
 from qfleet.recipe import resolve
 from qfleet.runtime import gpus, threads
-from qfleet.runtime.threads import judging_threads, thread_plan, usable_cores
+from qfleet.runtime.threads import decoding_threads, judging_threads, thread_plan, usable_cores
 from qfleet.types import EnvSpec, Leaf
 
 
@@ -21,6 +21,16 @@ def test_convolutions_take_all_cores_that_the_user_leaves_them(monkeypatch, imag
 @pytest.mark.parametrize(("gpu", "cores", "given"), [(False, 16, 1), (True, 16, 4), (True, 2, 1), (True, 1, 1)])
 def test_an_evaluator_beside_a_gpu_takes_cores_that_nobody_learns_on(gpu, cores, given):
     assert judging_threads(gpu, cores) == given
+
+
+@pytest.mark.parametrize(("torch_has", "gpu", "alone", "wish", "given"), [
+    (1, False, False, "", 1), (6, False, False, "", 6), (6, False, True, "3", 6),
+    (1, True, False, "", 4), (1, True, True, "", 16), (1, True, True, "3", 3), (1, True, False, "1", 1),
+    (8, True, False, "", 8)])
+def test_batches_are_decoded_by_threads_that_wait_and_on_cores_that_are_idle(monkeypatch, torch_has, gpu, alone, wish,
+                                                                             given):
+    monkeypatch.setenv("OMP_NUM_THREADS", wish)
+    assert decoding_threads(torch_has, gpu, alone, cores=16) == given
 
 
 def test_a_quota_counts_as_cores(monkeypatch):
@@ -57,8 +67,10 @@ def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, 
     monkeypatch.setattr(gpus, "free_bytes", lambda device: 80 << 30)
     for recipe, spec in (("pong", PICTURES), ("cartpole", VECTORS)):
         config = resolve(recipe, ["replay.capacity=50000", "replay.min_steps=1000", "learner.precision=fp32", *words])
-        learner = assemble.settle(config.config, spec).run.threads
+        settled = assemble.settle(config.config, spec)
+        learner, decoders = settled.run.threads, assemble.plan_of(settled).decode_threads
         assert learner >= 1 and learner * cells + actors <= max(cores, cells + actors)
+        assert decoders >= learner and decoders * cells + actors <= max(cores, cells + actors)
         if gpu or recipe == "cartpole":
             assert learner == 1, "what the GPU computes needs no thread, and a small network is fastest on one"
         elif cores >= cells + actors:
@@ -69,4 +81,4 @@ def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, 
 def test_the_plan_that_the_doctor_shows_is_within_the_cores(monkeypatch, cores):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "usable_cores", lambda: cores)
-    assert doctor._cpu()["threads"] == {"images": cores, "vectors": 1, "env": cores}
+    assert doctor._cpu()["threads"] == {"images": cores, "vectors": 1, "env": cores, "decode": max(1, cores // 4)}
