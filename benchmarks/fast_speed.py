@@ -4,6 +4,7 @@
     python benchmarks/fast_speed.py acting   [--recipe r2d2] [--seconds 20] [--set replay.samples_per_insert=8 ...]
     python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast] [--score 18]
     python benchmarks/fast_speed.py check
+    python benchmarks/fast_speed.py beside
     python benchmarks/fast_speed.py parity   [--seeds 1 2 3 4 5]
 
 Every command appends a JSON record, with versions and hardware, to --out. `updates` times the learner alone, from the
@@ -11,8 +12,9 @@ draw to the priorities, on a replay full of noise. `acting` plays random actions
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18, or SCORE, in 30 greedy games, that snapshot's own
 evaluation not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares
-recorded updates with those made in pieces, and those with each other. `parity` learns Catch from pixels with both: the
-steps until 20 evaluation episodes reach 0.95, seed by seed.
+recorded updates with those made in pieces, and those with each other. `beside` compares what is chosen while updates
+are under way with what is chosen while the GPU does nothing else, new weights arriving all the time. `parity` learns
+Catch from pixels with both: the steps until 20 evaluation episodes reach 0.95, seed by seed.
 """
 
 from __future__ import annotations
@@ -52,6 +54,12 @@ def noise(layout: Any, actions: int) -> Any:
     return Chunk(columns, np.ones(layout.starts, bool))
 
 
+def noise_spec() -> Any:
+    from qfleet.types import EnvSpec, Leaf
+
+    return EnvSpec("noise", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6)
+
+
 def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, filled: int) -> Any:
     """A learner of Pong on a replay of noise, and its settled config."""
     import torch
@@ -64,11 +72,10 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     from qfleet.roles.metrics import Meter
     from qfleet.roles.schedule import Progress, Schedule
     from qfleet.roles.weights import Mailbox
-    from qfleet.types import EnvSpec, Leaf
 
     config = resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
                               "env.lanes=8", *overrides]).config
-    spec = EnvSpec("noise", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6)
+    spec = noise_spec()
     config = settle(config, spec)
     torch.set_num_threads(config.run.threads or 1)
     device, layout, agent = torch.device(config.device), layout_of(config, spec), make_agent(config, spec)
@@ -140,6 +147,48 @@ def check(args: argparse.Namespace) -> None:
                      for mine, its in zip(trail, trails[1], strict=True)] for trail in (trails[0], trails[2]))
                 keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
                             "distance_early": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1]})
+
+
+def beside(args: argparse.Namespace) -> None:
+    """Is the same chosen beside updates, which have a stream of their own, as without them? And how soon."""
+    import numpy as np
+    import torch
+
+    from qfleet.agent import Arm
+    from qfleet.roles.policy import Policy
+    from qfleet.roles.reflex import Reflex
+
+    lanes, steps = 64, 400
+    learner, config = learner_of(args.recipe, 512, args.set, 20_000, 10_000)
+    policy = Policy(learner.agent, 1, torch.device(config.device), config.learner.precision)
+    reflex = Reflex(policy, noise_spec(), lanes, ())
+    rng = np.random.default_rng(1)
+    seen = rng.integers(0, 255, (steps, lanes, 4, 84, 84), np.uint8)
+    states = [{name: x + 0.02 * torch.randn_like(x) for name, x in policy.flat.state().items()} for _ in range(8)]
+
+    def play(updates: int) -> tuple[np.ndarray, float]:
+        policy.rng.manual_seed(3)
+        reflex.begin()
+        chosen, spent = [], []
+        learner.burst = updates
+        for step in range(steps):
+            if updates:
+                learner.step()
+            if step % 5 == 0:
+                policy.load(states[step // 5 % len(states)], step)
+            begin = time.perf_counter()
+            chosen.append(reflex.act({"obs": seen[step]}, Arm(torch.full((lanes,), 0.1)))[0].copy())
+            spent.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+        return np.stack(chosen), 1000 * statistics.median(spent)
+
+    play(1)  # records
+    (alone, alone_ms), (busy, busy_ms) = play(0), play(4)
+    keep(args, {"kind": "beside", "recipe": args.recipe, "set": args.set, "lanes": lanes, "choices": int(alone.size),
+                "different": int((alone != busy).sum()), "distinct": len(np.unique(alone)),
+                "alone_ms": round(alone_ms, 3), "beside_updates_ms": round(busy_ms, 3)})
+    if (alone != busy).any():
+        sys.exit("other choices were made beside updates")
 
 
 def parity(args: argparse.Namespace) -> None:
@@ -263,7 +312,7 @@ def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["updates", "acting", "pong", "check", "parity"])
+    parser.add_argument("what", choices=["updates", "acting", "pong", "check", "beside", "parity"])
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--updates", type=int, default=300, help="per measurement")
     parser.add_argument("--repeats", type=int, default=5)
@@ -279,7 +328,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    {"updates": updates, "acting": acting, "pong": pong, "check": check, "parity": parity}[args.what](args)
+    {"updates": updates, "acting": acting, "pong": pong, "check": check, "beside": beside,
+     "parity": parity}[args.what](args)
 
 
 if __name__ == "__main__":

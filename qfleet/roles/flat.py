@@ -105,7 +105,7 @@ class Flat:
         for name, view in self._views.items():
             if view.shape != state[name].shape:
                 raise ValueError(f"weights of {name} are {tuple(state[name].shape)}, not {tuple(view.shape)}")
-            view.copy_(state[name])
+        torch._foreach_copy_(list(self._views.values()), [state[name] for name in self._views])
         self.sync()
 
     def assign(self, buffers: Mapping[str, torch.Tensor]) -> None:

@@ -4,7 +4,10 @@
     GPU                                          stack, memory ─ network ─ choice ───┘   one CUDA graph
 
 An Atari lane sends 7 KB per step instead of 28. What an agent remembers of an episode is kept on the GPU, too; what is
-stored of it comes back.
+stored of it comes back. All this happens on a stream of its own, before updates that are under way on the usual one:
+
+    usual stream      update ─ update ─ new weights ─ update ─ ...
+    urgent stream          choice         └─▶ choice     choice       it waits for new weights, and for nothing else
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from qfleet.types import EnvSpec, Obs
 log = logging.getLogger(__name__)
 
 WARM_UP = 2
+URGENT = -1
+"""The priority of a stream whose kernels begin before those that wait on the usual one."""
 
 
 class Reflex:
@@ -45,7 +50,12 @@ class Reflex:
         self._going, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
         self._recall = policy.agent.recall
         self._memory: Memory = None if self._recall is None else self._recall.begin(lanes, device)
-        self._done = torch.cuda.Event(blocking=True) if gpu else None  # sleeps instead of spinning: cores are for games
+        # Who waits for it keeps a core busy: a choice takes half a millisecond, and a thread that slept would then have
+        # to wait until one of the emulators leaves its core.
+        self._done = torch.cuda.Event() if gpu else None
+        self._urgent = torch.cuda.Stream(device, priority=URGENT) if gpu else None
+        # Of the weights that this stream knows to be complete. Who changes them without another version calls `begin`.
+        self._version: int | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._noise: bool | None = None
         self._recorded: Decision | None = None  # where a recording leaves what it chose
@@ -62,6 +72,7 @@ class Reflex:
 
     def begin(self) -> None:
         self._going[:] = False
+        self._version = None
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         self._reward[:] = reward
@@ -70,6 +81,15 @@ class Reflex:
     @torch.inference_mode()
     def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and the wanted columns, for observations {leaf: [N, ...]} of which the newest frames count."""
+        if self._urgent is None:
+            return self._act(obs, arm)
+        if self._version != self.policy.version:
+            self._urgent.wait_stream(torch.cuda.current_stream(self.policy.device))
+            self._version = self.policy.version
+        with torch.cuda.stream(self._urgent):
+            return self._act(obs, arm)
+
+    def _act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         for name, leaf in self.spec.observation.items():
             np.copyto(self._host[name].numpy(), obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:])
             self._new[name].copy_(self._host[name], non_blocking=True)
@@ -140,7 +160,7 @@ class Reflex:
         try:
             with swift(self.policy.flat.data.dtype == torch.bfloat16):
                 self._rehearse(noise)
-                self._graph = recorded(choose, [self.policy.rng])
+                self._graph = recorded(choose, [self.policy.rng], stream=self._urgent)
                 self._graph.replay()
             assert self._recorded is not None
             return self._recorded

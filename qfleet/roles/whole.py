@@ -156,16 +156,18 @@ def swift(rounded: bool) -> Iterator[None]:
 
 
 def recorded(do: Callable[[], object], generators: list[torch.Generator],
-             beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
+             beside: torch.cuda.CUDAGraph | None = None,
+             stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
     """What `do` does on a GPU, ready to be replayed; every replay goes on with the generators. Two recordings `beside`
-    each other share their memory, as they never run at once."""
+    each other share their memory, as they never run at once; one that runs while another does is made on a `stream` of
+    its own, since libraries keep a workspace for each, and has that stream's priority ever after."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
     torch.cuda.synchronize()
     kept = [generator.clone_state() for generator in generators]
     try:
-        with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
+        with torch.cuda.graph(graph, pool=None if beside is None else beside.pool(), stream=stream):
             do()
     except BaseException:
         for generator, state in zip(generators, kept, strict=True):

@@ -235,7 +235,7 @@ def test_recorded_reflexes_choose_as_the_policy_does_between_others(monkeypatch,
     reflex, rehearsed = Reflex(quick, SPEC, 3, wanted), []
     monkeypatch.setattr(reflexes, "aside", lambda do: rehearsed.append(do()))
     monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(reflexes, "recorded", lambda do, generators: Tape(reflex, do))
+    monkeypatch.setattr(reflexes, "recorded", lambda do, generators, stream: Tape(reflex, do))
     monkeypatch.setattr(reflex, "_choose", lambda noise: Reflex._choose(reflex, noise) if reflex._graph
                         else reflex._record(noise))
     plain, seen = Arm(torch.tensor([0.0, 0.3, 1.0])), np.zeros((3, 2, 12, 12), np.uint8)
@@ -254,6 +254,41 @@ def test_recorded_reflexes_choose_as_the_policy_does_between_others(monkeypatch,
     assert rehearsed and isinstance(reflex._graph, Tape)
 
 
+def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
+    """What a GPU's streams are told, on a tape: without a word nobody would wait, with too many everybody would."""
+    agent = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC)
+    policy, tape, streams = Policy(agent, 4, CPU), [], []
+    reflex = Reflex(policy, SPEC, 3, ())
+    urgent = SimpleNamespace(wait_stream=lambda stream: tape.append(f"wait for {stream}"))
+    monkeypatch.setattr(reflex, "_urgent", urgent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the usual one of {device}")
+
+    @contextlib.contextmanager
+    def on(stream):
+        tape.append("on the urgent one" if stream is urgent else "on another")
+        yield
+        tape.append("off")
+
+    def act():
+        tape.clear()
+        reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.zeros(3)))
+        return list(tape)
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    waited = ["wait for the usual one of cpu", "on the urgent one", "off"]
+    reflex.begin()
+    assert [act(), act(), act()] == [waited, waited[1:], waited[1:]], "for what was made before the first one"
+    policy.load(policy.flat.state(), 7)
+    assert [act(), act()] == [waited, waited[1:]], "for new weights"
+    reflex.begin()
+    assert [act(), act()] == [waited, waited[1:]], "for what an evaluation may have changed"
+    monkeypatch.setattr(reflexes, "aside", lambda do: do())
+    monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(reflexes, "recorded", lambda do, generators, stream: streams.append(stream) or Tape(reflex, do))
+    reflex._record(True)
+    assert streams == [urgent], "a recording has the priority, and the workspace, of the stream that it was made on"
+
+
 def test_what_outlives_episodes_is_no_matter_of_reflex():
     made = [module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16]}), SPEC)
             for module in (r2d2, ngu)]
@@ -269,7 +304,7 @@ def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
     reflex, drawn = Reflex(quick, SPEC, 3, ()), []
     monkeypatch.setattr(reflexes, "aside", lambda do: drawn.append(do()))
     monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(reflexes, "recorded", lambda do, generators: SimpleNamespace(replay=do))
+    monkeypatch.setattr(reflexes, "recorded", lambda do, generators, stream: SimpleNamespace(replay=do))
     monkeypatch.setattr(reflex, "_choose", lambda noise: reflex._record(noise))
     obs, arm = {"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.tensor([1.0, 1.0, 0.5]))
     for _ in range(5):
