@@ -49,6 +49,11 @@ QUANTILES = ["agent.hidden=[256,256]", *ZOO]
 SURE = "stop_at=490"
 """Where the first evaluation of 475 was luck in some run: the policy is judged by episodes of its own afterwards."""
 PER = ["replay.alpha=0.5", "replay.beta_steps=50000"]
+BTR = ["agent.algo=iqn", "agent.hidden=[128,128]", "agent.n_step=3", "agent.policy_samples=8", "agent.munchausen=true",
+       "agent.dueling=true", "agent.noisy=true", "agent.noisy_epsilon=true", "replay.alpha=0.2",
+       "replay.beta_steps=50000"]
+"""What the recipe btr switches on, less what is for pictures; its γ of 0.997 is for longer games. The row has LayerNorm
+besides, which btr has not."""
 
 TORSOS = {"mlp": 8, "small": 8, "impala": 8, "efficient": 25, "nature": 36}
 """Every torso, and the side of the smallest picture that suits it."""
@@ -87,6 +92,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *QUANTILES, "agent.quantiles=10"]),
     "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *QUANTILES, "agent.policy_samples=8"]),
     "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),
+    "cartpole btr": ("cartpole", 475, [*BTR, "agent.norm=layer", *ZOO, SURE]),
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
     "catch pixels bf16": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=bf16"]),
