@@ -118,22 +118,23 @@ def reached(trial: Trial, root: Path) -> int:
 
 
 def draw_figures(document: dict[str, Any]) -> Any:
-    """Their two pictures and ours over them: by learner updates, and by episodes of one client."""
-    figure = blank(11, 4.2)
-    left, right = figure.subplots(1, 2)
-    rows = document["rows"]
+    """Their two pictures and ours over them: by learner updates, and by episodes of one client, if there are any."""
+    rows, gorila = document["rows"], document["rows"].get("Gorila, 3 clients")
+    figure = blank(11 if gorila else 8, 4.2)
+    left, *more = figure.subplots(1, 2 if gorila else 1, squeeze=False)[0]
     for colour, (name, theirs) in zip(COLOURS, THEIRS.items(), strict=False):
-        left.axvline(theirs, color=colour, linestyle=":", label=f"{name}: theirs is at about 20")
+        left.axvline(theirs / 1000, color=colour, linestyle=":", label=f"{name}: theirs is at about 20")
         if (row := rows.get(name)) is not None:
-            left.plot([updates for updates, _ in row["curve_clocks"]], [mean for _, mean, _ in row["curve"]],
+            left.plot([updates / 1000 for updates, _ in row["curve_clocks"]], [mean for _, mean, _ in row["curve"]],
                       color=colour, label=f"{name}: ours")
-    left.set(title="pytorch-distributed: actors and n", xlabel="learner updates", ylabel="return of greedy evaluations")
-    right.plot(*zip(*THEIR_CLIENTS, strict=True), "o:", color=COLOURS[3], label="theirs, its turns")
-    if (gorila := rows.get("Gorila, 3 clients")) is not None:
+    left.set(title="pytorch-distributed: actors and n", xlabel="thousands of learner updates",
+             ylabel="return of greedy evaluations")
+    for right in more:
+        right.plot(*zip(*THEIR_CLIENTS, strict=True), "o:", color=COLOURS[3], label="theirs, its turns")
         episodes = [count / 3 for _, count in gorila["training_clocks"]]
         right.plot(episodes, [mean for _, mean in gorila["training"]], color=COLOURS[0],
                    label="ours, mean of 100 episodes")
-    right.set(title="Gorila: a server and 3 clients", xlabel="episodes of a client", ylabel="return while training")
+        right.set(title="Gorila: a server and 3 clients", xlabel="episodes of a client", ylabel="return while training")
     return dressed(figure)
 
 

@@ -65,8 +65,10 @@ def test_rows_say_how_far_a_run_went_and_are_drawn(tmp_path):
     assert row["curve"] == [[100_000, 20.5, 0.5]] and row["curve_clocks"] == [[10_000, 1000]]
     assert len(row["training"]) == len(row["training_clocks"]) <= 300 and row["training"][-1] == [100_000, 979.0]
     left, right = sources.draw_figures({"rows": rows}).axes
-    assert [list(line.get_xdata()) for line in left.lines if line.get_label().endswith("ours")] == [[10_000]] * 3
+    assert [list(line.get_xdata()) for line in left.lines if line.get_label().endswith("ours")] == [[10]] * 3
     assert right.lines[1].get_xdata()[-1] == 1000 / 3
+    del rows["Gorila, 3 clients"]
+    assert len(sources.draw_figures({"rows": rows}).axes) == 1, "no picture of what was not run"
     four = sources.draw_games({"rows": {"Asterix double": row}}).axes
     assert len(four) == 4 and len(four[0].lines) == 3 and len(four[1].lines) == 2
 
@@ -119,6 +121,23 @@ def test_the_best_policy_of_a_run_plays_games_in_the_end(tmp_path):
     row = trials.row(trial, tmp_path, games=3)
     assert row["steps"] >= 400 and len(row["curve"]) == 1
     assert row["games"]["episodes"] == 3 and len(row["games"]["returns"]) == 3
+
+
+def test_every_run_of_the_fast_recipe_counts_in_time_or_not():
+    import derived
+
+    def run(seed, solved_s, **more):
+        games = {"mean_reward": 18.46, "episodes": 30} if solved_s else None
+        return {"kind": "pong", "date": "2026-11-17", "seed": seed, "set": [], "solved_s": solved_s, "games": games,
+                "judged": [[80.0, 600_000, 19.5, 10.0]], "curve": [[10, 1000, -21.0], [80, 600_000, 4.0]]} | more
+
+    records = [run(1, 70.6), run(2, None, aim=19.0), run(3, 130.0), run(1, 99.0), run(1, 50.0, set=["env.lanes=8"]),
+               {name: value for name, value in run(2, 60.0).items() if name != "games"}]
+    found = derived.solved_pong(records)
+    assert (found["solved"], found["soonest"], found["latest"]) == ("2 of 4", 70.6, 99.0)
+    lines = found["table"].strip().splitlines()
+    assert len(lines) == 6 and lines[2] == "| 2026-11-17 | 1 | 18 | **71** | 600,000: 19.5 | 18.5 |"
+    assert lines[3] == "| 2026-11-17 | 2 | 19 | not in 150 | 600,000: 19.5 | not played |"
 
 
 def test_runs_of_pong_are_told_in_a_table_and_a_picture():
