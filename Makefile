@@ -28,8 +28,8 @@ train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a rep
 test: $(COMPLETE)  ## all checks and all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --durations=20
-	$(BIN)/python -m pytest -m alone --durations=40
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --durations=40
+	$(BIN)/python -m pytest -m alone --durations=10
 
 check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/ruff check .
@@ -60,6 +60,7 @@ bench: $(READY)  ## speed and memory against peers, on a quiet machine; results 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/decode.py --out benchmarks/results/decode.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/wire.py --out benchmarks/results/wire.json
 

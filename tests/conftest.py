@@ -1,6 +1,10 @@
-"""Under CI nothing may be skipped in silence: with QFLEET_NO_SKIPS a skipped test or file fails the session."""
+"""Under CI nothing may be skipped in silence: with QFLEET_NO_SKIPS a skipped test or file fails the session.
+
+Files whose tests are given most time come first, so that in the end no worker is left alone with a long one.
+"""
 
 import os
+from collections import defaultdict
 
 from hypothesis import settings
 
@@ -10,6 +14,14 @@ settings.register_profile("no clock", deadline=None)  # no test asserts a durati
 settings.load_profile("no clock")
 
 SKIPPED: list[str] = []
+
+
+def pytest_collection_modifyitems(items):
+    allowed = defaultdict(float)  # seconds for a test of each file, where more than usual
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        allowed[item.path] = max(allowed[item.path], mark.args[0] if mark else 0)
+    items.sort(key=lambda item: -allowed[item.path])  # stable: within a file, and among equals, nothing moves
 
 
 def pytest_runtest_logreport(report):

@@ -21,7 +21,7 @@ from qfleet.runtime import isolate
 from qfleet.runtime.isolate import IsolatedEnv
 from qfleet.types import EnvFault, EnvSpec, Leaf, Outcome, UserError, VectorEnv
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(60),
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60),
               pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX pipes")]
 
 LANES = 3

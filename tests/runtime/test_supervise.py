@@ -16,7 +16,7 @@ from nursery import BEAT, DEAF, QUICK, alive, child, children, numbers, until
 
 from qfleet.runtime.supervise import VAIN, Child, Patience, Supervisor, ending
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(90),
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90),
               pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")]
 
 PID = "open(os.environ['PIDS'], 'a').write(f'{os.getpid()}\\n')\n"

@@ -16,8 +16,7 @@ from nursery import BEAT, DEAF, TAKE, alive, numbers, until
 from qfleet.runtime.guard import Guard
 from qfleet.runtime.tether import VARIABLE, Leash, Tether
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(os.name != "posix", reason="needs POSIX pipes"),
-              pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(os.name != "posix", reason="needs POSIX pipes")]
 
 PID = "open(os.environ['PIDS'], 'a').write(f'{os.getpid()}\\n')\n"
 WATCH = "tether.on_orphan(lambda: print('alone', flush=True))\n"

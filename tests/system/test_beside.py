@@ -15,7 +15,7 @@ from real_runs import ENVIRONMENT, TINY, records, train, weights_hash
 from qfleet import api
 from qfleet.runs.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 BESIDE = ["eval.beside=true", "eval.period_steps=200", "run.threads=1"]
 
 

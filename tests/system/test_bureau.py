@@ -22,7 +22,7 @@ from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.shard_pb2 import LookReply
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(60)]
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
         "gradients=server", "cells=2", "server.shards=2", "run.threads=1", "total_steps=1000", "eval.period_steps=100"]
 

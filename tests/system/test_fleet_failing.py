@@ -6,7 +6,7 @@ import pytest
 from fleet_runs import SMALL, FleetRun, assert_goes_forward
 from real_runs import newest, qfleet, records
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 ONCE = [*SMALL, "actors=1", "total_steps=100000", "eval.period_steps=null", "checkpoint.period_steps=100",
         "fleet.max_restarts=0", "run.name=x"]
 

@@ -4,11 +4,11 @@ import signal
 import time
 
 import pytest
-from fleet_runs import SMALL, FleetRun, assert_goes_forward, processes
+from fleet_runs import GENTLE, SMALL, FleetRun, assert_goes_forward, processes
 from real_runs import newest, records
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.alone]
-ENDLESS = [*SMALL, "actors=2", "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=200",
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+ENDLESS = [*SMALL, GENTLE, "actors=2", "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=200",
            "run.name=x"]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from fleet_soak import soak
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_cartpole_is_learnt_while_processes_are_killed(tmp_path):

@@ -13,7 +13,7 @@ from real_runs import train
 
 from qfleet.envs.toy import Chain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVERYTHING = ROWS[1]
 STEADY = ["replay.capacity=20000", "learner.learning_rate=3e-4", "total_steps=16000"]

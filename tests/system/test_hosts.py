@@ -14,7 +14,7 @@ from qfleet import api
 from qfleet.assemble import layout_of
 from qfleet.replay.segments import read
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_namespaces, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_namespaces]
 
 PARTITION_S = float(os.environ.get("QFLEET_PARTITION_S", "12"))
 """30 is what the fleet promises to survive, and what `make soak` tries."""

@@ -17,7 +17,7 @@ from qfleet import cli
 from qfleet.runtime.wire.channel import PROTOCOL, SERVICE
 from qfleet.runtime.wire.security import bearer, read_token, write_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FIELD = textwrap.dedent("""
     import time

@@ -8,7 +8,7 @@ from real_runs import newest, train
 from qfleet import api
 from qfleet.runs.parts import unpack_state
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CUE = ["env.kwargs={delay: 8}", "agent.unroll=9", "agent.stride=9", "agent.n_step=8", "replay.chunk_steps=9",
        "run.threads=1", "run.tensorboard=false"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from real_runs import ENVIRONMENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 SLACK_BYTES = 12e6
 
 SCRIPT = """

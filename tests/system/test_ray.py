@@ -21,7 +21,7 @@ from real_runs import TINY, newest
 from qfleet import recipe
 from qfleet.types import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
 ENDLESS = ["placement=ray", "actors=auto", "env.lanes=2", "stop_at=null", "total_steps=1000000", "run.threads=1",
            "run.tensorboard=false", "run.log_period_steps=100", "eval.period_steps=1000",

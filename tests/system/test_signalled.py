@@ -22,7 +22,7 @@ from real_runs import (
 
 from qfleet import api
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENDLESS = ["total_steps=100000", "run.log_period_steps=50", "run.name=x"]
 
 

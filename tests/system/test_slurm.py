@@ -13,9 +13,10 @@ from real_runs import ENVIRONMENT, TINY, command, newest, records
 from slurm_kit import Slurm, needs_slurm
 from test_crew import ranks_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENDLESS = ["total_steps=10000000"]
-SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400"]
+SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400",
+         "learner.capture=false"]  # what records the first update takes seconds to import, in every life of a rank
 
 
 @pytest.fixture(scope="module")

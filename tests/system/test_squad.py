@@ -5,17 +5,17 @@ import time
 
 import pytest
 import torch
-from fleet_runs import FleetRun, assert_goes_forward, processes
+from fleet_runs import GENTLE, FleetRun, assert_goes_forward, processes
 from real_runs import TINY, newest, records, train, weights_hash
 
 from qfleet import api
 from qfleet.roles.server import ServerConfig
 from qfleet.roles.viaserver import bytes_per_update
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SERVER = ["gradients=server", "device=cpu"]
 PLAIN = "learner.capture=false"  # what records the first update takes seconds to import, in every cell
-ENDLESS = [*TINY, *SERVER, PLAIN, "cells=2", "server.shards=2", "total_steps=1000000", "eval.period_steps=500",
+ENDLESS = [*TINY, *SERVER, PLAIN, GENTLE, "cells=2", "server.shards=2", "total_steps=1000000", "eval.period_steps=500",
            "checkpoint.period_steps=400", "replay.capacity=20000", "run.name=x"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet_runs import FleetRun, assert_goes_forward
+from fleet_runs import GENTLE, FleetRun, assert_goes_forward
 from real_runs import TINY, newest, records
 
 from qfleet.roles.server import Push
@@ -18,9 +18,9 @@ from qfleet.runtime.wire.shard_pb2 import State
 from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
 from qfleet.types import ProcessFault, UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SQUAD = [*TINY, "gradients=server", "cells=2", "server.shards=2", "server.copy_period_updates=20", "device=cpu",
-         "learner.capture=false",
+         "learner.capture=false", GENTLE,
          "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=600", "run.log_period_steps=100",
          "replay.capacity=20000", "fleet.heartbeat_timeout_s=10", "fleet.max_restarts=20", "run.name=x"]
 
@@ -61,7 +61,7 @@ def test_a_killed_cell_rejoins_with_its_replay_and_the_others_do_not_notice(squa
     learns_on(squad)
     after = reborn(squad, "cell/1", pid)
     assert (after.index, after.incarnation) == (1, before["cell/1"][0] + 1)
-    squad.until(lambda: squad.member("cell/1").steps > 50, 120)
+    squad.until(lambda: (cell := squad.member("cell/1")) is not None and cell.steps > 50, 120)
     assert squad.pids()["cell/0"] == before["cell/0"][1]
     squad.until(lambda: figure(squad, "fleet/restarts") >= 1)
     before = squad.checkpoints[-1]
