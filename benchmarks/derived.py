@@ -108,6 +108,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         rows[f"pong{words}"] = {"solved": f"{solved} of {len(runs)}", "slowest": min(paces), "fastest": max(paces),
                                 "starts": [min(starts, default=None), max(starts, default=None)]}
     found["eight times"] = eight_times(records)
+    found["pong-fast"] = solved_pong(records)
     for batch in (32, 512):
         plain = f"updates {batch} alpha=0.6 norm=none"
         found[f"compiled {batch}"] = found[f"{plain} compile=true"]["updates_per_s"] / found[plain]["updates_per_s"]
@@ -122,21 +123,34 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """All runs of `pong-fast` as it is, which are those whose policies played on afterwards."""
+    runs = [one | pong(one) for one in records if one["kind"] == "pong" and not one["set"] and "games" in one]
+    lines = ["| date | seed | aim | seconds | evaluations: step, score | 30 more games |", "|---|---|---|---|---|---|"]
+    for run in runs:
+        spent = f"**{run['solved_s']:.0f}**" if run["solved_s"] else "not in 150"
+        lines.append(f"| {run['date']} | {run['seed']} | {run.get('aim', 18):g} | {spent} | {run['evaluations']} | "
+                     f"{run['fresh']} |")
+    spent = sorted(run["solved_s"] for run in runs if run["solved_s"] and run["solved_s"] <= IN_TIME_S)
+    return {"table": block(lines), "solved": f"{len(spent)} of {len(runs)}", "soonest": spent[0], "latest": spent[-1]}
+
+
 def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:
     """All runs that learnt from every step eight times, but for the first: steps were not stored beside emulation."""
     words = {"replay.samples_per_insert=8", "learner.batch_size=512", "replay.alpha=0.6", "agent.norm=none",
              "run.log_period_steps=20000"}
     runs = [one | acting(one) for one in records
             if one["kind"] == "acting" and set(one["set"]) - {"eval.beside=false"} == words][1:]
-    lines = ["| date | steps/s | bare emulators | share | ms: waits for games, chooses, stores | 200M frames, min |",
-             "|---|---|---|---|---|---|"]
+    lines = ["| date | stream of actors | steps/s | bare emulators | share | ms: waits for games, chooses, stores | "
+             "200M frames, min |", "|---|---|---|---|---|---|---|"]
     for run in runs:
         parts = ", ".join(f"{run['ms'][f'actor/{name}_ms']:.1f}" for name in ("env", "act", "store"))
-        lines.append(f"| {run['date']} | {run['steps_per_s']:,} | {run['random_steps_per_s']:,} | {run['share']:.0%} | "
-                     f"{parts} | {run['frames_200m_min']:.0f} |".replace("%", " %"))
+        stream = "their own" if "state" in run else "the learner's"
+        lines.append(f"| {run['date']} | {stream} | {run['steps_per_s']:,} | {run['random_steps_per_s']:,} | "
+                     f"{run['share']:.0%} | {parts} | {run['frames_200m_min']:.0f} |".replace("%", " %"))
     shares, rates = [run["share"] for run in runs], [run["steps_per_s"] for run in runs]
     return {"table": block(lines), "least": min(shares), "most": max(shares), "median": statistics.median(shares),
-            "slowest": min(rates), "fastest": max(rates)}
+            "slowest": min(rates), "fastest": max(rates), "newest": runs[-1]}
 
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:
@@ -288,8 +302,17 @@ def _cost(part: dict[str, Any] | None) -> str:
 
 
 def costs(data: dict[str, Any]) -> dict[str, Any]:
-    """cost.json: a table for every axis."""
-    return {axis: block([cost.table(data["results"], axis)]) for axis in ("lanes", "batch", "replay")}
+    """cost.json: a table for every axis, and by recipe what the largest batch costs and a stored step takes."""
+    found: dict[str, Any] = {axis: block([cost.table(data["results"], axis)]) for axis in ("lanes", "batch", "replay")}
+    for recipe in cost.AXES:
+        rows = [one for one in data["results"] if one["recipe"] == recipe]
+        small, *_, large = sorted((one for one in rows if one["lanes"] == 8), key=lambda one: one["batch"])
+        full, wide = max(rows, key=lambda one: one["replay"]), max(rows, key=lambda one: one["lanes"])
+        dearer = small["updates_per_cpu_s"] / large["updates_per_cpu_s"]
+        found[recipe] = {"samples": large["batch"] / small["batch"], "dearer": dearer,
+                         "more": large["batch"] / small["batch"] / dearer, "stored": wide["stored"],
+                         "bytes": 1e6 * full["replay_mb"] / full["replay"]}
+    return found
 
 
 def block(lines: list[str]) -> str:
