@@ -315,6 +315,15 @@ def costs(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def strangers(data: dict[str, Any]) -> dict[str, Any]:
+    """foreign_load.json: what a process that keeps a core busy costs each run."""
+    lines = ["| run | threads | steps/s | beside a busy core | slower by a factor of |", "|---|---|---|---|---|"]
+    for run in data["runs"]:
+        rates = [number(run[name], 0) for name in ("threads", "quiet", "busy")]
+        lines.append(f"| {run['run']} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
+    return data | {"table": block(lines)}
+
+
 def block(lines: list[str]) -> str:
     """Lines of a table between marks that stand alone in their lines."""
     return "\n\n" + "\n".join(lines) + "\n\n"
@@ -335,4 +344,4 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
-    "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}
+    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}

@@ -2,11 +2,13 @@
 
     python benchmarks/foreign_load.py [--windows 6] [--seconds 5] [--out benchmarks/results/foreign_load.json]
 
-CartPole, and Catch as pictures, all in one process, with the threads that qfleet plans by itself, and then with
-run.share_cores=true. A loop that does
-nothing is stopped and woken in turns while the run goes on; both medians come from one run, so that what else the
-machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K) of a machine
-that is used whole, and half of it where threads wait for the slowest of them.
+CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself. On two cores each
+of them learns a part of a batch of 32. Batches of 31 are too small for that: the threads share every operation, or, with
+run.share_cores=true, leave the core to the stranger. They make as many updates per step, each of 31 items instead of 32.
+
+A loop that does nothing is stopped and woken in turns while the run goes on; both medians come from one run, so that
+what else the machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K) of
+a machine that is used whole, and half of it where threads wait for the slowest of them.
 """
 
 from __future__ import annotations
@@ -29,12 +31,17 @@ from qfleet.bench import machine
 
 PIXELS = ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500",
           "learner.batch_size=32", "run.log_period_steps=80"]
+PONG = ["pong", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500", "run.log_period_steps=80"]
+WHOLE = ["learner.batch_size=31", "replay.samples_per_insert=7.75"]
 COMMON = ["stop_at=null", "total_steps=100000000", "eval.period_steps=null", "eval.episodes=1",
           "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false"]
 RUNS = {
     "cartpole": ["cartpole", "run.log_period_steps=400"],
     "catch-pixels": PIXELS,
-    "catch-pixels, shared": [*PIXELS, "run.share_cores=true"],
+    "catch-pixels, undivided": [*PIXELS, *WHOLE],
+    "catch-pixels, undivided, shared": [*PIXELS, *WHOLE, "run.share_cores=true"],
+    "pong": PONG,
+    "pong, undivided": [*PONG, *WHOLE],
 }
 
 
@@ -104,9 +111,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found = [measure(name, args.windows, args.seconds) for name in RUNS]
+    found = [measure(name, args.windows, args.seconds) for name in args.only]
     for row in found:
         print(f"{row['run']}: {row['quiet']:.0f} steps/s, {row['busy']:.0f} beside a busy core, "
               f"{row['slowdown']:.2f} times slower; torch threads {row['threads']}")

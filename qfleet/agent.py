@@ -94,6 +94,8 @@ class Agent:
     An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
     at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
     judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
+    What the loss of an `itemwise` agent says of an item depends on that item and the weights alone, and all it draws is
+    the given generator's: parts of a batch may be learnt side by side.
     `rates` are those of parameters whose names begin so, where they are not to move like all others; `rested` is the
     loss for updates in which all of them that have a period rest, without what moves nothing else.
     """
@@ -112,6 +114,7 @@ class Agent:
     arms: int = 1
     rates: Mapping[str, Rate] = field(default_factory=dict)
     rested: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
+    itemwise: bool = False
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

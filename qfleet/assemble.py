@@ -23,7 +23,7 @@ from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.precision import bf16_is_faster
-from qfleet.runtime.threads import decoding_threads, thread_plan, usable_cores
+from qfleet.runtime.threads import decoding_threads, learning_parts, thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
 from qfleet.settings import RunConfig, shared_out
 from qfleet.types import EnvSpec, UserError, VectorEnv
@@ -168,11 +168,15 @@ def plan_of(config: RunConfig) -> Plan:
     """What the roles need to know of a settled config."""
     alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
     decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, _cores(config))
+    # Ranks send gradients while they are derived, and what is compiled or on a GPU shares no cores.
+    shared = config.device == "cpu" and config.gradients != "allreduce" and not config.learner.compile
+    parts = learning_parts(config.run.threads or 1, config.learner.batch_size) if shared else 1
     return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
                 log_period_steps=config.run.log_period_steps,
                 log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
-                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders)
+                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders,
+                parts=parts)
 
 
 def _slack(config: RunConfig) -> float:

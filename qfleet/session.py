@@ -161,7 +161,11 @@ def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange:
         cast = cast_of(config, env)
         stack.callback(cast.close)
         inline = Inline(cast, plan_of(config), outside)
-        if (threads := config.run.threads or 1) > 1 and not (config.env.isolate or config.eval.beside):
+        if inline.cell.learner.divided:
+            if config.run.share_cores:
+                log.warning("run.share_cores=true has no effect: each thread of this run learns a part of the batch, "
+                            "and no operation has several")
+        elif (threads := config.run.threads or 1) > 1 and not (config.env.isolate or config.eval.beside):
             inline.beside.append(Courtesy(threads, usable_cores(), config.run.share_cores))
         if arrange is not None:
             arrange(config, inline, directory, stack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,9 +19,12 @@ ENDLESS = 1e12
 
 
 class Stage:
-    """`play` steps without learning, `learn` updates without acting. Nothing is logged, judged or saved."""
+    """`play` steps without learning, `learn` updates without acting. Nothing is logged, judged or saved.
 
-    def __init__(self, name: str, overrides: Sequence[str] = ()) -> None:
+    Who follows an update from operation to operation wants it not to be `divided` among threads.
+    """
+
+    def __init__(self, name: str, overrides: Sequence[str] = (), divided: bool = True) -> None:
         keep_pages()
         config = recipe.resolve(name, [*overrides]).config
         env = make_env(config.env, config.env.lanes)
@@ -33,13 +37,14 @@ class Stage:
             env.close()
             raise
         try:
-            self._begin(env.lanes)
+            self._begin(env.lanes, divided)
         except BaseException:
             self._cast.close()
             raise
 
-    def _begin(self, lanes: int) -> None:
-        inline = Inline(self._cast, plan_of(self.config), NOTHING)
+    def _begin(self, lanes: int, divided: bool) -> None:
+        plan = plan_of(self.config)
+        inline = Inline(self._cast, plan if divided else replace(plan, parts=1), NOTHING)
         self.actors, self.learner, self.replay = inline.actors, inline.cell.learner, inline.cell.replay
         self.lanes = lanes * len(self.actors)
         seeds = lane_seeds(self.config.seed, self.lanes, "begin")

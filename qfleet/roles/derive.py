@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Derivative:
 
     total: torch.Tensor
     per_item: torch.Tensor
-    grads: list[torch.Tensor | None]
+    grads: Sequence[torch.Tensor | None]
     priority: torch.Tensor
     metrics: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]

@@ -42,32 +42,31 @@ class Flat:
         same = dtype in (torch.float32, torch.float64)
         if same or device.type != "cuda":
             self.data = torch.empty(size, dtype=dtype, device=device)
-            rooms = list(self._named(self.data).values())
+            rooms = list(self.named(self.data).values())
         else:
             self._order = order_of(list(self.shapes.values())).to(device)
             self.data = torch.empty(len(self._order), dtype=dtype, device=device)
             rooms = rooms_of(self.data, list(self.shapes.values()))
         self.master = torch.empty(size, dtype=dtype if same else torch.float32, device=device)
-        for parameter, room, place in zip(self.parameters, rooms, self._named(self.master).values(), strict=True):
+        for parameter, room, place in zip(self.parameters, rooms, self.named(self.master).values(), strict=True):
             room.copy_(parameter.detach())
             place.copy_(room)
             parameter.data = room
         self.master = self.data if same else self.master
         self._buffers = dict(net.named_buffers())
-        self._views = self._named(self.master) | self._buffers
+        self._views = self.named(self.master) | self._buffers
         trained = any(parameter.requires_grad for parameter in self.parameters)
         self.grad = torch.zeros(size if trained else 0, dtype=self.master.dtype, device=device)
-        self.rooms = list(self._named(self.grad).values()) if trained else []
+        self.rooms = list(self.named(self.grad).values()) if trained else []
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
+        if grads is self.rooms:  # gathered there already
+            return self.grad
         if len(grads) == sum(grad is not None and grad.is_cuda and grad.dtype == torch.bfloat16 for grad in grads):
             self._join([grad for grad in grads if grad is not None])
             return self.grad
-        pairs = [(room, grad) for room, grad in zip(self.rooms, grads, strict=True) if grad is not None]
-        if absent := [room for room, grad in zip(self.rooms, grads, strict=True) if grad is None]:
-            torch._foreach_zero_(absent)
-        torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
+        pour(grads, self.rooms)
         return self.grad
 
     def _join(self, grads: Sequence[torch.Tensor]) -> None:
@@ -96,7 +95,7 @@ class Flat:
 
     def state(self) -> dict[str, torch.Tensor]:
         """A float32 copy of all weights and buffers, by name."""
-        return self._named(self.master.clone()) | {name: value.clone() for name, value in self._buffers.items()}
+        return self.named(self.master.clone()) | {name: value.clone() for name, value in self._buffers.items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take weights and buffers, by name; every name and shape must fit."""
@@ -126,9 +125,18 @@ class Flat:
             mine.copy_(other._buffers[name])
         self.sync()
 
-    def _named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+    def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A vector of all parameters as views of it, by name."""
         views = vector.split([shape.numel() for shape in self.shapes.values()])
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
+
+
+def pour(grads: Sequence[torch.Tensor | None], rooms: Sequence[torch.Tensor]) -> None:
+    """Write gradients where they belong; zeros for a parameter that took no part."""
+    pairs = [(room, grad) for room, grad in zip(rooms, grads, strict=True) if grad is not None]
+    if absent := [room for room, grad in zip(rooms, grads, strict=True) if grad is None]:
+        torch._foreach_zero_(absent)
+    torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
 
 
 BORDER = 64

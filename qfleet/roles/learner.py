@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,8 +20,10 @@ from qfleet.roles.derive import Captured, Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Gradients, Solo
+from qfleet.roles.hands import Hands
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
+from qfleet.roles.parted import Parted, divisible
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import seed_for
 from qfleet.roles.whole import Report, Whole, first_line, obstacle
@@ -58,8 +61,8 @@ class Diverged(Exception):
 class Learner:
     """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock.
 
-    `meet` puts another gradient rule in the place of `Solo`, before the first update. `advance` says how many updates
-    there are after one more, where others make some, too.
+    `meet` puts another gradient rule in the place of `Solo`, and `divide` shares batches out, both before the first
+    update. `advance` says how many updates there are after one more, where others make some, too.
     """
 
     _doubt: Doubt | None
@@ -86,9 +89,10 @@ class Learner:
             compile_if_possible(self.flat.net, self.target.net)
         self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
-        self._doubt, self._eager = None, list[Eager]()
-        self.derive = self._deriving(agent)
-        self._rested = None if agent.rested is None else self._deriving(replace(agent, loss=agent.rested))
+        self._doubt, self._eager, self.divided = None, list[Eager](), False
+        self.derive: Derive = self._deriving(agent, self.rng)
+        self._rested = None if agent.rested is None else self._deriving(replace(agent, loss=agent.rested),
+                                                                             self.rng)
         self._whole: Whole | None = None
         self._decided = False
         self.advance: Callable[[int], int] = lambda updates: updates + 1
@@ -105,14 +109,23 @@ class Learner:
         gradients.attach(self.flat)
         self.gradients = gradients
 
+    def divide(self, hands: Hands) -> bool:
+        """From now on each of these learns a part of every batch; False where that would change what is learnt."""
+        if not divisible(self.agent, self.flat.net):
+            return False
+        self.divided, self.derive = True, Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
+        if isinstance(self.gradients, Solo):
+            self.gradients.divide(hands)
+        return True
+
     def doubt(self, deviations: float) -> None:
         """From now on leave out losses that are beyond belief."""
         self._doubt = Doubt(deviations, self.flat.master.device)
         for eager in self._eager:
             eager.bound = self._doubt.bound
 
-    def _deriving(self, agent: Agent) -> Derive:
-        eager = Eager(agent, self.flat.net, self.target.net, self.rng)
+    def _deriving(self, agent: Agent, rng: torch.Generator) -> Derive:
+        eager = Eager(agent, self.flat.net, self.target.net, rng)
         self._eager.append(eager)
         return Captured(eager) if self.cfg.capture is True and not self.cfg.compile else eager
 

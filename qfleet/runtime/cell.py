@@ -17,6 +17,7 @@ from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Recorder
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.evaluator import Score
+from qfleet.roles.hands import Hands
 from qfleet.roles.learner import Learner
 from qfleet.roles.metrics import Meter, Sink
 from qfleet.roles.policy import Policy
@@ -56,6 +57,8 @@ class Cell:
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
         self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
                                outside.on_bad)
+        if plan.parts > 1 and self.learner.divide(Hands(plan.parts)):
+            torch.set_num_threads(1)  # for this one, which is the first of the hands; the others have their own
         self.learner.limit = plan.total_updates
         self.learner.publish()
 

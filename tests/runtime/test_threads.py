@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from real_runs import weights_hash
 
-from qfleet import assemble, doctor
+from qfleet import api, assemble, doctor
 from qfleet.recipe import resolve
+from qfleet.roles.learner import Learner
 from qfleet.runtime import gpus, threads
-from qfleet.runtime.threads import decoding_threads, judging_threads, thread_plan, usable_cores
+from qfleet.runtime.threads import decoding_threads, judging_threads, learning_parts, thread_plan, usable_cores
 from qfleet.types import EnvSpec, Leaf
 
 
@@ -31,6 +33,36 @@ def test_batches_are_decoded_by_threads_that_wait_and_on_cores_that_are_idle(mon
                                                                              given):
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     assert decoding_threads(torch_has, gpu, alone, cores=16) == given
+
+
+@pytest.mark.parametrize(("threads", "items", "parts"), [
+    (1, 32, 1), (2, 32, 2), (2, 31, 1), (4, 32, 1), (4, 64, 4), (16, 512, 16), (16, 64, 1)])
+def test_each_thread_learns_a_part_of_a_batch_if_that_is_large_enough(threads, items, parts):
+    assert learning_parts(threads, items) == parts
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    ([], 2), (["learner.batch_size=16"], 1), (["run.threads=1"], 1), (["learner.compile=true"], 1),
+    (["gradients=allreduce", "cells=2"], 1), (["placement=processes"], 2), (["gradients=server", "cells=2"], 2)])
+def test_whose_batches_are_divided(words, parts):
+    base = ["device=cpu", "run.threads=2", "learner.batch_size=32", "learner.precision=fp32"]
+    config = resolve("pong", [*base, *words]).config
+    assert assemble.plan_of(config).parts == parts
+
+
+def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tmp_path, caplog, monkeypatch):
+    words = ["env.kwargs={pixels: true}", "env.lanes=2", "replay.capacity=400", "replay.min_steps=64",
+             "replay.chunk_steps=8", "learner.batch_size=32", "learner.precision=fp32", "total_steps=100",
+             "stop_at=null", "eval.episodes=1", "eval.period_steps=null", "checkpoint.period_steps=null",
+             "run.tensorboard=false", "run.threads=2", "run.share_cores=true", f"run.root={tmp_path}"]
+    before, divided = torch.get_num_threads(), []
+    divide = Learner.divide
+    monkeypatch.setattr(Learner, "divide", lambda self, hands: divided.append(hands.count) or divide(self, hands))
+    ends = [api.train("toy/Catch-v0", [*words, f"run.name={name}"]) for name in "ab"]
+    assert divided == [2, 2] and torch.get_num_threads() == before
+    assert "run.share_cores=true has no effect" in caplog.text
+    one, other = (weights_hash(end.directory) for end in ends)
+    assert one == other
 
 
 def test_a_quota_counts_as_cores(monkeypatch):
