@@ -2,13 +2,13 @@
 
     python benchmarks/foreign_load.py [--windows 6] [--seconds 5] [--out benchmarks/results/foreign_load.json]
 
-CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself. On two cores each
-of them learns a part of a batch of 32. Batches of 31 are too small for that: the threads share every operation, or, with
-run.share_cores=true, leave the core to the stranger. They make as many updates per step, each of 31 items instead of 32.
+CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself. On two cores,
+each of them learns a part of a batch of 32. Batches of 31 are too small for that: the threads share every operation or,
+with run.share_cores=true, leave the core to the stranger. There are as many updates per step, each of one item fewer.
 
 A loop that does nothing is stopped and woken in turns while the run goes on; both medians come from one run, so that
-what else the machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K) of
-a machine that is used whole, and half of it where threads wait for the slowest of them.
+what else the machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K)
+of a machine that is used whole, and half of it where threads wait for the slowest of them.
 """
 
 from __future__ import annotations

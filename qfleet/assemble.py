@@ -168,9 +168,9 @@ def plan_of(config: RunConfig) -> Plan:
     """What the roles need to know of a settled config."""
     alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
     decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, _cores(config))
-    # Ranks send gradients while they are derived, and what is compiled or on a GPU shares no cores.
-    shared = config.device == "cpu" and config.gradients != "allreduce" and not config.learner.compile
-    parts = learning_parts(config.run.threads or 1, config.learner.batch_size) if shared else 1
+    early = config.gradients == "allreduce" and config.allreduce.overlap  # gradients leave while they are derived
+    whole = torch.device(config.device).type != "cpu" or early or config.learner.compile
+    parts = 1 if whole else learning_parts(config.run.threads or 1, config.learner.batch_size)
     return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
                 log_period_steps=config.run.log_period_steps,

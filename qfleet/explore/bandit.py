@@ -106,7 +106,7 @@ class Choosing:
 
     def arms(self, steps: int) -> Arm:
         index, epsilon = torch.from_numpy(self._arm.copy()), self.rungs.arms(steps).epsilon
-        return Arm(epsilon[index] if self.by_arm else epsilon, index=index)
+        return Arm(epsilon[index] if self.by_arm else epsilon, index=index, count=self.bandit.arms)
 
     def episode(self, lane: int, ret: float | None) -> None:
         if ret is not None:

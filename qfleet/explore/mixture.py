@@ -39,7 +39,7 @@ class Mixture:
         self._arm = self._rng.integers(self.count, size=self.lanes)
 
     def arms(self, steps: int) -> Arm:
-        return Arm(self.ladder.arms(steps).epsilon, index=torch.from_numpy(self._arm.copy()))
+        return Arm(self.ladder.arms(steps).epsilon, index=torch.from_numpy(self._arm.copy()), count=self.count)
 
     def episode(self, lane: int, ret: float | None) -> None:
         self._arm[lane] = self._rng.integers(self.count)

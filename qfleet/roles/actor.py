@@ -154,7 +154,7 @@ class Actor:
         if self.laps.turn():
             self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
             if arm.index is not None:
-                self.metrics.write({"rollout/arm": float(arm.index.float().mean())})
+                self.metrics.write({"rollout/arm": float(arm.index.float().mean()), **arm.shares})
             if arm.sigma is not None:
                 self.metrics.write({"rollout/action_noise": float(arm.sigma.mean())})
         return True

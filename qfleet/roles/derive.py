@@ -119,8 +119,8 @@ class Captured:
                               dict(zip(buffers, figures[len(tags):], strict=True)))
 
         try:
-            _import_quietly()
             with TRACING:
+                _import_quietly()
                 module = make_fx(update)(sample.weight, *sample.rows.values())
             tidy(module)
             if _same(self._undisturbed(self.eager, sample), self._undisturbed(play, sample)):

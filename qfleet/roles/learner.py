@@ -91,8 +91,8 @@ class Learner:
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         self._doubt, self._eager, self.divided = None, list[Eager](), False
         self.derive: Derive = self._deriving(agent, self.rng)
-        self._rested = None if agent.rested is None else self._deriving(replace(agent, loss=agent.rested),
-                                                                             self.rng)
+        rested = agent.rested
+        self._rested = None if rested is None else self._deriving(replace(agent, loss=rested), self.rng)
         self._whole: Whole | None = None
         self._decided = False
         self.advance: Callable[[int], int] = lambda updates: updates + 1
@@ -111,7 +111,7 @@ class Learner:
 
     def divide(self, hands: Hands) -> bool:
         """From now on each of these learns a part of every batch; False where that would change what is learnt."""
-        if not divisible(self.agent, self.flat.net):
+        if not divisible(self.agent, self.flat.net) or hands.count > self.cfg.batch_size:
             return False
         self.divided, self.derive = True, Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
         if isinstance(self.gradients, Solo):
@@ -126,6 +126,7 @@ class Learner:
 
     def _deriving(self, agent: Agent, rng: torch.Generator) -> Derive:
         eager = Eager(agent, self.flat.net, self.target.net, rng)
+        eager.bound = None if self._doubt is None else self._doubt.bound
         self._eager.append(eager)
         return Captured(eager) if self.cfg.capture is True and not self.cfg.compile else eager
 

@@ -29,7 +29,8 @@ class Parted:
     """Derives the parts of a batch by what `deriving` makes for each of them, with a generator of its own.
 
     The gradient is added up in the vector of `flat`, in float32 and always in the same order. What parts draw at random
-    depends on the learner's generator `rng` alone, which gives each of them a new seed for every batch.
+    depends on the learner's generator `rng` alone, which gives each of them a new seed for every batch: noise that an
+    undivided batch would share is drawn for each part.
     """
 
     def __init__(self, deriving: Callable[[torch.Generator], Derive], flat: Flat, rng: torch.Generator,
@@ -75,4 +76,5 @@ def _cut(sample: Sample, part: slice) -> Sample:
 
 
 def _mean(values: Sequence[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
-    return torch.stack([value.float().mean() * share for value, share in zip(values, shares, strict=True)]).sum()
+    """Of the items of all parts, or nearly so where a part tells the mean of some of its rows."""
+    return torch.stack([value.mean() * share for value, share in zip(values, shares, strict=True)]).sum()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 PART_ITEMS = 16
 """Batches of 32 in two parts take as long as undivided ones, in four parts a third longer (two cores)."""
+MOST_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
 
 
 def learning_parts(threads: int, items: int) -> int:
-    """Of a batch that so many threads learn on a CPU, each a part of its own: those wait for each other once in an
-    update, where threads that share all operations wait in each of them. One, where parts would have fewer than
-    PART_ITEMS items: then what every part does for itself, however small it is, takes too much of the time."""
-    return threads if items >= PART_ITEMS * threads else 1
+    """Of a batch that so many threads learn on a CPU, each a part of its own: those wait for each other a few times in
+    an update, where threads that share all operations wait in each of them. One, where parts would have fewer than
+    PART_ITEMS items: then what every part does for itself, however small it is, takes too much of the time. And where
+    there are more than MOST_PARTS: what is done between updates is left to one thread."""
+    return threads if threads <= MOST_PARTS and items >= PART_ITEMS * threads else 1
 
 
 def judging_threads(on_gpu: bool, cores: int | None = None) -> int:

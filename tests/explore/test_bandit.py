@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from qfleet.agent import Arm
 from qfleet.explore import Chooser, bandit, mixture
 from qfleet.explore.bandit import Bandit
 
@@ -93,3 +95,16 @@ def test_epsilon_may_belong_to_arms():
     arms = bandit.build(bandit.Config(arms=4, base=0.5, alpha=3, epsilon_by="arm"), 2, 0, 8)
     arms.seed(0)
     assert arms.arms(0).epsilon.tolist() == [lanes.arms(0).epsilon[int(arm)] for arm in arms.arms(0).index]
+
+
+@pytest.mark.parametrize("kind", [bandit, mixture])
+def test_what_part_of_the_lanes_follows_each_arm_is_known(kind):
+    made = kind.build(kind.Config(arms=12), 8, 0, 8)
+    made.seed(3)
+    arm = made.arms(0)
+    assert arm.shares == {f"arms/{index:02d}": arm.index.tolist().count(index) / 8 for index in range(12)}
+    assert arm.to(torch.device("cpu")).shares == arm.shares
+
+
+def test_a_policy_without_a_family_has_no_shares():
+    assert Arm(torch.zeros(2)).shares == {} and Arm(torch.zeros(2), index=torch.tensor([0, 1])).shares == {}

@@ -152,6 +152,11 @@ def test_a_real_run_of_arms_and_priorities_has_its_charts(browser, tmp_path):
     browser.sees("document.querySelectorAll('path.curve').length > 10")
     for tag in ("rollout/arm", "train/priority", "replay/beta", "rollout/exploration_rate", "train/loss"):
         assert min(lengths(browser, tag)) > 30, tag
+    arms, share = browser.ask("(rects => [new Set(rects.map(each => each.dataset.arm)).size, "
+                              "rects.reduce((sum, each) => sum + each.width.baseVal.value * each.dataset.share, 0)])"
+                              "([...document.querySelectorAll('.arms rect')])")
+    assert arms > 3 and share == pytest.approx(1000, rel=0.02), "at every time the shares of all arms are 1"
+    assert "Followed most at the end: arm" in browser.ask("document.querySelector('.arms').innerText")
     assert browser.complaints == []
 
 

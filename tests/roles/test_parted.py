@@ -10,17 +10,18 @@ from fakes import linear_agent, sample_of
 from torch import nn
 
 from qfleet.agent import Loss
-from qfleet.algos import c51, dqn, iqn, ngu, qr, r2d2
+from qfleet.algos import agent57, c51, d4pg, ddpg, dqn, iqn, ngu, qr, r2d2
 from qfleet.roles.derive import Captured, Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
 from qfleet.roles.hands import Hands
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.parted import Parted, divisible
-from qfleet.types import EnvSpec, Leaf, Sample
+from qfleet.types import Box, EnvSpec, Leaf, Sample
 
 VECTOR = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
 IMAGE = EnvSpec("toy", {"obs": Leaf((1, 36, 36), "uint8", "image")}, actions=4)
+CONTROL = EnvSpec("toy", VECTOR.observation, 0, box=Box((1,), (-1.0,), (1.0,)))
 
 
 class Reversed(Hands):
@@ -43,9 +44,7 @@ def batch(seed, rows=4, items=32, spec=VECTOR, **states):
 
 def networks(agent, dtype=torch.float32):
     torch.manual_seed(0)
-    flat = Flat(agent.network().to(torch.float64 if dtype == torch.float64 else torch.float32), dtype)
-    torch.manual_seed(1)
-    return flat, Flat(agent.network().to(flat.net.parameters().__next__().dtype).requires_grad_(False), dtype)
+    return Flat(agent.network(), dtype), Flat(agent.network().requires_grad_(False), dtype)
 
 
 def parted(agent, flat, target, hands, seed=0, kind=lambda eager: eager):
@@ -132,6 +131,7 @@ def test_recorded_parts_equal_plain_ones_to_the_bit():
         derive = parted(agent, flat, target, Hands(2), kind=kind)
         for seed in range(2):
             found = derive(batch(seed))
+        assert kind is not Captured or all(each._play is not each.eager for each in derive._derive), "it is recorded"
         grads.append(torch.cat([grad.flatten() for grad in found.grads]))
     assert torch.equal(*grads)
 
@@ -182,11 +182,12 @@ def learner(agent, sample):
                    torch.device("cpu"))
 
 
-def test_a_learner_doubts_every_part():
-    agent = dqn.build(dqn.Config(hidden=(8,)), VECTOR)
-    made = learner(agent, batch(0, rows=2))
-    assert made.divide(Hands(2)) and made.divided
-    made.doubt(6.0)
+@pytest.mark.parametrize("first", ["divide", "doubt"])
+def test_a_learner_doubts_every_part(first):
+    made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
+    for each in sorted(["divide", "doubt"], key=lambda each: each != first):
+        made.doubt(6.0) if each == "doubt" else made.divide(Hands(2))
+    assert made.divided
     assert all(eager.bound is made._doubt.bound for eager in made._eager) and len(made._eager) == 3
 
 
@@ -203,6 +204,11 @@ def test_a_divided_learner_learns_what_an_undivided_one_does():
     np.testing.assert_allclose(ends[0][1], ends[1][1], rtol=1e-3)
 
 
+def test_a_batch_is_not_divided_among_more_hands_than_it_has_items():
+    made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
+    assert not made.divide(Hands(made.cfg.batch_size + 1)) and not made.divided
+
+
 def test_a_loss_that_is_not_finite_in_one_part_moves_nothing():
     sample = batch(0, rows=2)
     sample.rows["reward"][30] = float("nan")
@@ -215,12 +221,14 @@ def test_a_loss_that_is_not_finite_in_one_part_moves_nothing():
 
 
 @pytest.mark.parametrize(("algo", "options", "may"), [
-    (dqn, {}, True), (dqn, {"torso": "impala"}, True), (r2d2, {}, True),
+    (dqn, {}, True), (dqn, {"torso": "impala"}, True), (c51, {}, True), (qr, {}, True), (iqn, {}, True),
+    (r2d2, {}, True),
     (dqn, {"torso": "impala", "spectral_norm": True}, False),  # passes write what they know of singular vectors
     (dqn, {"torso": "qfleet.nets.torsos.nature:build"}, False),  # who knows what a user's own does
-    (ngu, {}, False)])
+    (ngu, {}, False), (agent57, {}, False), (ddpg, {}, False), (d4pg, {}, False)])
 def test_what_passes_write_or_compare_is_left_whole(algo, options, may):
-    agent = algo.build(algo.Config(hidden=(8,), **options), IMAGE)
+    spec = CONTROL if algo in (ddpg, d4pg) else IMAGE
+    agent = algo.build(algo.Config(**({} if algo in (ddpg, d4pg) else {"hidden": (8,)}), **options), spec)
     assert divisible(agent, agent.network()) is may
 
 

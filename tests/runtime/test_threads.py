@@ -36,14 +36,15 @@ def test_batches_are_decoded_by_threads_that_wait_and_on_cores_that_are_idle(mon
 
 
 @pytest.mark.parametrize(("threads", "items", "parts"), [
-    (1, 32, 1), (2, 32, 2), (2, 31, 1), (4, 32, 1), (4, 64, 4), (16, 512, 16), (16, 64, 1)])
+    (1, 32, 1), (2, 32, 2), (2, 31, 1), (4, 32, 1), (4, 64, 4), (5, 512, 1), (16, 512, 1)])
 def test_each_thread_learns_a_part_of_a_batch_if_that_is_large_enough(threads, items, parts):
     assert learning_parts(threads, items) == parts
 
 
 @pytest.mark.parametrize(("words", "parts"), [
     ([], 2), (["learner.batch_size=16"], 1), (["run.threads=1"], 1), (["learner.compile=true"], 1),
-    (["gradients=allreduce", "cells=2"], 1), (["placement=processes"], 2), (["gradients=server", "cells=2"], 2)])
+    (["gradients=allreduce", "cells=2"], 2), (["gradients=allreduce", "cells=2", "allreduce.overlap=true"], 1),
+    (["placement=processes"], 2), (["gradients=server", "cells=2"], 2)])
 def test_whose_batches_are_divided(words, parts):
     base = ["device=cpu", "run.threads=2", "learner.batch_size=32", "learner.precision=fp32"]
     config = resolve("pong", [*base, *words]).config

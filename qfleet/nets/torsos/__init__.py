@@ -1,7 +1,8 @@
 """Torsos turn an image leaf into features. A file here is a torso: `build(shape, norm) -> nn.Module`.
 
-The module maps [B, *shape] (already scaled to [0, 1]) to [B, features]. A torso may take options of its own, which the
-agent's config passes on.
+The module maps [B, *shape] (already scaled to [0, 1]) to [B, features], each item by itself and nothing by chance:
+parts of a batch pass it at once, unless it has buffers. A torso may take options of its own, which the agent's config
+passes on.
 """
 
 from __future__ import annotations

@@ -124,6 +124,37 @@ function sharesOf(spans) {
     el("span", { class: "key", style: { background: limitColour(limit) } }), ` ${limit} ${Math.round(100 * span / total)} %`)));
 }
 
+const ARM = /^arms\/\d+$/, MOST_COLUMNS = 100;
+function armMap(run) {  // which policies of a family were followed, over the chosen axis: the darker, the more lanes
+  const place = el("div", { class: "strip" }), numbers = el("p", { class: "small soft" });
+  const draw = () => {
+    const tags = Object.keys(run.series.y).filter(tag => ARM.test(tag)).sort((a, b) => a.slice(5) - b.slice(5)), cells = armCells(run, tags);
+    const end = Math.max(0, ...run.series.x[view.x].map(x => x || 0)), most = Math.max(...cells.map(cell => cell.share), 1e-9), high = 200 / tags.length;
+    place.replaceChildren(...(end && cells.length ? [svg("svg", { viewBox: "0 0 1000 200", preserveAspectRatio: "none", height: 200, width: "100%", role: "img", "aria-label": `arms that ${run.name} followed` },
+      cells.map(({ arm, from, to, share }) => svg("rect", { "data-arm": arm, "data-share": share, x: from / end * 1000, width: (to - from) / end * 1000, y: arm * high, height: high, fill: "var(--c0)", "fill-opacity": Math.sqrt(share / most) },
+        svg("title", {}, `arm ${arm}: ${Math.round(100 * share)} % of the lanes, up to ${view.x === "time" ? clock(to) : figure(to)} ${AXES[view.x]}`)))), scaleOf(end)]
+      : [el("p", { class: "small soft" }, `not known over ${AXES[view.x]}`)]));
+    const last = cells.filter(cell => cell.to === end).sort((a, b) => b.share - a.share).slice(0, 3);
+    numbers.textContent = `Arm 0 is at the top, arm ${tags.length - 1} at the bottom.` +
+      (last.length ? ` Followed most at the end: ${last.map(({ arm, share }) => `arm ${arm} (${Math.round(100 * share)} %)`).join(", ")}.` : "");
+  };
+  view.charts.push({ draw });
+  return el("figure", { class: "card arms", "data-run": run.name }, el("h3", {}, `Share of the lanes that follow each arm: ${run.name}`), place, numbers);
+}
+
+function armCells(run, tags) {  // neighbouring points are one column where there are many
+  const xs = run.series.x[view.x], width = Math.max(1, Math.ceil(xs.length / MOST_COLUMNS)), cells = [];
+  for (let start = 0, from = 0; start < xs.length; start += width) {
+    const some = xs.map((_, i) => i).slice(start, start + width), to = Math.max(from, ...some.map(i => xs[i] || 0));
+    tags.forEach((tag, arm) => {
+      const known = some.map(i => run.series.y[tag][i]).filter(share => share !== null), share = known.reduce((sum, each) => sum + each, 0) / (known.length || 1);
+      if (share > 0 && to > from) cells.push({ arm, from, to, share });
+    });
+    from = to;
+  }
+  return cells;
+}
+
 function section(title, ...content) {
   const id = title.toLowerCase().replace(/\W+/g, "-");
   return el("section", { "aria-labelledby": id }, el("h2", { id }, title), content);
@@ -133,5 +164,6 @@ function panelSections(data, runs) {  // every panel that some run has values fo
   const known = tagsOf(runs()), fleet = [...known].some(tag => /^(fleet|server)\//.test(tag));
   return PANELS.filter(([title]) => title !== "Fleet" || fleet)
     .map(([title, tags]) => [title, Object.entries(tags).filter(([tag]) => runs().some(run => shows(run, tag)))])
-    .filter(([, tags]) => tags.length).map(([title, tags]) => [title, tags.map(([tag, look]) => chartOf(data, tag, look, runs))]);
+    .filter(([, tags]) => tags.length).map(([title, tags]) => [title, [...tags.map(([tag, look]) => chartOf(data, tag, look, runs)),
+      ...(title === "Exploration" ? runs().filter(run => Object.keys(run.series.y).some(tag => ARM.test(tag))).map(armMap) : [])]]);
 }
