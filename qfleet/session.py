@@ -240,6 +240,7 @@ class Attempt:
         self.guests, self.resume_step = sinks, checkpoint.manifest.step if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
             self.resume_step = 0  # an attempt that died before its first checkpoint
+        self._resume_updates = checkpoint.manifest.updates if checkpoint else 0
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
         self.films = Films(config, directory.videos)
         self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
@@ -270,7 +271,7 @@ class Attempt:
         _introduce(self.directory, self.config, origin)
         if self.config.run.tensorboard:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self.resume_step))
-        self.sinks.append(JsonlWriter(self.directory.metrics, self.resume_step))
+        self.sinks.append(JsonlWriter(self.directory.metrics, self.resume_step, self._resume_updates))
         self.sinks.extend(self.guests)
 
     def close(self) -> None:

@@ -47,15 +47,16 @@ class Complaint:
 
 
 class JsonlWriter:
-    """Appends one line per record. With `resume_step`, lines beyond that step are dropped first.
+    """Appends one line per record. With `resume_step`, lines beyond that step are dropped first, and of those at that
+    step the ones with more than `resume_updates`: a learner goes on between two steps of actors elsewhere.
 
     A line is written in one call and taken back if it does not fit, so the file holds whole lines, whatever happens.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+    def __init__(self, path: Path, resume_step: int | None = None, resume_updates: float = math.inf) -> None:
         self._complaint = Complaint(str(path))
         if resume_step is not None:
-            self._drop_beyond(path, resume_step)
+            self._drop_beyond(path, resume_step, resume_updates)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         size = os.fstat(self._file).st_size
         # A run that was killed may have left half a line: it stays alone on its line, and readers skip it.
@@ -87,11 +88,12 @@ class JsonlWriter:
             os.close(self._file)
             self._file = -1
 
-    def _drop_beyond(self, path: Path, step: int) -> None:
+    def _drop_beyond(self, path: Path, step: int, updates: float) -> None:
         if not path.exists():
             return
         lines = path.read_bytes().splitlines()
-        kept = [line for line in lines if (record := parse_record(line)) is not None and record.get("step", 0) <= step]
+        kept = [line for line in lines if (record := parse_record(line)) is not None
+                and (record.get("step", 0), record.get("updates", 0)) <= (step, updates)]
         if len(kept) == len(lines):
             return
         try:

@@ -75,6 +75,16 @@ def test_a_new_writer_appends_and_a_resumed_one_drops_the_future(tmp_path):
     assert read_metrics(tmp_path / "fresh") == []
 
 
+def test_updates_between_two_steps_are_the_future_too(tmp_path):
+    """A learner whose actors are elsewhere goes on while no step arrives: a checkpoint is of one of those moments."""
+    writer = JsonlWriter(tmp_path / "m")
+    for moment in ((10, 5), (20, 10), (20, 14), (20, 15), (30, 16)):
+        writer.write({"step": moment[0], "updates": moment[1]})
+    writer.close()
+    JsonlWriter(tmp_path / "m", resume_step=20, resume_updates=14).close()
+    assert [(item["step"], item["updates"]) for item in read_metrics(tmp_path / "m")] == [(10, 5), (20, 10), (20, 14)]
+
+
 @pytest.mark.parametrize("resume_step", [None, 100])
 def test_a_torn_line_costs_itself_only(tmp_path, resume_step):
     path = tmp_path / "m"
