@@ -321,7 +321,9 @@ def strangers(data: dict[str, Any]) -> dict[str, Any]:
     for run in data["runs"]:
         rates = [number(run[name], 0) for name in ("threads", "quiet", "busy")]
         lines.append(f"| {run['run']} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
-    return data | {"table": block(lines)}
+    quiet = {run["run"]: run["quiet"] for run in data["runs"]}
+    kept = [rate / quiet[whole] for name, rate in quiet.items() if (whole := f"{name}, learner.parts=1") in quiet]
+    return data | {"table": block(lines), "least": min(kept), "most": max(kept)}
 
 
 def block(lines: list[str]) -> str:

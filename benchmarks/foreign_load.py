@@ -2,9 +2,9 @@
 
     python benchmarks/foreign_load.py [--windows 6] [--seconds 5] [--out benchmarks/results/foreign_load.json]
 
-CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself. On two cores,
-each of them learns a part of a batch of 32. Batches of 31 are too small for that: the threads share every operation or,
-with run.share_cores=true, leave the core to the stranger. There are as many updates per step, each of one item fewer.
+CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself. On two cores
+each of them learns a part of the batch. With learner.parts=1 they share every operation of torch's instead, and with
+run.share_cores=true, too, but one leaves its core to the stranger.
 
 A loop that does nothing is stopped and woken in turns while the run goes on; both medians come from one run, so that
 what else the machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K)
@@ -25,6 +25,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import yaml
 from sinks import Sink
 
 from qfleet.bench import machine
@@ -32,17 +33,13 @@ from qfleet.bench import machine
 PIXELS = ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500",
           "learner.batch_size=32", "run.log_period_steps=80"]
 PONG = ["pong", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500", "run.log_period_steps=80"]
-WHOLE = ["learner.batch_size=31", "replay.samples_per_insert=7.75"]
 COMMON = ["stop_at=null", "total_steps=100000000", "eval.period_steps=null", "eval.episodes=1",
           "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false"]
-RUNS = {
-    "cartpole": ["cartpole", "run.log_period_steps=400"],
-    "catch-pixels": PIXELS,
-    "catch-pixels, undivided": [*PIXELS, *WHOLE],
-    "catch-pixels, undivided, shared": [*PIXELS, *WHOLE, "run.share_cores=true"],
-    "pong": PONG,
-    "pong, undivided": [*PONG, *WHOLE],
-}
+WAYS = {"": [], ", learner.parts=1": ["learner.parts=1"], ", run.share_cores=true": ["run.share_cores=true"]}
+RUNS = {"cartpole": ["cartpole", "run.log_period_steps=400"]} | {
+    f"{name}{way}": [*run, *words]
+    for name, run in {"catch-pixels": PIXELS, "pong": PONG, "pong, fp32": [*PONG, "learner.precision=fp32"]}.items()
+    for way, words in WAYS.items()}
 
 
 def spin() -> None:
@@ -96,14 +93,13 @@ def measure(name: str, windows: int, seconds: float) -> dict[str, Any]:
         foreign.start()
         try:
             run = api.train(source, [*COMMON, *overrides, f"run.root={root}", "run.name=x"], sinks=[foreign])
-            threads = next(line.split()[-1] for line in (run.directory / "config.yaml").read_text().splitlines()
-                           if line.startswith("  threads:"))
+            threads = yaml.safe_load((run.directory / "config.yaml").read_text())["run"]["threads"]
         finally:
             foreign.end()
     if run.reason != "interrupted":
         raise SystemExit(f"{name} ended before its last window ({run.reason}): give it more time, or fewer --windows")
     quiet, busy = (statistics.median(foreign.rates[state]) for state in (False, True))
-    return {"run": name, "threads": int(threads), "quiet": quiet, "busy": busy, "slowdown": quiet / busy,
+    return {"run": name, "threads": threads, "quiet": quiet, "busy": busy, "slowdown": quiet / busy,
             "windows": {"quiet": foreign.rates[False], "busy": foreign.rates[True]}}
 
 

@@ -16,6 +16,7 @@ from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
+from qfleet.roles.parted import indivisible
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
 from qfleet.runtime import gpus
@@ -52,8 +53,8 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
-OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
-        "replay.max_bytes": None, "run.threads": None}
+OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "learner.parts": "auto",
+        "replay.store": "auto", "replay.max_bytes": None, "run.threads": None}
 """Keys that `settle` decides where they have these values."""
 
 
@@ -89,15 +90,18 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
-    threads = thread_plan(images and device.type == "cpu", _cores(config))
+    wish = config.learner.parts
+    threads = config.run.threads or max(1 if wish == "auto" else wish,
+                                        thread_plan(images and device.type == "cpu", _cores(config)).torch)
+    parts = 1 if wish == "auto" and not images else _parts(config, spec, device, threads)
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
     decided = tuple(sorted({*config.run.settled, *_open(config)}))
     settled = config.model_copy(update={
         "device": str(device),
-        "learner": config.learner.model_copy(update={"precision": precision}),
-        "run": config.run.model_copy(update={"threads": config.run.threads or threads.torch, "settled": decided}),
+        "learner": config.learner.model_copy(update={"precision": precision, "parts": parts}),
+        "run": config.run.model_copy(update={"threads": threads, "settled": decided}),
     })
     if settled.run.threads == 1 and settled.run.share_cores:
         log.warning("run.share_cores=true has no effect: this run computes with one thread, and has none to give away")
@@ -117,6 +121,22 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _parts(config: RunConfig, spec: EnvSpec, device: torch.device, threads: int) -> int:
+    """How many parts of a batch are learnt side by side: what is asked for must be possible."""
+    wish = config.learner.parts
+    early = config.gradients == "allreduce" and config.allreduce.overlap  # gradients leave while they are derived
+    if wish == "auto" and (device.type != "cpu" or early or config.learner.compile or config.run.share_cores):
+        return 1
+    parts = learning_parts(threads, config.learner.batch_size) if wish == "auto" else wish
+    if parts == 1:
+        return 1
+    agent = make_agent(config, spec)
+    why = indivisible(agent, agent.network(), device)
+    if why and wish != "auto":
+        raise UserError(f"learner.parts={parts}: {why}; leave it out")
+    return 1 if why else parts
 
 
 def _cores(config: RunConfig) -> int:
@@ -168,15 +188,11 @@ def plan_of(config: RunConfig) -> Plan:
     """What the roles need to know of a settled config."""
     alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
     decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, _cores(config))
-    early = config.gradients == "allreduce" and config.allreduce.overlap  # gradients leave while they are derived
-    whole = torch.device(config.device).type != "cpu" or early or config.learner.compile
-    parts = 1 if whole else learning_parts(config.run.threads or 1, config.learner.batch_size)
     return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
                 total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
                 log_period_steps=config.run.log_period_steps,
                 log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
-                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders,
-                parts=parts)
+                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders)
 
 
 def _slack(config: RunConfig) -> float:

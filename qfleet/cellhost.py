@@ -133,7 +133,7 @@ def learn(orders: Orders, tether: Tie | None, reception: Open,
         plan = plan_of(config)
         if shelves is None:
             return Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
-        plan = replace(plan, device=torch.device("cpu"), parts=1)  # nothing is learnt here
+        plan = replace(plan, device=torch.device("cpu"), learner=plan.learner.model_copy(update={"parts": 1}))
         fleet = Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
         return Bureau(fleet, shelves(config), config.cells, directory.path / "parts")
 

@@ -277,7 +277,7 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
 
 RESUMABLE = frozenset({
     "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "replay.store",
-    "learner.capture", "placement", "actors", "cells",
+    "learner.capture", "learner.parts", "placement", "actors", "cells",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
     "server.shards", "server.copy_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
@@ -289,8 +289,8 @@ RESUMABLE = frozenset({
 """Keys that may change when a run goes on: how long, how judged, how kept and shown, but not what is learnt."""
 
 EXACT = frozenset({
-    "device", "replay.max_bytes", "replay.store", "learner.capture", "placement", "actors", "run.threads",
-    "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
+    "device", "replay.max_bytes", "replay.store", "learner.capture", "learner.parts", "placement", "actors",
+    "run.threads", "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
 """Of those, the ones that an exact resume must keep: they change the numbers, or where episodes are cut."""
 

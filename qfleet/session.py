@@ -161,11 +161,8 @@ def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange:
         cast = cast_of(config, env)
         stack.callback(cast.close)
         inline = Inline(cast, plan_of(config), outside)
-        if inline.cell.learner.divided:
-            if config.run.share_cores:
-                log.warning("run.share_cores=true has no effect: each thread of this run learns a part of the batch, "
-                            "and no operation has several")
-        elif (threads := config.run.threads or 1) > 1 and not (config.env.isolate or config.eval.beside):
+        shared = config.learner.parts == 1 and not (config.env.isolate or config.eval.beside)
+        if shared and (threads := config.run.threads or 1) > 1:
             inline.beside.append(Courtesy(threads, usable_cores(), config.run.share_cores))
         if arrange is not None:
             arrange(config, inline, directory, stack)

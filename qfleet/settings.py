@@ -109,6 +109,8 @@ class RunConfig(Config):
         elif self.env.isolate or self.eval.beside:
             which = "env.isolate" if self.env.isolate else "eval.beside"
             idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
+        elif self.learner.parts not in ("auto", 1):
+            idle["run.share_cores"] = "with learner.parts above 1, whose threads hardly wait for each other"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle
@@ -171,6 +173,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
     found += _two_explorations(cfg)
     found += _noise_on_numbers(cfg)
     found += _placement(cfg)
+    found += _parts(cfg)
     recorded = cfg.learner.capture is True and not cfg.learner.compile
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
@@ -233,6 +236,27 @@ def _noise_on_numbers(cfg: RunConfig) -> list[str]:
         return []
     return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and those of agent.algo="
             f"{cfg.agent.algo} are numbered: set explore.kind=linear, or agent.algo=ddpg"]
+
+
+def _parts(cfg: RunConfig) -> list[str]:
+    """What keeps batches from being learnt in parts, as far as a config shows it."""
+    parts, found = cfg.learner.parts, list[str]()
+    if parts == "auto" or parts == 1:
+        return found
+    if parts > cfg.learner.batch_size:
+        found.append(f"learner.parts={parts} are more than learner.batch_size={cfg.learner.batch_size} items: lower it")
+    if cfg.device.startswith("cuda"):
+        found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; leave it out")
+    if cfg.learner.compile:
+        found.append(f"learner.parts={parts} with learner.compile=true: what is compiled serves one thread at a time; "
+                     "leave one of them out")
+    if cfg.gradients == "allreduce" and cfg.allreduce.overlap:
+        found.append(f"learner.parts={parts} with allreduce.overlap=true: gradients of parts are added up before they "
+                     "leave; leave one of them out")
+    if cfg.run.threads is not None and cfg.run.threads < parts:
+        found.append(f"learner.parts={parts} with run.threads={cfg.run.threads}: each part needs a thread; set "
+                     f"run.threads={parts}, or learner.parts=1")
+    return found
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:

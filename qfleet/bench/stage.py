@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -19,12 +18,9 @@ ENDLESS = 1e12
 
 
 class Stage:
-    """`play` steps without learning, `learn` updates without acting. Nothing is logged, judged or saved.
+    """`play` steps without learning, `learn` updates without acting. Nothing is logged, judged or saved."""
 
-    Who follows an update from operation to operation wants it not to be `divided` among threads.
-    """
-
-    def __init__(self, name: str, overrides: Sequence[str] = (), divided: bool = True) -> None:
+    def __init__(self, name: str, overrides: Sequence[str] = ()) -> None:
         keep_pages()
         config = recipe.resolve(name, [*overrides]).config
         env = make_env(config.env, config.env.lanes)
@@ -37,14 +33,13 @@ class Stage:
             env.close()
             raise
         try:
-            self._begin(env.lanes, divided)
+            self._begin(env.lanes)
         except BaseException:
             self._cast.close()
             raise
 
-    def _begin(self, lanes: int, divided: bool) -> None:
-        plan = plan_of(self.config)
-        inline = Inline(self._cast, plan if divided else replace(plan, parts=1), NOTHING)
+    def _begin(self, lanes: int) -> None:
+        inline = Inline(self._cast, plan_of(self.config), NOTHING)
         self.actors, self.learner, self.replay = inline.actors, inline.cell.learner, inline.cell.replay
         self.lanes = lanes * len(self.actors)
         seeds = lane_seeds(self.config.seed, self.lanes, "begin")

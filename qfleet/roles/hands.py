@@ -16,12 +16,14 @@ Result = TypeVar("Result")
 
 
 class Hands:
-    """`count` threads, of which the caller's is the first; for the others, torch has one thread each. Who has more than
-    one hand should tell torch to take one thread in his own, too."""
+    """`count` threads, of which the caller's is the first. If there are several, torch takes `threads` in each of them,
+    also for whatever else the caller computes from then on."""
 
-    def __init__(self, count: int = 1) -> None:
-        self.count = count
-        self._pool = ThreadPoolExecutor(count - 1, "hand", torch.set_num_threads, (1,)) if count > 1 else None
+    def __init__(self, count: int = 1, threads: int = 1) -> None:
+        self.count, self._pool = count, None
+        if count > 1:
+            torch.set_num_threads(threads)
+            self._pool = ThreadPoolExecutor(count - 1, "hand", torch.set_num_threads, (threads,))
 
     def __call__(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
         """Do these at once, one in each hand; what they return, in order."""

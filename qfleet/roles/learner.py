@@ -23,11 +23,11 @@ from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.hands import Hands
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.parted import Parted, divisible
+from qfleet.roles.parted import Parted, indivisible
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import seed_for
 from qfleet.roles.whole import Report, Whole, first_line, obstacle
-from qfleet.types import Metrics, Replay, Sample, Weights
+from qfleet.types import Metrics, Replay, Sample, UserError, Weights
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,9 @@ class LearnerConfig(OptimizerConfig):
     publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="numbers the network computes with; auto: bf16 for images where it is measurably faster")
+    parts: PositiveCount | Literal["auto"] = Field(
+        "auto", description="parts of a batch that are learnt side by side on a CPU, by as many of its threads each; "
+                            "auto: one for each of up to 4 threads, if it has 16 items and the agent allows it")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "
@@ -89,7 +92,7 @@ class Learner:
             compile_if_possible(self.flat.net, self.target.net)
         self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
-        self._doubt, self._eager, self.divided = None, list[Eager](), False
+        self._doubt, self._eager = None, list[Eager]()
         self.derive: Derive = self._deriving(agent, self.rng)
         rested = agent.rested
         self._rested = None if rested is None else self._deriving(replace(agent, loss=rested), self.rng)
@@ -109,14 +112,13 @@ class Learner:
         gradients.attach(self.flat)
         self.gradients = gradients
 
-    def divide(self, hands: Hands) -> bool:
-        """From now on each of these learns a part of every batch; False where that would change what is learnt."""
-        if not divisible(self.agent, self.flat.net) or hands.count > self.cfg.batch_size:
-            return False
-        self.divided, self.derive = True, Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
+    def divide(self, hands: Hands) -> None:
+        """From now on each of these learns a part of every batch."""
+        if why := indivisible(self.agent, self.flat.net, self.flat.master.device):
+            raise UserError(f"learner.parts={hands.count}: {why}; leave it out")
+        self.derive = Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
         if isinstance(self.gradients, Solo):
             self.gradients.divide(hands)
-        return True
 
     def doubt(self, deviations: float) -> None:
         """From now on leave out losses that are beyond belief."""

@@ -20,9 +20,16 @@ from qfleet.roles.optimizer import slices
 from qfleet.types import Sample
 
 
-def divisible(agent: Agent, net: nn.Module) -> bool:
-    """Whether parts of a batch may be derived at once. Buffers are written in passes: by one of them at a time."""
-    return agent.itemwise and next(net.buffers(), None) is None
+def indivisible(agent: Agent, net: nn.Module, device: torch.device) -> str | None:
+    """Why a batch cannot be learnt in parts, if so: it can where items are learnt one by one and passes write nothing.
+    """
+    if device.type != "cpu":
+        return f"device={device} computes a batch at once"
+    if not agent.itemwise:
+        return "what this agent, or a torso that is not qfleet's, makes of an item may depend on others or on chance"
+    if (buffer := next((name for name, _ in net.named_buffers()), None)) is not None:
+        return f"this network writes to {buffer} whenever it computes"
+    return None
 
 
 class Parted:

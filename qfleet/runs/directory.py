@@ -49,12 +49,9 @@ class RunSection(Config):
     tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
     wandb: bool = Field(False, description="write to Weights & Biases too (offline unless WANDB_MODE says otherwise)")
     stall_timeout_s: Positive = Field(600.0, description="an environment silent for so long ends the run, seconds")
-    threads: PositiveCount | None = Field(
-        None, description="threads that compute, each a part of a batch if that has 16 items for each; none = planned "
-                          "from the cores")
+    threads: PositiveCount | None = Field(None, description="torch threads, none = planned from the cores")
     share_cores: bool = Field(
-        False, description="where threads share operations, torch takes fewer while other processes keep cores busy; "
-                           "last digits depend on it")
+        False, description="torch takes fewer threads while other processes keep cores busy; last digits depend on it")
     settled: tuple[str, ...] = Field(
         (), description="keys left open and decided for the device, written by qfleet: a resume elsewhere decides anew")
 

@@ -57,8 +57,8 @@ class Cell:
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
         self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
                                outside.on_bad)
-        if plan.parts > 1 and self.learner.divide(Hands(plan.parts)):
-            torch.set_num_threads(1)  # for this one, which is the first of the hands; the others have their own
+        if isinstance(parts := plan.learner.parts, int) and parts > 1:
+            self.learner.divide(Hands(parts, max(1, torch.get_num_threads() // parts)))
         self.learner.limit = plan.total_updates
         self.learner.publish()
 

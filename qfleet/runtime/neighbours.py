@@ -87,7 +87,8 @@ class Courtesy:
         if not self._share and self._alike == PATIENCE:
             self._tell("other processes keep %.1f cores busy, and torch's %d threads wait for each other: "
                        "run.share_cores=true takes fewer while it lasts, but the run is no longer reproducible to the "
-                       "last digit; run.threads=1 is", others, self._threads)
+                       "last digit; with learner.parts=%d, if the agent allows it, or run.threads=1 it is", others,
+                       self._threads, self._threads)
         if self._share and (left < self._taken or self._alike == PATIENCE):
             self._tell("other processes keep %.1f cores busy: torch takes %d of %d threads while it lasts", others,
                        left, self._threads)

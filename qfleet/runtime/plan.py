@@ -42,7 +42,7 @@ class Plan:
     """What the roles of a run are built from; every value is resolved.
 
     `slack_samples`: so many samples may the learner be behind before actors elsewhere have to wait for it.
-    `decode_threads` decompress its batches. Where it can, it learns each in so many `parts`, side by side.
+    `decode_threads` decompress its batches.
     """
 
     seed: int
@@ -59,7 +59,6 @@ class Plan:
     checkpoint: CheckpointConfig
     slack_samples: float
     decode_threads: int = 1
-    parts: int = 1
 
     @property
     def log_schedule(self) -> Schedule:

@@ -16,8 +16,8 @@ from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
 from qfleet.roles.hands import Hands
 from qfleet.roles.learner import Learner, LearnerConfig
-from qfleet.roles.parted import Parted, divisible
-from qfleet.types import Box, EnvSpec, Leaf, Sample
+from qfleet.roles.parted import Parted
+from qfleet.types import Box, EnvSpec, Leaf, Sample, UserError
 
 VECTOR = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
 IMAGE = EnvSpec("toy", {"obs": Leaf((1, 36, 36), "uint8", "image")}, actions=4)
@@ -187,7 +187,6 @@ def test_a_learner_doubts_every_part(first):
     made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
     for each in sorted(["divide", "doubt"], key=lambda each: each != first):
         made.doubt(6.0) if each == "doubt" else made.divide(Hands(2))
-    assert made.divided
     assert all(eager.bound is made._doubt.bound for eager in made._eager) and len(made._eager) == 3
 
 
@@ -196,17 +195,12 @@ def test_a_divided_learner_learns_what_an_undivided_one_does():
     for hands in (None, Hands(2)):
         made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
         if hands is not None:
-            assert made.divide(hands)
+            made.divide(hands)
         made.limit = 5
         assert made.step() and made.updates == 5
         ends.append((made.flat.master.clone(), made.replay.told[-1][1]))
     torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(ends[0][1], ends[1][1], rtol=1e-3)
-
-
-def test_a_batch_is_not_divided_among_more_hands_than_it_has_items():
-    made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
-    assert not made.divide(Hands(made.cfg.batch_size + 1)) and not made.divided
 
 
 def test_a_loss_that_is_not_finite_in_one_part_moves_nothing():
@@ -220,16 +214,25 @@ def test_a_loss_that_is_not_finite_in_one_part_moves_nothing():
     assert made.updates == 0 and torch.equal(made.flat.master, before)
 
 
-@pytest.mark.parametrize(("algo", "options", "may"), [
-    (dqn, {}, True), (dqn, {"torso": "impala"}, True), (c51, {}, True), (qr, {}, True), (iqn, {}, True),
-    (r2d2, {}, True),
-    (dqn, {"torso": "impala", "spectral_norm": True}, False),  # passes write what they know of singular vectors
-    (dqn, {"torso": "qfleet.nets.torsos.nature:build"}, False),  # who knows what a user's own does
-    (ngu, {}, False), (agent57, {}, False), (ddpg, {}, False), (d4pg, {}, False)])
-def test_what_passes_write_or_compare_is_left_whole(algo, options, may):
+OTHERS, WRITES = "makes of an item may depend on others or on chance", "network writes to .* whenever it computes"
+
+
+@pytest.mark.parametrize(("algo", "options", "why"), [
+    (dqn, {}, None), (dqn, {"torso": "impala"}, None), (c51, {}, None), (qr, {}, None), (iqn, {}, None),
+    (r2d2, {}, None),
+    (dqn, {"torso": "impala", "spectral_norm": True}, WRITES),  # what passes know of singular vectors
+    (dqn, {"torso": "qfleet.nets.torsos.nature:build"}, OTHERS),  # who knows what a user's own does
+    (ngu, {}, OTHERS), (agent57, {}, OTHERS), (ddpg, {}, OTHERS), (d4pg, {}, OTHERS)])
+def test_what_passes_write_or_compare_is_left_whole(algo, options, why):
     spec = CONTROL if algo in (ddpg, d4pg) else IMAGE
     agent = algo.build(algo.Config(**({} if algo in (ddpg, d4pg) else {"hidden": (8,)}), **options), spec)
-    assert divisible(agent, agent.network()) is may
+    made = learner(agent, None)
+    if why is None:
+        made.divide(Hands(2))
+        assert isinstance(made.derive, Parted)
+    else:
+        with pytest.raises(UserError, match=f"learner.parts=2: .*{why}; leave it out"):
+            made.divide(Hands(2))
 
 
 def test_an_agent_that_says_so_wrongly_is_told():
@@ -243,17 +246,24 @@ def test_an_agent_that_says_so_wrongly_is_told():
         parted(agent, flat, flat, Hands(2))(sample_of([1.0, 2.0]))
 
 
-def test_hands_work_at_once_on_a_core_each_and_answer_in_order():
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_hands_work_at_once_with_their_own_threads_and_answer_in_order(threads):
     meeting = threading.Barrier(3, timeout=30)
 
     def job(name):
         meeting.wait()  # which needs all three
         return name, torch.get_num_threads(), threading.current_thread().name
 
-    before = torch.get_num_threads()
-    found = Hands(3)([lambda name=name: job(name) for name in "abc"])
+    found = Hands(3, threads)([lambda name=name: job(name) for name in "abc"])
     assert [name for name, *_ in found] == ["a", "b", "c"]
-    assert found[0][1:] == (before, "MainThread") and [threads for _, threads, _ in found[1:]] == [1, 1]
+    assert [each for _, each, _ in found] == [threads] * 3 and found[0][2] == "MainThread"
 
 
 def test_nobody_is_left_at_work_after_a_failure():

@@ -164,7 +164,7 @@ def test_who_keeps_his_threads_hears_once_what_would_be_faster(taken, caplog):
     busy[0] = 1.0
     looks(courtesy, clock, 2 * PATIENCE)
     assert not taken and len(caplog.records) == 1
-    assert "run.share_cores=true" in caplog.text and "run.threads=1" in caplog.text
+    assert all(remedy in caplog.text for remedy in ("run.share_cores=true", "learner.parts=2", "run.threads=1"))
 
 
 SMALL = ["env.kwargs={pixels: true}", "env.lanes=2", "replay.capacity=400", "replay.min_steps=32",
