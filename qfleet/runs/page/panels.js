@@ -134,7 +134,7 @@ function armMap(run) {  // which policies of a family were followed, over the ch
       cells.map(({ arm, from, to, share }) => svg("rect", { "data-arm": arm, "data-share": share, x: from / end * 1000, width: (to - from) / end * 1000, y: arm * high, height: high, fill: "var(--c0)", "fill-opacity": Math.sqrt(share / most) },
         svg("title", {}, `arm ${arm}: ${Math.round(100 * share)} % of the lanes, up to ${view.x === "time" ? clock(to) : figure(to)} ${AXES[view.x]}`)))), scaleOf(end)]
       : [el("p", { class: "small soft" }, `not known over ${AXES[view.x]}`)]));
-    const last = cells.filter(cell => cell.to === end).sort((a, b) => b.share - a.share).slice(0, 3);
+    const until = Math.max(...cells.map(cell => cell.to)), last = cells.filter(cell => cell.to === until).sort((a, b) => b.share - a.share).slice(0, 3);
     numbers.textContent = `Arm 0 is at the top, arm ${tags.length - 1} at the bottom.` +
       (last.length ? ` Followed most at the end: ${last.map(({ arm, share }) => `arm ${arm} (${Math.round(100 * share)} %)`).join(", ")}.` : "");
   };
@@ -142,10 +142,11 @@ function armMap(run) {  // which policies of a family were followed, over the ch
   return el("figure", { class: "card arms", "data-run": run.name }, el("h3", {}, `Share of the lanes that follow each arm: ${run.name}`), place, numbers);
 }
 
-function armCells(run, tags) {  // neighbouring points are one column where there are many
+function armCells(run, tags) {  // neighbouring points are one column where there are many, or where nothing was logged in between
   const xs = run.series.x[view.x], width = Math.max(1, Math.ceil(xs.length / MOST_COLUMNS)), cells = [];
   for (let start = 0, from = 0; start < xs.length; start += width) {
-    const some = xs.map((_, i) => i).slice(start, start + width), to = Math.max(from, ...some.map(i => xs[i] || 0));
+    const some = xs.map((_, i) => i).slice(start, start + width).filter(i => run.series.y[tags[0]][i] !== null), to = Math.max(from, ...some.map(i => xs[i] || 0));
+    if (!some.length) continue;
     tags.forEach((tag, arm) => {
       const known = some.map(i => run.series.y[tag][i]).filter(share => share !== null), share = known.reduce((sum, each) => sum + each, 0) / (known.length || 1);
       if (share > 0 && to > from) cells.push({ arm, from, to, share });
