@@ -17,6 +17,7 @@ from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
 from qfleet.roles.parted import indivisible
+from qfleet.roles.policy import seeded_network
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
 from qfleet.runtime import gpus
@@ -26,7 +27,7 @@ from qfleet.runtime.plan import Plan
 from qfleet.runtime.precision import bf16_is_faster
 from qfleet.runtime.threads import decoding_threads, learning_parts, thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
-from qfleet.settings import RunConfig, shared_out
+from qfleet.settings import RunConfig, parts_problems, shared_out
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ def _open(config: RunConfig) -> list[str]:
 def unsettled(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunConfig:
     """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
     was decided stays, as do for ever the keys that the user has `named`. Devices of other hosts are not looked at."""
+    if old.learner.parts == "auto" and "learner.parts" not in named:  # it began before there were any
+        new = new.model_copy(update={"learner": new.learner.model_copy(update={"parts": 1})})
     mine = {key for key in OPEN if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
                                                                       for name in named)}
     new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(mine))})})
@@ -90,19 +93,20 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
-    wish = config.learner.parts
-    threads = config.run.threads or max(1 if wish == "auto" else wish,
-                                        thread_plan(images and device.type == "cpu", _cores(config)).torch)
-    parts = 1 if wish == "auto" and not images else _parts(config, spec, device, threads)
+    threads = thread_plan(images and device.type == "cpu", _cores(config)).torch
+    if config.learner.parts != "auto" and "learner.parts" not in config.run.settled:
+        threads = max(threads, config.learner.parts)
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
     decided = tuple(sorted({*config.run.settled, *_open(config)}))
     settled = config.model_copy(update={
         "device": str(device),
-        "learner": config.learner.model_copy(update={"precision": precision, "parts": parts}),
-        "run": config.run.model_copy(update={"threads": threads, "settled": decided}),
+        "learner": config.learner.model_copy(update={"precision": precision}),
+        "run": config.run.model_copy(update={"threads": config.run.threads or threads, "settled": decided}),
     })
+    parts = _parts(settled, spec)
+    settled = settled.model_copy(update={"learner": settled.learner.model_copy(update={"parts": parts})})
     if settled.run.threads == 1 and settled.run.share_cores:
         log.warning("run.share_cores=true has no effect: this run computes with one thread, and has none to give away")
         settled = settled.model_copy(update={"run": settled.run.model_copy(update={"share_cores": False})})
@@ -123,20 +127,29 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     return settled.model_copy(update={"replay": replay})
 
 
-def _parts(config: RunConfig, spec: EnvSpec, device: torch.device, threads: int) -> int:
-    """How many parts of a batch are learnt side by side: what is asked for must be possible."""
-    wish = config.learner.parts
-    early = config.gradients == "allreduce" and config.allreduce.overlap  # gradients leave while they are derived
-    if wish == "auto" and (device.type != "cpu" or early or config.learner.compile or config.run.share_cores):
-        return 1
-    parts = learning_parts(threads, config.learner.batch_size) if wish == "auto" else wish
-    if parts == 1:
+def _parts(config: RunConfig, spec: EnvSpec) -> int:
+    """How many parts of a batch are learnt side by side. What the user asks for must be possible; what was decided
+    before stays, unless it has become impossible."""
+    wish, best = config.learner.parts, _best_parts(config, spec)
+    if wish == 1 or (wish == "auto" and best == 1):
         return 1
     agent = make_agent(config, spec)
-    why = indivisible(agent, agent.network(), device)
-    if why and wish != "auto":
-        raise UserError(f"learner.parts={parts}: {why}; leave it out")
-    return 1 if why else parts
+    why = indivisible(agent, seeded_network(agent, config.seed), torch.device(config.device))
+    if wish == "auto":
+        return 1 if why else best
+    problems = parts_problems(config) + ([f"learner.parts={wish}: {why}; set learner.parts=1"] if why else [])
+    if config.run.share_cores:
+        problems.append(f"run.share_cores=true has no effect with learner.parts={wish}: set one of them back")
+    if problems and "learner.parts" not in config.run.settled:
+        raise UserError("\n".join(problems))
+    return wish if not problems else 1 if why else best
+
+
+def _best_parts(config: RunConfig, spec: EnvSpec) -> int:
+    pictures = any(leaf.kind == "image" for leaf in spec.observation.values())
+    early = config.gradients == "allreduce" and config.allreduce.overlap  # gradients leave while they are derived
+    whole = early or config.learner.compile or config.run.share_cores or config.device.startswith("cuda")
+    return learning_parts(config.run.threads or 1, config.learner.batch_size) if pictures and not whole else 1
 
 
 def _cores(config: RunConfig) -> int:
@@ -254,7 +267,8 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
                        for name, leaf in spec.observation.items())
     return [
         ("environment", f"{spec.id}, {_lanes(config)}, {spec.choice}, observes {leaves}"),
-        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
+        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"
+         + (f", batches in {config.learner.parts} parts" if config.learner.parts != 1 else "")),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
                    + (f" on {config.device}" if config.replay.store == "device" else "")

@@ -123,7 +123,8 @@ def reopened(directory: RunDirectory, config: RunConfig, stack: ExitStack) -> tu
 def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
     """How a run ended that has nothing left to do under this config; None if there is, be it the last evaluation."""
     steps, updates = checkpoint.manifest.step, checkpoint.manifest.updates
-    records = [record for record in read_metrics(directory.metrics) if record.get("step", 0) <= steps]
+    records = [record for record in read_metrics(directory.metrics)
+               if (record.get("step", 0), record.get("updates", 0)) <= (steps, updates)]
     judged = next((record for record in reversed(records) if "eval/mean_reward" in record), None)
     if judged is None:
         return None

@@ -109,7 +109,7 @@ class RunConfig(Config):
         elif self.env.isolate or self.eval.beside:
             which = "env.isolate" if self.env.isolate else "eval.beside"
             idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
-        elif self.learner.parts not in ("auto", 1):
+        elif self.learner.parts not in ("auto", 1) and "learner.parts" not in self.run.settled:
             idle["run.share_cores"] = "with learner.parts above 1, whose threads hardly wait for each other"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
@@ -173,7 +173,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
     found += _two_explorations(cfg)
     found += _noise_on_numbers(cfg)
     found += _placement(cfg)
-    found += _parts(cfg)
+    found += [] if "learner.parts" in cfg.run.settled else parts_problems(cfg)  # what qfleet chose, it can change
     recorded = cfg.learner.capture is True and not cfg.learner.compile
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
@@ -238,21 +238,23 @@ def _noise_on_numbers(cfg: RunConfig) -> list[str]:
             f"{cfg.agent.algo} are numbered: set explore.kind=linear, or agent.algo=ddpg"]
 
 
-def _parts(cfg: RunConfig) -> list[str]:
+def parts_problems(cfg: RunConfig) -> list[str]:
     """What keeps batches from being learnt in parts, as far as a config shows it."""
     parts, found = cfg.learner.parts, list[str]()
     if parts == "auto" or parts == 1:
         return found
     if parts > cfg.learner.batch_size:
-        found.append(f"learner.parts={parts} are more than learner.batch_size={cfg.learner.batch_size} items: lower it")
+        found.append(f"learner.parts={parts} are more than learner.batch_size={cfg.learner.batch_size} items: set "
+                     "learner.parts=1")
     if cfg.device.startswith("cuda"):
-        found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; leave it out")
+        found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; set "
+                     "learner.parts=1")
     if cfg.learner.compile:
         found.append(f"learner.parts={parts} with learner.compile=true: what is compiled serves one thread at a time; "
-                     "leave one of them out")
+                     "set one of them back")
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap:
         found.append(f"learner.parts={parts} with allreduce.overlap=true: gradients of parts are added up before they "
-                     "leave; leave one of them out")
+                     "leave; set one of them back")
     if cfg.run.threads is not None and cfg.run.threads < parts:
         found.append(f"learner.parts={parts} with run.threads={cfg.run.threads}: each part needs a thread; set "
                      f"run.threads={parts}, or learner.parts=1")

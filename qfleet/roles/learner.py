@@ -44,8 +44,9 @@ class LearnerConfig(OptimizerConfig):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="numbers the network computes with; auto: bf16 for images where it is measurably faster")
     parts: PositiveCount | Literal["auto"] = Field(
-        "auto", description="parts of a batch that are learnt side by side on a CPU, by as many of its threads each; "
-                            "auto: one for each of up to 4 threads, if it has 16 items and the agent allows it")
+        "auto", description="parts of a batch that are learnt side by side on a CPU, by run.threads / parts threads "
+                            "each; auto: for pictures, one for each of up to 4 threads, if it has 16 items and the "
+                            "agent allows it")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "
@@ -115,7 +116,7 @@ class Learner:
     def divide(self, hands: Hands) -> None:
         """From now on each of these learns a part of every batch."""
         if why := indivisible(self.agent, self.flat.net, self.flat.master.device):
-            raise UserError(f"learner.parts={hands.count}: {why}; leave it out")
+            raise UserError(f"learner.parts={hands.count}: {why}; set learner.parts=1")
         self.derive = Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
         if isinstance(self.gradients, Solo):
             self.gradients.divide(hands)

@@ -28,7 +28,7 @@ def indivisible(agent: Agent, net: nn.Module, device: torch.device) -> str | Non
     if not agent.itemwise:
         return "what this agent, or a torso that is not qfleet's, makes of an item may depend on others or on chance"
     if (buffer := next((name for name, _ in net.named_buffers()), None)) is not None:
-        return f"this network writes to {buffer} whenever it computes"
+        return f"this network may write to {buffer} when it computes"
     return None
 
 

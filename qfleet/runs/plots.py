@@ -37,8 +37,8 @@ NAMES = {"rollout/ep_rew_mean": "return while training", "eval/mean_reward": "re
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B", "#8C564B")
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
-INCIDENTAL = ("seed", "run.", "replay.max_bytes")
-"""Keys that do not make another experiment: the seed, where and how it is logged, the memory that was just free."""
+INCIDENTAL = ("seed", "run.", "replay.max_bytes", "learner.parts")
+"""Keys that do not make another experiment: the seed, where and how it is logged, memory and cores that were there."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
 

@@ -214,7 +214,7 @@ def test_a_loss_that_is_not_finite_in_one_part_moves_nothing():
     assert made.updates == 0 and torch.equal(made.flat.master, before)
 
 
-OTHERS, WRITES = "makes of an item may depend on others or on chance", "network writes to .* whenever it computes"
+OTHERS, WRITES = "makes of an item may depend on others or on chance", "network may write to .* when it computes"
 
 
 @pytest.mark.parametrize(("algo", "options", "why"), [
@@ -231,7 +231,7 @@ def test_what_passes_write_or_compare_is_left_whole(algo, options, why):
         made.divide(Hands(2))
         assert isinstance(made.derive, Parted)
     else:
-        with pytest.raises(UserError, match=f"learner.parts=2: .*{why}; leave it out"):
+        with pytest.raises(UserError, match=f"learner.parts=2: .*{why}; set learner.parts=1"):
             made.divide(Hands(2))
 
 

@@ -58,7 +58,7 @@ def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tm
 
 
 @pytest.mark.parametrize(("words", "why"), [
-    (["agent.torso=impala", "agent.spectral_norm=true"], "writes to .*; leave it out"),
+    (["agent.torso=impala", "agent.spectral_norm=true"], "may write to .*; set learner.parts=1"),
     (["agent.torso=qfleet.nets.torsos.nature:build"], "a torso that is not qfleet's"),
     (["learner.parts=33"], "learner.parts=33 are more than learner.batch_size=32 items"),
     (["run.threads=1"], "each part needs a thread; set run.threads=2, or learner.parts=1"),

@@ -134,12 +134,14 @@ function armMap(run) {  // which policies of a family were followed, over the ch
       cells.map(({ arm, from, to, share }) => svg("rect", { "data-arm": arm, "data-share": share, x: from / end * 1000, width: (to - from) / end * 1000, y: arm * high, height: high, fill: "var(--c0)", "fill-opacity": Math.sqrt(share / most) },
         svg("title", {}, `arm ${arm}: ${Math.round(100 * share)} % of the lanes, up to ${view.x === "time" ? clock(to) : figure(to)} ${AXES[view.x]}`)))), scaleOf(end)]
       : [el("p", { class: "small soft" }, `not known over ${AXES[view.x]}`)]));
+    node.hidden = view.hidden.has(run.group);
     const until = Math.max(...cells.map(cell => cell.to)), last = cells.filter(cell => cell.to === until).sort((a, b) => b.share - a.share).slice(0, 3);
     numbers.textContent = `Arm 0 is at the top, arm ${tags.length - 1} at the bottom.` +
       (last.length ? ` Followed most at the end: ${last.map(({ arm, share }) => `arm ${arm} (${Math.round(100 * share)} %)`).join(", ")}.` : "");
   };
   view.charts.push({ draw });
-  return el("figure", { class: "card arms", "data-run": run.name }, el("h3", {}, `Share of the lanes that follow each arm: ${run.name}`), place, numbers);
+  const node = el("figure", { class: "card arms", "data-run": run.name }, el("h3", {}, `Share of the lanes that follow each arm: ${run.name}`), place, numbers);
+  return node;
 }
 
 function armCells(run, tags) {  // neighbouring points are one column where there are many, or where nothing was logged in between
