@@ -93,9 +93,6 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
         config = shared_out(config, config.cells)
-    threads = thread_plan(images and device.type == "cpu", _cores(config)).torch
-    if config.learner.parts != "auto" and "learner.parts" not in config.run.settled:
-        threads = max(threads, config.learner.parts)
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
@@ -103,7 +100,8 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     settled = config.model_copy(update={
         "device": str(device),
         "learner": config.learner.model_copy(update={"precision": precision}),
-        "run": config.run.model_copy(update={"threads": config.run.threads or threads, "settled": decided}),
+        "run": config.run.model_copy(update={
+            "threads": _threads(config, images and device.type == "cpu"), "settled": decided}),
     })
     parts = _parts(settled, spec)
     settled = settled.model_copy(update={"learner": settled.learner.model_copy(update={"parts": parts})})
@@ -125,6 +123,13 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _threads(config: RunConfig, convolutions: bool) -> int:
+    """Those that the user names, or else as many as are planned; one at least for each part that he asks for."""
+    parts = config.learner.parts
+    least = 1 if parts == "auto" or "learner.parts" in config.run.settled else parts
+    return config.run.threads or max(least, thread_plan(convolutions, _cores(config)).torch)
 
 
 def _parts(config: RunConfig, spec: EnvSpec) -> int:
