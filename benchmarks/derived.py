@@ -323,7 +323,7 @@ def strangers(data: dict[str, Any]) -> dict[str, Any]:
         lines.append(f"| {run['run']} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
     quiet = {run["run"]: run["quiet"] for run in data["runs"]}
     kept = [rate / quiet[whole] for name, rate in quiet.items() if (whole := f"{name}, learner.parts=1") in quiet]
-    return data | {"table": block(lines), "least": min(kept, default=1.0), "most": max(kept, default=1.0)}
+    return data | {"table": block(lines), "least": min(kept), "most": max(kept)}
 
 
 def block(lines: list[str]) -> str:

@@ -22,7 +22,7 @@ class Arm:
     """What exploration varies per lane: [N] tensors, and whether networks that have noise of their own use it.
 
     `index` says which of an agent's `count` policies to follow, where it has a family of them; None = the one to win
-    with.
+    with. A count of 0 is not known.
     `sigma` is the size of the noise that is added to continuous actions, None = none; from step to step the part
     1 − `theta` of it is kept, so that 1 is white noise.
     """
@@ -38,14 +38,6 @@ class Arm:
         index = None if self.index is None else self.index.to(device)
         sigma = None if self.sigma is None else self.sigma.to(device)
         return Arm(self.epsilon.to(device), self.noise, index, sigma, self.theta, self.count)
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """By name, what part of the lanes follows each policy; nothing where it is not known how many there are."""
-        if self.index is None or not self.count:
-            return {}
-        found = torch.bincount(self.index, minlength=self.count) / len(self.index)
-        return {f"arms/{arm:02d}": share for arm, share in enumerate(found.tolist())}
 
 
 @dataclass(frozen=True)

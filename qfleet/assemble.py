@@ -16,7 +16,7 @@ from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
-from qfleet.roles.parted import indivisible
+from qfleet.roles.parted import require_divisible
 from qfleet.roles.policy import seeded_network
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
@@ -135,26 +135,30 @@ def _threads(config: RunConfig, convolutions: bool) -> int:
 def _parts(config: RunConfig, spec: EnvSpec) -> int:
     """How many parts of a batch are learnt side by side. What the user asks for must be possible; what was decided
     before stays, unless it has become impossible."""
-    wish, best = config.learner.parts, _best_parts(config, spec)
-    if wish == 1 or (wish == "auto" and best == 1):
-        return 1
-    agent = make_agent(config, spec)
-    why = indivisible(agent, seeded_network(agent, config.seed), torch.device(config.device))
-    if wish == "auto":
-        return 1 if why else best
-    problems = parts_problems(config) + ([f"learner.parts={wish}: {why}; set learner.parts=1"] if why else [])
-    if config.run.share_cores:
-        problems.append(f"run.share_cores=true has no effect with learner.parts={wish}: set one of them back")
-    if problems and "learner.parts" not in config.run.settled:
-        raise UserError("\n".join(problems))
-    return wish if not problems else 1 if why else best
-
-
-def _best_parts(config: RunConfig, spec: EnvSpec) -> int:
+    wish = config.learner.parts
+    if wish != "auto":
+        try:
+            return _possible(config, spec, wish)
+        except UserError:
+            if "learner.parts" not in config.run.settled:
+                raise
     pictures = any(leaf.kind == "image" for leaf in spec.observation.values())
-    early = config.gradients == "allreduce" and config.allreduce.overlap  # gradients leave while they are derived
-    whole = early or config.learner.compile or config.run.share_cores or config.device.startswith("cuda")
-    return learning_parts(config.run.threads or 1, config.learner.batch_size) if pictures and not whole else 1
+    try:
+        return _possible(config, spec, learning_parts(config.run.threads or 1, config.learner.batch_size)
+                         if pictures else 1)
+    except UserError:
+        return 1
+
+
+def _possible(config: RunConfig, spec: EnvSpec, parts: int) -> int:
+    """So many parts, if nothing keeps batches from being learnt so."""
+    learner = config.learner.model_copy(update={"parts": parts})
+    if problems := parts_problems(config.model_copy(update={"learner": learner})):
+        raise UserError("\n".join(problems))
+    if parts > 1:
+        agent = make_agent(config, spec)
+        require_divisible(agent, seeded_network(agent, config.seed), parts)
+    return parts
 
 
 def _cores(config: RunConfig) -> int:

@@ -26,7 +26,7 @@ from qfleet.runs.directory import RunDirectory, default_name, describe, replace_
 from qfleet.runs.find import find_checkpoint
 from qfleet.runs.roll import write_roll
 from qfleet.runs.transfer import fitting
-from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, read_metrics
+from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages
@@ -122,9 +122,8 @@ def reopened(directory: RunDirectory, config: RunConfig, stack: ExitStack) -> tu
 
 def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
     """How a run ended that has nothing left to do under this config; None if there is, be it the last evaluation."""
-    steps, updates = checkpoint.manifest.step, checkpoint.manifest.updates
-    records = [record for record in read_metrics(directory.metrics)
-               if (record.get("step", 0), record.get("updates", 0)) <= (steps, updates)]
+    steps, updates = moment = checkpoint.manifest.moment
+    records = [record for record in read_metrics(directory.metrics) if moment_of(record) <= moment]
     judged = next((record for record in reversed(records) if "eval/mean_reward" in record), None)
     if judged is None:
         return None
@@ -235,10 +234,9 @@ class Attempt:
         self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)
         self.text = to_yaml(config)
         self.sinks: list[Sink] = []
-        self.guests, self.resume_step = sinks, checkpoint.manifest.step if checkpoint else None
+        self.guests, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
-            self.resume_step = 0  # an attempt that died before its first checkpoint
-        self._resume_updates = checkpoint.manifest.updates if checkpoint else 0
+            self._resume = (0, 0)  # an attempt that died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
         self.films = Films(config, directory.videos)
         self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
@@ -268,8 +266,8 @@ class Attempt:
                                           self.config.model_dump(mode="json")))
         _introduce(self.directory, self.config, origin)
         if self.config.run.tensorboard:
-            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self.resume_step))
-        self.sinks.append(JsonlWriter(self.directory.metrics, self.resume_step, self._resume_updates))
+            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
+        self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
         self.sinks.extend(self.guests)
 
     def close(self) -> None:

@@ -109,8 +109,6 @@ class RunConfig(Config):
         elif self.env.isolate or self.eval.beside:
             which = "env.isolate" if self.env.isolate else "eval.beside"
             idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
-        elif self.learner.parts not in ("auto", 1) and "learner.parts" not in self.run.settled:
-            idle["run.share_cores"] = "with learner.parts above 1, whose threads hardly wait for each other"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle
@@ -249,6 +247,9 @@ def parts_problems(cfg: RunConfig) -> list[str]:
     if cfg.device.startswith("cuda"):
         found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; set "
                      "learner.parts=1")
+    if cfg.run.share_cores:
+        found.append(f"learner.parts={parts} with run.share_cores=true: its threads hardly wait for each other, and "
+                     "need not give cores away; set one of them back")
     if cfg.learner.compile:
         found.append(f"learner.parts={parts} with learner.compile=true: what is compiled serves one thread at a time; "
                      "set one of them back")

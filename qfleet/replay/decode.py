@@ -10,11 +10,12 @@ Shapes: B windows, T rows of a window, K frames of a stack, W words of a row, N 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import numpy as np
 
 from qfleet.maths.compiled import compiled
+from qfleet.maths.hands import Hands
 from qfleet.replay.codec import Codec
 from qfleet.replay.layout import Column, Layout
 
@@ -36,7 +37,7 @@ class Decoder:
         most = max((self._touched(column) * self._block_bytes(column) for column in layout.blocked), default=0)
         # Pages of these rooms cost nothing until they are written.
         self._desks = [(Codec(layout), np.empty(max(PART_BYTES, most), np.uint8)) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads - 1, "decode") if threads > 1 else None
+        self._hands = Hands(threads)
 
     def fill(self, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray, out: np.ndarray) -> None:
         """Write into out [B, T, K, row] the stacks of the windows whose first row is row `first[i]` of the chunk in
@@ -47,14 +48,7 @@ class Decoder:
         parts = [(column, slots[at:at + count], first[at:at + count], alive[at:at + count], words[at:at + count])
                  for at in range(0, len(slots), count)]
         todo = iter(parts)
-        others = [] if self._pool is None else [self._pool.submit(self._work, *desk, todo)
-                                                for desk in self._desks[1:len(parts)]]
-        try:
-            self._work(*self._desks[0], todo)
-        finally:
-            wait(others)  # after a failure, too: a codec is for one thread at a time
-        for each in others:
-            each.result()
+        self._hands([partial(self._work, *desk, todo) for desk in self._desks[:max(1, len(parts))]])
 
     def _work(self, codec: Codec, room: np.ndarray, todo: Iterator[tuple]) -> None:
         for part in todo:

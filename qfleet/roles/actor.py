@@ -154,7 +154,7 @@ class Actor:
         if self.laps.turn():
             self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
             if arm.index is not None:
-                self.metrics.write({"rollout/arm": float(arm.index.float().mean()), **arm.shares})
+                self.metrics.write({"rollout/arm": float(arm.index.float().mean()), **followed(arm.index, arm.count)})
             if arm.sigma is not None:
                 self.metrics.write({"rollout/action_noise": float(arm.sigma.mean())})
         return True
@@ -234,3 +234,9 @@ class Actor:
         lag = self.policy.refresh(self.weights) if self.weights is not None else None
         if lag is not None:
             self.metrics.write({"actor/policy_lag": lag})
+
+
+def followed(index: torch.Tensor, count: int) -> dict[str, float]:
+    """By tag, what part of the lanes follows each of `count` policies; nothing where their number is not known."""
+    shares = torch.bincount(index, minlength=count) / len(index)
+    return {f"arms/{arm:02d}": share for arm, share in enumerate(shares.tolist())} if count else {}

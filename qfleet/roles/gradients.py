@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from qfleet.maths.hands import Hands
 from qfleet.roles.flat import Flat
-from qfleet.roles.hands import Hands
 from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_rest
 
 __all__ = ["Gradients", "OptimizerConfig", "Solo"]

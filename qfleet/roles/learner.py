@@ -15,19 +15,19 @@ from pydantic import Field
 from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.maths.chance import restore_rng
+from qfleet.maths.hands import Hands
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured, Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Gradients, Solo
-from qfleet.roles.hands import Hands
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.parted import Parted, indivisible
+from qfleet.roles.parted import Parted, require_divisible
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import seed_for
 from qfleet.roles.whole import Report, Whole, first_line, obstacle
-from qfleet.types import Metrics, Replay, Sample, UserError, Weights
+from qfleet.types import Metrics, Replay, Sample, Weights
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +113,11 @@ class Learner:
         gradients.attach(self.flat)
         self.gradients = gradients
 
-    def divide(self, hands: Hands) -> None:
-        """From now on each of these learns a part of every batch."""
-        if why := indivisible(self.agent, self.flat.net, self.flat.master.device):
-            raise UserError(f"learner.parts={hands.count}: {why}; set learner.parts=1")
+    def divide(self, parts: int, threads: int = 1) -> None:
+        """From now on so many hands learn a part of every batch each, the caller's thread and others, in which torch
+        takes `threads`."""
+        require_divisible(self.agent, self.flat.net, parts)
+        hands = Hands(parts, threads)
         self.derive = Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
         if isinstance(self.gradients, Solo):
             self.gradients.divide(hands)

@@ -15,7 +15,7 @@ from torch import nn
 from qfleet.agent import Rate
 from qfleet.config import Config, NonNegative, Positive
 from qfleet.maths.cuda import RESIDENT, kernel
-from qfleet.roles.hands import Hands
+from qfleet.maths.hands import Hands
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95

@@ -13,23 +13,23 @@ import torch
 from torch import nn
 
 from qfleet.agent import Agent
+from qfleet.maths.hands import Hands
 from qfleet.roles.derive import Derivative, Derive
 from qfleet.roles.flat import Flat, pour
-from qfleet.roles.hands import Hands
 from qfleet.roles.optimizer import slices
-from qfleet.types import Sample
+from qfleet.types import Sample, UserError
 
 
-def indivisible(agent: Agent, net: nn.Module, device: torch.device) -> str | None:
-    """Why a batch cannot be learnt in parts, if so: it can where items are learnt one by one and passes write nothing.
-    """
-    if device.type != "cpu":
-        return f"device={device} computes a batch at once"
+def require_divisible(agent: Agent, net: nn.Module, parts: int) -> None:
+    """Batches may be learnt in parts where items are learnt one by one and passes write nothing."""
+    buffer = next((name for name, _ in net.named_buffers()), None)
     if not agent.itemwise:
-        return "what this agent, or a torso that is not qfleet's, makes of an item may depend on others or on chance"
-    if (buffer := next((name for name, _ in net.named_buffers()), None)) is not None:
-        return f"this network may write to {buffer} when it computes"
-    return None
+        why = "what this agent, or a torso that is not qfleet's, makes of an item may depend on others or on chance"
+    elif buffer is not None:
+        why = f"this network may write to {buffer} when it computes"
+    else:
+        return
+    raise UserError(f"learner.parts={parts}: {why}; set learner.parts=1")
 
 
 class Parted:

@@ -72,6 +72,11 @@ class Manifest(BaseModel):
     notes: dict[str, float | None]
     files: dict[Annotated[str, StringConstraints(pattern=f"^(?:{FILE_NAME})$")], FileEntry]
 
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Steps and updates."""
+        return self.step, self.updates
+
     @model_validator(mode="after")
     def _complete(self) -> Manifest:
         needed = {POLICY, CONFIG} | ({STATE, ARRAYS} if self.kind == "full" else set())

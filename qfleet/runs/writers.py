@@ -46,17 +46,21 @@ class Complaint:
             log.warning("%s: record lost (%s), %d so far; the training goes on", self.what, error, self.lost)
 
 
+def moment_of(record: Record) -> tuple[int, int]:
+    """When a record was made: steps, and updates, since a learner goes on between two steps of actors elsewhere."""
+    return record.get("step", 0), record.get("updates", 0)
+
+
 class JsonlWriter:
-    """Appends one line per record. With `resume_step`, lines beyond that step are dropped first, and of those at that
-    step the ones with more than `resume_updates`: a learner goes on between two steps of actors elsewhere.
+    """Appends one line per record. With `resume`, the moment that a run goes on from, later lines are dropped first.
 
     A line is written in one call and taken back if it does not fit, so the file holds whole lines, whatever happens.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None, resume_updates: float = math.inf) -> None:
+    def __init__(self, path: Path, resume: tuple[int, int] | None = None) -> None:
         self._complaint = Complaint(str(path))
-        if resume_step is not None:
-            self._drop_beyond(path, resume_step, resume_updates)
+        if resume is not None:
+            self._drop_beyond(path, resume)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         size = os.fstat(self._file).st_size
         # A run that was killed may have left half a line: it stays alone on its line, and readers skip it.
@@ -88,18 +92,17 @@ class JsonlWriter:
             os.close(self._file)
             self._file = -1
 
-    def _drop_beyond(self, path: Path, step: int, updates: float) -> None:
+    def _drop_beyond(self, path: Path, moment: tuple[int, int]) -> None:
         if not path.exists():
             return
         lines = path.read_bytes().splitlines()
-        kept = [line for line in lines if (record := parse_record(line)) is not None
-                and (record.get("step", 0), record.get("updates", 0)) <= (step, updates)]
+        kept = [line for line in lines if (record := parse_record(line)) is not None and moment_of(record) <= moment]
         if len(kept) == len(lines):
             return
         try:
             replace_text(path, "".join(line.decode() + "\n" for line in kept))
         except OSError as error:
-            log.warning("%s: lines beyond step %d stay (%s)", path, step, error)
+            log.warning("%s: lines beyond step %d stay (%s)", path, moment[0], error)
 
 
 class TensorBoardWriter:

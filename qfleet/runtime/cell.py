@@ -17,7 +17,6 @@ from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Recorder
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.evaluator import Score
-from qfleet.roles.hands import Hands
 from qfleet.roles.learner import Learner
 from qfleet.roles.metrics import Meter, Sink
 from qfleet.roles.policy import Policy
@@ -58,7 +57,9 @@ class Cell:
         self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
                                outside.on_bad)
         if isinstance(parts := plan.learner.parts, int) and parts > 1:
-            self.learner.divide(Hands(parts, max(1, torch.get_num_threads() // parts)))
+            each = max(1, torch.get_num_threads() // parts)
+            self.learner.divide(parts, each)
+            torch.set_num_threads(each)  # of this thread, which is the first of the hands
         self.learner.limit = plan.total_updates
         self.learner.publish()
 

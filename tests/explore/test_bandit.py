@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.agent import Arm
 from qfleet.explore import Chooser, bandit, mixture
 from qfleet.explore.bandit import Bandit
+from qfleet.roles.actor import followed
 
 
 class Twin:
@@ -101,10 +101,6 @@ def test_epsilon_may_belong_to_arms():
 def test_what_part_of_the_lanes_follows_each_arm_is_known(kind):
     made = kind.build(kind.Config(arms=12), 8, 0, 8)
     made.seed(3)
-    arm = made.arms(0)
-    assert arm.shares == {f"arms/{index:02d}": arm.index.tolist().count(index) / 8 for index in range(12)}
-    assert arm.to(torch.device("cpu")).shares == arm.shares
-
-
-def test_a_policy_without_a_family_has_no_shares():
-    assert Arm(torch.zeros(2)).shares == {} and Arm(torch.zeros(2), index=torch.tensor([0, 1])).shares == {}
+    arm = made.arms(0).to(torch.device("cpu"))
+    shares = {f"arms/{index:02d}": arm.index.tolist().count(index) / 8 for index in range(12)}
+    assert followed(arm.index, arm.count) == shares and followed(arm.index, 0) == {}

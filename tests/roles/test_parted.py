@@ -11,10 +11,10 @@ from torch import nn
 
 from qfleet.agent import Loss
 from qfleet.algos import agent57, c51, d4pg, ddpg, dqn, iqn, ngu, qr, r2d2
+from qfleet.maths.hands import Hands
 from qfleet.roles.derive import Captured, Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
-from qfleet.roles.hands import Hands
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.parted import Parted
 from qfleet.types import Box, EnvSpec, Leaf, Sample, UserError
@@ -186,16 +186,16 @@ def learner(agent, sample):
 def test_a_learner_doubts_every_part(first):
     made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
     for each in sorted(["divide", "doubt"], key=lambda each: each != first):
-        made.doubt(6.0) if each == "doubt" else made.divide(Hands(2))
+        made.doubt(6.0) if each == "doubt" else made.divide(2)
     assert all(eager.bound is made._doubt.bound for eager in made._eager) and len(made._eager) == 3
 
 
 def test_a_divided_learner_learns_what_an_undivided_one_does():
     ends = []
-    for hands in (None, Hands(2)):
+    for parts in (1, 2):
         made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), batch(0, rows=2))
-        if hands is not None:
-            made.divide(hands)
+        if parts > 1:
+            made.divide(parts)
         made.limit = 5
         assert made.step() and made.updates == 5
         ends.append((made.flat.master.clone(), made.replay.told[-1][1]))
@@ -208,7 +208,7 @@ def test_a_loss_that_is_not_finite_in_one_part_moves_nothing():
     sample.rows["reward"][30] = float("nan")
     sample.rows["last"][30] = False
     made = learner(dqn.build(dqn.Config(hidden=(8,)), VECTOR), sample)
-    made.divide(Hands(2))
+    made.divide(2)
     before, made.limit, made.burst = made.flat.master.clone(), 1, 1
     made.step()
     assert made.updates == 0 and torch.equal(made.flat.master, before)
@@ -228,11 +228,11 @@ def test_what_passes_write_or_compare_is_left_whole(algo, options, why):
     agent = algo.build(algo.Config(**({} if algo in (ddpg, d4pg) else {"hidden": (8,)}), **options), spec)
     made = learner(agent, None)
     if why is None:
-        made.divide(Hands(2))
+        made.divide(2)
         assert isinstance(made.derive, Parted)
     else:
         with pytest.raises(UserError, match=f"learner.parts=2: .*{why}; set learner.parts=1"):
-            made.divide(Hands(2))
+            made.divide(2)
 
 
 def test_an_agent_that_says_so_wrongly_is_told():
@@ -261,9 +261,10 @@ def test_hands_work_at_once_with_their_own_threads_and_answer_in_order(threads):
         meeting.wait()  # which needs all three
         return name, torch.get_num_threads(), threading.current_thread().name
 
+    before = torch.get_num_threads()
     found = Hands(3, threads)([lambda name=name: job(name) for name in "abc"])
     assert [name for name, *_ in found] == ["a", "b", "c"]
-    assert [each for _, each, _ in found] == [threads] * 3 and found[0][2] == "MainThread"
+    assert [each for _, each, _ in found] == [before, threads, threads] and found[0][2] == "MainThread"
 
 
 def test_nobody_is_left_at_work_after_a_failure():

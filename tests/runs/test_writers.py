@@ -65,13 +65,13 @@ def test_a_new_writer_appends_and_a_resumed_one_drops_the_future(tmp_path):
     writer.close()
     JsonlWriter(path).close()
     assert len(read_metrics(path)) == 5
-    writer = JsonlWriter(path, resume_step=25)
+    writer = JsonlWriter(path, (25, 25))
     assert [item["step"] for item in read_metrics(path)] == [10, 20, 25]
     writer.write(record(26))
     writer.close()
     assert [item["step"] for item in read_metrics(path)] == [10, 20, 25, 26]
     assert [item.name for item in tmp_path.iterdir()] == ["m"]
-    JsonlWriter(tmp_path / "fresh", resume_step=5).close()
+    JsonlWriter(tmp_path / "fresh", (5, 1)).close()
     assert read_metrics(tmp_path / "fresh") == []
 
 
@@ -81,16 +81,16 @@ def test_updates_between_two_steps_are_the_future_too(tmp_path):
     for moment in ((10, 5), (20, 10), (20, 14), (20, 15), (30, 16)):
         writer.write({"step": moment[0], "updates": moment[1]})
     writer.close()
-    JsonlWriter(tmp_path / "m", resume_step=20, resume_updates=14).close()
+    JsonlWriter(tmp_path / "m", (20, 14)).close()
     assert [(item["step"], item["updates"]) for item in read_metrics(tmp_path / "m")] == [(10, 5), (20, 10), (20, 14)]
 
 
-@pytest.mark.parametrize("resume_step", [None, 100])
-def test_a_torn_line_costs_itself_only(tmp_path, resume_step):
+@pytest.mark.parametrize("resume", [None, (100, 9)])
+def test_a_torn_line_costs_itself_only(tmp_path, resume):
     path = tmp_path / "m"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "rollo')
     assert read_metrics(path) == [{"step": 1}]
-    writer = JsonlWriter(path, resume_step)
+    writer = JsonlWriter(path, resume)
     writer.write({"step": 3})
     writer.write({"step": 4})
     writer.close()
@@ -103,7 +103,7 @@ def test_a_kill_at_any_byte_loses_the_torn_line_only(tmp_path_factory, cut, resu
     whole = b"".join(json.dumps({"step": step, "x": step / 7}).encode() + b"\n" for step in range(10))
     path.write_bytes(whole[:cut])
     complete = [json.loads(line) for line in whole[:cut].splitlines() if line in whole.splitlines()]
-    writer = JsonlWriter(path, resume_step)
+    writer = JsonlWriter(path, None if resume_step is None else (resume_step, 0))
     writer.write({"step": 99})
     writer.close()
     kept = [item for item in complete if resume_step is None or item["step"] <= resume_step]
@@ -147,7 +147,7 @@ def test_a_full_disk_at_resume_keeps_the_old_lines(tmp_path, monkeypatch, caplog
     path = tmp_path / "m"
     path.write_text('{"step": 1}\n{"step": 9}\n')
     monkeypatch.setattr(module, "replace_text", no_space)
-    writer = JsonlWriter(path, resume_step=5)
+    writer = JsonlWriter(path, (5, 0))
     writer.write({"step": 6})
     assert [item["step"] for item in read_metrics(path)] == [1, 9, 6] and "lines beyond step 5 stay" in caplog.text
 

@@ -46,9 +46,9 @@ def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tm
     before, divided, divide = torch.get_num_threads(), [], Learner.divide
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def seen(learner, hands):
-        divided.append((hands.count, torch.get_num_threads()))
-        divide(learner, hands)
+    def seen(learner, *how):
+        divided.append(how)
+        divide(learner, *how)
 
     monkeypatch.setattr(Learner, "divide", seen)
     ends = [api.train("toy/Catch-v0", [*PARTS, *words, f"run.root={tmp_path}", f"run.name={name}"]) for name in "ab"]
@@ -64,7 +64,7 @@ def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tm
     (["run.threads=1"], "each part needs a thread; set run.threads=2, or learner.parts=1"),
     (["learner.compile=true"], "what is compiled serves one thread at a time"), (["device=cuda"], "with device=cuda"),
     (["gradients=allreduce", "cells=2", "allreduce.overlap=true"], "gradients of parts are added up before they leave"),
-    (["run.share_cores=true"], "has no effect with learner.parts above 1")])
+    (["run.share_cores=true"], "learner.parts=2 with run.share_cores=true")])
 def test_parts_that_cannot_be_are_refused(tmp_path, words, why):
     with pytest.raises(UserError, match=why):
         api.train("toy/Catch-v0", [*PARTS, *words, f"run.root={tmp_path}", "run.name=x"])
