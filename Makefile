@@ -24,6 +24,7 @@ $(COMPLETE): $(READY)  # what only tests and the site need
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a report
 	$(BIN)/qfleet train cartpole --show
+	@echo "(the qfleet and tensorboard commands above need this first: . $(BIN)/activate)"
 
 test: $(COMPLETE)  ## all checks and all tests
 	$(BIN)/ruff check .
