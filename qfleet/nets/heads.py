@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from qfleet.nets.finished import able, finished
 from qfleet.nets.noisy import Noise, NoisyLinear
 from qfleet.nets.norms import Norm, dense_norm
 
@@ -29,8 +30,13 @@ class Dense(nn.Sequential):
         self.features = features
 
     def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
-        for layer in self:
-            x = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
+        layers = iter(self)
+        for layer in layers:
+            if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and able(layer.weight, x.shape[1]):
+                x = finished(x, None, layer)
+                next(layers)  # the ReLU is done
+            else:
+                x = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
         return x
 
 

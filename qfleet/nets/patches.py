@@ -30,21 +30,20 @@ class PatchConv2d(nn.Conv2d):
         return patches(x, self.stride[0]).to(self.weight.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.uint8 and x.shape[1] == self.in_channels:
+            return super().forward(x)
+        assert self.bias is not None
+        sums, scale = self.sums(x)
+        return torch.add(self.bias[:, None, None], sums, alpha=scale)
+
+    def sums(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The convolution of x before its bias, channels last in memory, and what to multiply it by: the scale 1/255 is
+        applied to the sums, since bytes are exact in bfloat16 and their quotients are not."""
         if x.dtype == torch.uint8:
             x = self.ready(x)
         elif x.shape[1] == self.in_channels:
-            return super().forward(x)
-        assert self.bias is not None
-        return by_patches(x, self.weight, self.bias, self.stride[0])
-
-
-def by_patches(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int) -> torch.Tensor:
-    """The convolution of patches x of bytes by weights [O, C, k, k]: [B, O, ...], channels last in memory.
-
-    The scale 1/255 is applied to the sums: bytes are exact in bfloat16, their quotients are not.
-    """
-    sums = F.conv2d(x, kernels(weight, stride))
-    return torch.add(bias[:, None, None], sums, alpha=1 / 255)
+            return F.conv2d(x, self.weight, stride=self.stride), 1.0
+        return F.conv2d(x, kernels(self.weight, self.stride[0])), 1 / 255
 
 
 def patches(x: torch.Tensor, stride: int) -> torch.Tensor:

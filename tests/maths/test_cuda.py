@@ -1,7 +1,8 @@
 """The kernels' sources are C++ but for a few words: here they are compiled for the CPU, and do what torch does.
 
-Threads take turns here, one after the other: that a barrier is missing would not be noticed. Reads and writes of four
-numbers at a time end the process where they do not begin at a multiple of their size, as on a GPU.
+Threads take turns here, one after the other, unless they wait for each other; then they are threads of the CPU. That a
+barrier is missing might not be noticed. Reads and writes of four numbers at a time end the process where they do not
+begin at a multiple of their size, as on a GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ WORDS = """
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <pthread.h>
+#include <thread>
+#include <vector>
 #define __global__
 #define __device__
 #define __forceinline__ inline
 #define __shared__ static
-#define __syncthreads()
+static pthread_barrier_t barrier;
+#define __syncthreads() pthread_barrier_wait(&barrier)
 template <class T> struct Four {   // a GPU refuses what does not begin at a multiple of its size
     T x, y, z, w;
     Four() = default;
@@ -40,14 +45,17 @@ template <class T> struct Four {   // a GPU refuses what does not begin at a mul
 };
 struct alignas(16) float4 : Four<float> {};
 struct alignas(16) int4 : Four<int> {};
+struct alignas(16) uint4 : Four<unsigned> {};
 struct alignas(4) uchar4 : Four<unsigned char> {};
 struct alignas(8) ushort4 : Four<unsigned short> {};
-static struct { int x; } blockIdx, blockDim, threadIdx, gridDim;
+static struct { int x; } blockIdx, blockDim, gridDim;
+static thread_local struct { int x; } threadIdx;
 static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 """
 BLOCK, GRID = 32, 3
 EACH = f"""
+    pthread_barrier_init(&barrier, nullptr, 1);
     gridDim.x = {GRID}; blockDim.x = {BLOCK};
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)
@@ -73,13 +81,14 @@ def called(tmp_path_factory):
 def compiled(folder, name, text, caller):
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(WORDS + text + caller)
-    subprocess.run(["g++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", source, "-o", library], check=True,
-                   timeout=100)
+    options = ["-O1", "-ffp-contract=off", "-pthread", "-shared", "-fPIC"]
+    subprocess.run(["g++", *options, source, "-o", library], check=True, timeout=100)
     function = ctypes.CDLL(str(library)).call
 
     def call(*args):
-        kinds = {torch.Tensor: lambda x: ctypes.c_void_p(x.data_ptr()), int: ctypes.c_int, float: ctypes.c_double}
-        function(*(kinds[type(arg)](arg) for arg in args))
+        kinds = {int: ctypes.c_int, float: ctypes.c_double}
+        function(*(ctypes.c_void_p(arg.data_ptr()) if isinstance(arg, torch.Tensor) else kinds[type(arg)](arg)
+                   for arg in args))
 
     return call
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from qfleet.nets.patches import PatchConv2d, by_patches, patches
+from qfleet.nets.patches import PatchConv2d, patches
 
 
 @pytest.mark.parametrize(("kernel", "stride", "high", "wide", "channels"),
@@ -26,9 +27,11 @@ def test_by_patches_is_the_same_function_and_has_the_same_gradient(kernel, strid
 
 def test_bytes_are_exact_in_bfloat16():
     x = torch.arange(256, dtype=torch.uint8).repeat(25).view(1, 1, 80, 80)
-    weight, bias = torch.ones(1, 1, 8, 8, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
-    usual = F.conv2d(x.double() / 255, weight.double(), None, 4)
-    found = by_patches(patches(x, 4).bfloat16(), weight, bias, 4)
+    conv = PatchConv2d(1, 1, 8, 4).bfloat16()
+    nn.init.ones_(conv.weight)
+    nn.init.zeros_(conv.bias)
+    usual = F.conv2d(x.double() / 255, conv.weight.double(), None, 4)
+    found = conv(patches(x, 4).bfloat16())
     torch.testing.assert_close(found.double(), usual, rtol=2**-6, atol=0)
     assert torch.equal(patches(x, 4).bfloat16().double().sum(), x.double().sum())
 

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import torch
 from torch import nn
 
-from qfleet.nets.norms import Norm, conv_norm
+from qfleet.nets.finished import able, finished
+from qfleet.nets.norms import Norm, PictureNorm, conv_norm
 from qfleet.nets.patches import PatchConv2d
 from qfleet.types import UserError
 
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALLEST = 36
+
+
+class Nature(nn.Sequential):
+    """Convolutions, each with a norm if there is one and a ReLU, and the flattening. On a GPU all that follows a
+    convolution is one kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layers = list(self)
+        stages = [(layer, after) for layer, after in pairwise(layers) if isinstance(layer, nn.Conv2d)]
+        grouped = any(type(after) is nn.GroupNorm for _, after in stages)
+        if grouped or not all(able(conv.weight, conv.out_channels) for conv, _ in stages):
+            found: torch.Tensor = super().forward(x)
+            return found
+        for conv, after in stages:
+            sums, scale = conv.sums(x) if isinstance(conv, PatchConv2d) else (plain(conv, x), 1.0)
+            norm = after if isinstance(after, PictureNorm) else None
+            x = finished(sums, conv.bias, norm, scale, planar=conv is stages[-1][0])
+        return x
+
+
+def plain(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    """A convolution without its bias."""
+    return nn.functional.conv2d(x, conv.weight, stride=conv.stride)
 
 
 def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
@@ -23,4 +50,4 @@ def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
         kind = nn.Conv2d if layers else PatchConv2d
         layers += [kind(channels, out, kernel, stride), *conv_norm(norm, out), nn.ReLU()]
         channels = out
-    return nn.Sequential(*layers, nn.Flatten())
+    return Nature(*layers, nn.Flatten())

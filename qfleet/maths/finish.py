@@ -1,0 +1,175 @@
+"""What follows a convolution, in one pass over a GPU's memory: its bias, a LayerNorm if there is one, and the ReLU.
+
+    finish     x ─▶ v = scale · x + bias ─▶ ReLU(v), or ReLU(weight · (v − mean) / deviation + shift)
+    unfinish   the gradient of that, of x picture by picture and of bias, weight and shift as a sum of each picture
+
+A block has one picture of bfloat16 numbers, channels last; a thread takes eight numbers at a time, and always those of
+the same eight channels, so that what belongs to channels stays in its registers.
+"""
+
+from __future__ import annotations
+
+from qfleet.maths.cuda import BLOCK
+
+EIGHT = 8
+NORM, PLANAR, BIAS = 1, 2, 4
+"""Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""
+
+SOURCE = f"#define BLOCK {BLOCK}" + """
+__device__ __forceinline__ float wide(unsigned short number) { return __uint_as_float((unsigned)number << 16); }
+
+__device__ __forceinline__ unsigned short narrow(float number) {
+    unsigned bits = __float_as_uint(number);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;   // not a number: rounding might make one of it
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+}
+
+__device__ __forceinline__ void open(const unsigned short* from, float* eight) {
+    uint4 packed = *(const uint4*)from;
+    unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+    #pragma unroll
+    for (int k = 0; k < 4; k++) {
+        eight[2 * k] = __uint_as_float(pairs[k] << 16);
+        eight[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000);
+    }
+}
+
+__device__ __forceinline__ void close(unsigned short* to, const float* eight) {
+    unsigned pairs[4];
+    #pragma unroll
+    for (int k = 0; k < 4; k++) pairs[k] = narrow(eight[2 * k]) | (unsigned)narrow(eight[2 * k + 1]) << 16;
+    uint4 packed;
+    packed.x = pairs[0]; packed.y = pairs[1]; packed.z = pairs[2]; packed.w = pairs[3];
+    *(uint4*)to = packed;
+}
+
+// The sum over all threads of a block, for all of them.
+__device__ float total(float mine, float* shared) {
+    shared[threadIdx.x] = mine;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+        __syncthreads();
+    }
+    float sum = shared[0];
+    __syncthreads();
+    return sum;
+}
+
+// What belongs to a thread's eight channels.
+struct Channels {
+    float bias[8], weight[8], shift[8], scale;
+
+    __device__ Channels(const unsigned short* b, const unsigned short* w, const unsigned short* s, int flags, int c,
+                        double scale) : scale(scale) {
+        #pragma unroll
+        for (int k = 0; k < 8; k++) {
+            bias[k] = flags & 4 ? wide(b[c + k]) : 0;
+            weight[k] = flags & 1 ? wide(w[c + k]) : 1;
+            shift[k] = flags & 1 ? wide(s[c + k]) : 0;
+        }
+    }
+
+    __device__ __forceinline__ void read(const unsigned short* from, float* v) const {
+        open(from, v);
+        #pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = v[k] * scale + bias[k];
+    }
+};
+
+extern "C" __global__ void finish(const unsigned short* x, unsigned short* out, const unsigned short* bias,
+                                  const unsigned short* weight, const unsigned short* shift, float* stats,
+                                  int channels, int pixels, int flags, double scale, double eps) {
+    __shared__ float shared[BLOCK];
+    int norm = flags & 1, planar = flags & 2, n = channels * pixels, first = threadIdx.x * 8, stride = blockDim.x * 8;
+    int c = first % channels;
+    const Channels own(bias, weight, shift, flags, c, scale);
+    const unsigned short* picture = x + (size_t)blockIdx.x * n;
+    unsigned short* result = out + (size_t)blockIdx.x * n;
+    float v[8], mean = 0, inverse = 1;
+    if (norm) {
+        float sum = 0;
+        for (int i = first; i < n; i += stride) {
+            own.read(picture + i, v);
+            for (int k = 0; k < 8; k++) sum += v[k];
+        }
+        mean = total(sum, shared) / n;
+        sum = 0;
+        for (int i = first; i < n; i += stride) {
+            own.read(picture + i, v);
+            for (int k = 0; k < 8; k++) sum += (v[k] - mean) * (v[k] - mean);
+        }
+        inverse = 1 / sqrtf(total(sum, shared) / n + (float)eps);
+        if (threadIdx.x == 0) { stats[2 * blockIdx.x] = mean; stats[2 * blockIdx.x + 1] = inverse; }
+    }
+    for (int i = first; i < n; i += stride) {
+        own.read(picture + i, v);
+        for (int k = 0; k < 8; k++) {
+            float y = (v[k] - mean) * inverse * own.weight[k] + own.shift[k];
+            v[k] = y < 0 ? 0 : y;   // what is not a number stays so, and is noticed
+        }
+        if (planar) for (int k = 0; k < 8; k++) result[(c + k) * pixels + i / channels] = narrow(v[k]);
+        else close(result + i, v);
+    }
+}
+
+extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned short* x, unsigned short* dx, float* parts,
+                                    const unsigned short* bias, const unsigned short* weight,
+                                    const unsigned short* shift, const float* stats, int channels, int pixels,
+                                    int flags, double scale) {
+    __shared__ float shared[8 * BLOCK];
+    int norm = flags & 1, planar = flags & 2, n = channels * pixels, first = threadIdx.x * 8, stride = blockDim.x * 8;
+    int c = first % channels;
+    const Channels own(bias, weight, shift, flags, c, scale);
+    const unsigned short* picture = x + (size_t)blockIdx.x * n;
+    const unsigned short* above = dy + (size_t)blockIdx.x * n;
+    float mean = norm ? stats[2 * blockIdx.x] : 0, inverse = norm ? stats[2 * blockIdx.x + 1] : 1;
+    float v[8], g[8], sums[3][8] = {}, level = 0, slope = 0;
+
+    auto meet = [&](int i) {   // v becomes the normalised number, g the gradient behind the ReLU
+        own.read(picture + i, v);
+        if (planar) for (int k = 0; k < 8; k++) g[k] = wide(above[(c + k) * pixels + i / channels]);
+        else open(above + i, g);
+        for (int k = 0; k < 8; k++) {
+            v[k] = (v[k] - mean) * inverse;
+            if (v[k] * own.weight[k] + own.shift[k] <= 0) g[k] = 0;
+        }
+    };
+    if (norm) {
+        for (int i = first; i < n; i += stride) {
+            meet(i);
+            for (int k = 0; k < 8; k++) { level += g[k] * own.weight[k]; slope += g[k] * own.weight[k] * v[k]; }
+        }
+        level = total(level, shared) / n;
+        slope = total(slope, shared) / n;
+    }
+    for (int i = first; i < n; i += stride) {
+        meet(i);
+        for (int k = 0; k < 8; k++) {
+            float d = (g[k] * own.weight[k] - level - v[k] * slope) * inverse;
+            sums[0][k] += d;
+            sums[1][k] += g[k] * v[k];
+            sums[2][k] += g[k];
+            v[k] = d * own.scale;
+        }
+        close(dx + (size_t)blockIdx.x * n + i, v);
+    }
+    // Of every channel the sum over the threads that met it.
+    int rows = norm ? 3 : 1;
+    for (int row = 0; row < rows; row++) {
+        __syncthreads();
+        for (int k = 0; k < 8; k++) shared[first + k] = sums[row][k];
+        __syncthreads();
+        for (int j = threadIdx.x; j < channels; j += blockDim.x) {
+            float sum = 0;
+            for (int at = j; at < stride; at += channels) sum += shared[at];
+            parts[((size_t)blockIdx.x * rows + row) * channels + j] = sum;
+        }
+    }
+}
+"""
+
+
+def divisible(channels: int) -> bool:
+    """Whether a thread may meet the same eight channels again and again."""
+    return channels % EIGHT == 0 and (EIGHT * BLOCK) % channels == 0
