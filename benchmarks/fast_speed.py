@@ -2,8 +2,9 @@
 
     python benchmarks/fast_speed.py updates  [--recipe r2d2] [--batch 32 512 ...] [--set agent.algo=c51 ...] [--profile]
     python benchmarks/fast_speed.py acting   [--recipe r2d2] [--seconds 20] [--set replay.samples_per_insert=8 ...]
-    python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast] [--score 18]
+    python benchmarks/fast_speed.py pong     [--seeds 1 2 3] [--recipe pong-fast] [--score 18] [--games 30]
     python benchmarks/fast_speed.py check
+    python benchmarks/fast_speed.py layers
     python benchmarks/fast_speed.py beside
     python benchmarks/fast_speed.py parity   [--seeds 1 2 3 4 5]
 
@@ -11,15 +12,17 @@ Every command appends a JSON record, with versions and hardware, to --out. `upda
 draw to the priorities, on a replay full of noise. `acting` plays random actions in the bare vector environment first,
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18, or SCORE, in 30 greedy games, that snapshot's own
-evaluation not counted; 30 games more, without the limit of evaluations, are then played by it. `check` compares
-recorded updates with those made in pieces, and those with each other. `beside` compares what is chosen while updates
-are under way with what is chosen while the GPU does nothing else, new weights arriving all the time. `parity` learns
-Catch from pixels with both: the steps until 20 evaluation episodes reach 0.95, seed by seed.
+evaluation not counted; 30 games more, or GAMES, without the limit of evaluations, are then played by it. `check`
+compares recorded updates with those made in pieces, and those with each other; `layers`, the network of bfloat16 with
+kernels of our own behind its convolutions and without them with that of float32. `beside` compares what is chosen while
+updates are under way with what is chosen while the GPU does nothing else, new weights arriving all the time. `parity`
+learns Catch from pixels with both: the steps until 20 evaluation episodes reach 0.95, seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -147,6 +150,36 @@ def check(args: argparse.Namespace) -> None:
                      for mine, its in zip(trail, trails[1], strict=True)] for trail in (trails[0], trails[2]))
                 keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
                             "distance_early": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1]})
+
+
+def layers(args: argparse.Namespace) -> None:
+    """How far features and gradients of the torso in bfloat16 are from those in float32: by our kernels, by torch's."""
+    import torch
+
+    from qfleet.nets.torsos import nature
+
+    for norm in ("none", "layer"):
+        torch.manual_seed(0)
+        exact = nature.build((4, 84, 84), norm).cuda().to(memory_format=torch.channels_last)
+        rounded = copy.deepcopy(exact).bfloat16()
+        pictures = torch.randint(256, (512, 4, 84, 84), dtype=torch.uint8, device="cuda")
+        slope = torch.randn(512, 3136, device="cuda").bfloat16()
+
+        def results(torso: Any, pictures: Any = pictures, slope: Any = slope) -> list[Any]:
+            features = torso(pictures)
+            grads = torch.autograd.grad(features, list(torso.parameters()), slope.to(features.dtype))
+            return [features.detach().float(), *(grad.float() for grad in grads)]
+
+        wanted, able, found = results(exact), nature.able, {}
+        assert able(rounded[0].weight, 32), "no kernels of our own here"
+        for way in ("kernels", "torch"):
+            nature.able = able if way == "kernels" else lambda weight, channels: False
+            found[way] = [round(float((mine - its).norm() / its.norm()), 5)
+                          for mine, its in zip(results(rounded), wanted, strict=True)]
+        nature.able = able
+        keep(args, {"kind": "layers", "norm": norm, "distance": found})
+        if any(ours > 0.002 + 1.5 * torchs for ours, torchs in zip(*found.values(), strict=True)):
+            sys.exit("our kernels are farther from float32 than torch's")
 
 
 def beside(args: argparse.Namespace) -> None:
@@ -281,7 +314,7 @@ def pong(args: argparse.Namespace) -> None:
                 running.kill()
                 running.wait()
             records = trials.records_of(metrics)
-            games = None if found is None else full_games(Path(root) / "x")
+            games = full_games(Path(root) / "x", args.games) if found is not None and args.games else None
         curve = [[round(record["time_s"], 1), record["step"], round(record.get("rollout/ep_rew_mean", -21), 1)]
                  for record in records]
         judged = [[round(x["time_s"], 1), x["step"], round(x["eval/mean_reward"], 2), round(x["eval/seconds"], 1),
@@ -294,10 +327,10 @@ def pong(args: argparse.Namespace) -> None:
                     "curve": curve[::max(1, len(curve) // 60)]})
 
 
-def full_games(run: Path) -> dict[str, Any] | str:
-    """30 games of a run's best policy, or why there are none: the run that was timed counts all the same."""
+def full_games(run: Path, games: int) -> dict[str, Any] | str:
+    """Games of a run's best policy, or why there are none: the run that was timed counts all the same."""
     try:
-        return trials.played(run, 30, timeout_s=120)
+        return trials.played(run, games, timeout_s=120)
     except subprocess.SubprocessError as error:
         return f"{error} {getattr(error, 'stderr', None) or ''}"[-400:]
 
@@ -312,7 +345,7 @@ def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["updates", "acting", "pong", "check", "beside", "parity"])
+    parser.add_argument("what", choices=["updates", "acting", "pong", "check", "layers", "beside", "parity"])
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--updates", type=int, default=300, help="per measurement")
     parser.add_argument("--repeats", type=int, default=5)
@@ -322,14 +355,15 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=128)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--score", type=float, default=18.0, help="at which Pong counts as solved, and the run ends")
+    parser.add_argument("--games", type=int, default=30, help="that each policy that was found plays then")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds after which a run is given up")
     parser.add_argument("--recipe", default="pong-fast")
     parser.add_argument("--set", nargs="*", default=[], help="overrides, key=value")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    {"updates": updates, "acting": acting, "pong": pong, "check": check, "beside": beside,
-     "parity": parity}[args.what](args)
+    {"updates": updates, "acting": acting, "pong": pong, "check": check, "layers": layers,
+     "beside": beside, "parity": parity}[args.what](args)
 
 
 if __name__ == "__main__":
