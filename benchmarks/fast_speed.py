@@ -170,13 +170,13 @@ def layers(args: argparse.Namespace) -> None:
             grads = torch.autograd.grad(features, list(torso.parameters()), slope.to(features.dtype))
             return [features.detach().float(), *(grad.float() for grad in grads)]
 
-        wanted, able, found = results(exact), nature.able, {}
+        wanted, able, found = results(exact), nature.finishable, {}
         assert able(rounded[0].weight, 32), "no kernels of our own here"
         for way in ("kernels", "torch"):
-            nature.able = able if way == "kernels" else lambda weight, channels: False
+            nature.finishable = able if way == "kernels" else lambda weight, channels: False
             found[way] = [round(float((mine - its).norm() / its.norm()), 5)
                           for mine, its in zip(results(rounded), wanted, strict=True)]
-        nature.able = able
+        nature.finishable = able
         keep(args, {"kind": "layers", "norm": norm, "distance": found})
         if any(ours > 0.002 + 1.5 * torchs for ours, torchs in zip(*found.values(), strict=True)):
             sys.exit("our kernels are farther from float32 than torch's")

@@ -20,22 +20,24 @@ RESIDENT = 132 * 8 * BLOCK
 """Threads that a large GPU has at work at once: more than those need not be started for a loop."""
 
 LAY = """
-// Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread for the four pixels of a patch's row.
+// Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread for a patch of a channel.
 extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int high, int wide) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    int dy = i & 3, rest = i >> 2;
-    int c = rest % channels; rest /= channels;
+    int c = i % channels, rest = i / channels;
     int w = rest % (wide / 4); rest /= wide / 4;
     int h = rest % (high / 4), b = rest / (high / 4);
-    const unsigned char* row = x + ((size_t)(b * channels + c) * high + h * 4 + dy) * wide + w * 4;
-    uchar4 four = *(const uchar4*)row;
-    ushort4 laid;   // whole numbers below 256 fill the 8 bits that bfloat16 has: the rest of a float is zero
-    laid.x = __float_as_uint((float)four.x) >> 16;
-    laid.y = __float_as_uint((float)four.y) >> 16;
-    laid.z = __float_as_uint((float)four.z) >> 16;
-    laid.w = __float_as_uint((float)four.w) >> 16;
-    ((ushort4*)out)[i] = laid;
+    const unsigned char* corner = x + ((size_t)(b * channels + c) * high + h * 4) * wide + w * 4;
+    uint4 laid[2];
+    unsigned* pairs = (unsigned*)laid;
+    #pragma unroll
+    for (int dy = 0; dy < 4; dy++) {   // whole numbers below 256 fill the 8 bits of bfloat16: the rest of a float is 0
+        uchar4 four = *(const uchar4*)(corner + dy * wide);
+        pairs[2 * dy] = __float_as_uint((float)four.x) >> 16 | (__float_as_uint((float)four.y) & 0xFFFF0000);
+        pairs[2 * dy + 1] = __float_as_uint((float)four.z) >> 16 | (__float_as_uint((float)four.w) & 0xFFFF0000);
+    }
+    ((uint4*)out)[2 * (size_t)i] = laid[0];
+    ((uint4*)out)[2 * (size_t)i + 1] = laid[1];
 }
 """
 

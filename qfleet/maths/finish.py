@@ -1,7 +1,7 @@
 """What follows a convolution, in one pass over a GPU's memory: its bias, a LayerNorm if there is one, and the ReLU.
 
     finish     x ─▶ v = scale · x + bias ─▶ ReLU(v), or ReLU(weight · (v − mean) / deviation + shift)
-    unfinish   the gradient of that, of x picture by picture and of bias, weight and shift as a sum of each picture
+    unfinish   the gradient of that: of x, and of bias, weight and shift a part from each picture
 
 A block has one picture of bfloat16 numbers, channels last; a thread takes eight numbers at a time, and always those of
 the same eight channels, so that what belongs to channels stays in its registers.
@@ -10,39 +10,12 @@ the same eight channels, so that what belongs to channels stays in its registers
 from __future__ import annotations
 
 from qfleet.maths.cuda import BLOCK
+from qfleet.maths.numbers import EIGHT, NUMBERS
 
-EIGHT = 8
 NORM, PLANAR, BIAS = 1, 2, 4
 """Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""
 
-SOURCE = f"#define BLOCK {BLOCK}" + """
-__device__ __forceinline__ float wide(unsigned short number) { return __uint_as_float((unsigned)number << 16); }
-
-__device__ __forceinline__ unsigned short narrow(float number) {
-    unsigned bits = __float_as_uint(number);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;   // not a number: rounding might make one of it
-    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-}
-
-__device__ __forceinline__ void open(const unsigned short* from, float* eight) {
-    uint4 packed = *(const uint4*)from;
-    unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-    #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        eight[2 * k] = __uint_as_float(pairs[k] << 16);
-        eight[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000);
-    }
-}
-
-__device__ __forceinline__ void close(unsigned short* to, const float* eight) {
-    unsigned pairs[4];
-    #pragma unroll
-    for (int k = 0; k < 4; k++) pairs[k] = narrow(eight[2 * k]) | (unsigned)narrow(eight[2 * k + 1]) << 16;
-    uint4 packed;
-    packed.x = pairs[0]; packed.y = pairs[1]; packed.z = pairs[2]; packed.w = pairs[3];
-    *(uint4*)to = packed;
-}
-
+SOURCE = NUMBERS + """
 // The sum over all threads of a block, for all of them.
 __device__ float total(float mine, float* shared) {
     shared[threadIdx.x] = mine;

@@ -7,20 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfleet.maths.cuda import BLOCK, kernel
+from qfleet.maths.cuda import BLOCK
 from qfleet.maths.finish import BIAS, NORM, PLANAR, SOURCE, divisible
+from qfleet.maths.numbers import able, added_up, launch
 
 
-def able(weight: torch.Tensor, channels: int) -> bool:
-    """Whether what follows a layer of such weights can be done at once. A compiler joins operations by itself."""
-    return (weight.is_cuda and weight.dtype == torch.bfloat16 and divisible(channels)
-            and not torch.compiler.is_compiling()
-            and None not in (kernel("finish", SOURCE), kernel("unfinish", SOURCE)))
+def finishable(weight: torch.Tensor, channels: int) -> bool:
+    """Whether what follows a layer of such weights can be done at once."""
+    return divisible(channels) and able(weight, SOURCE, "finish", "unfinish")
 
 
 def finished(x: torch.Tensor, bias: torch.Tensor | None, norm: nn.LayerNorm | nn.GroupNorm | None, scale: float = 1.0,
              planar: bool = False) -> torch.Tensor:
-    """ReLU(norm(scale · x + bias)) of pictures [B, C, H, W] or features [B, C], where `able`.
+    """ReLU(norm(scale · x + bias)) of pictures [B, C, H, W] or features [B, C], where `finishable`.
 
     The norm, if any, is over all numbers of an item, with a weight for each channel. `planar` gives [B, C · H · W], as
     flattening does.
@@ -39,10 +38,8 @@ class Finish(torch.autograd.Function):
         flags = NORM * (weight is not None) | PLANAR * planar | BIAS * (bias is not None)
         stats = torch.empty(items if weight is not None else 0, 2, device=x.device)
         out = x.new_empty(items, channels * pixels) if planar else torch.empty_like(x)
-        launch = kernel("finish", SOURCE)
-        assert launch is not None
         given = [x if vector is None else vector for vector in (bias, weight, shift)]  # of None flags tell
-        launch(items * BLOCK, [x, out, *given, stats, channels, pixels, flags, scale, eps])
+        launch("finish", SOURCE, items * BLOCK, [x, out, *given, stats, channels, pixels, flags, scale, eps])
         ctx.save_for_backward(x, bias, weight, shift, stats)
         ctx.plan = (channels, pixels, flags, scale)
         return out
@@ -54,11 +51,9 @@ class Finish(torch.autograd.Function):
         dy = above[0].contiguous() if flags & PLANAR else channels_last(above[0])
         dx = torch.empty_like(x)
         parts = torch.empty(len(x), 3 if weight is not None else 1, channels, device=x.device)
-        launch = kernel("unfinish", SOURCE)
-        assert launch is not None
         given = [x if vector is None else vector for vector in (bias, weight, shift)]
-        launch(len(x) * BLOCK, [dy, x, dx, parts, *given, stats, channels, pixels, flags, scale])
-        sums = parts.sum(0).to(x.dtype).unbind()
+        launch("unfinish", SOURCE, len(x) * BLOCK, [dy, x, dx, parts, *given, stats, channels, pixels, flags, scale])
+        sums = added_up(parts)
         of_bias = None if bias is None else sums[0]
         return (dx, of_bias, *((None, None) if weight is None else sums[1:]), None, None, None)
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.nets.finished import able, finished
+from qfleet.nets.finished import finishable, finished
 from qfleet.nets.noisy import Noise, NoisyLinear
 from qfleet.nets.norms import Norm, dense_norm
+from qfleet.nets.rated import ratable, rated
 
 
 class Dense(nn.Sequential):
@@ -32,7 +33,7 @@ class Dense(nn.Sequential):
     def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
         layers = iter(self)
         for layer in layers:
-            if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and able(layer.weight, x.shape[1]):
+            if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and finishable(layer.weight, x.shape[1]):
                 x = finished(x, None, layer)
                 next(layers)  # the ReLU is done
             else:
@@ -47,6 +48,8 @@ class Output(nn.Linear):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if ratable(x, self):
+            return rated(x, self)
         return F.linear(x.float(), self.weight.float(), self.bias.float())
 
 
@@ -96,6 +99,10 @@ class DuelingHead(nn.Module):
     def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
         actions = x.ndim - 1  # their axis
         x = self.hidden(x)
+        of_action, of_state = self.advantage.q, self.value.q
+        if isinstance(of_action, Output) and isinstance(of_state, Output) and len(self.advantage.shape) == 1 \
+                and ratable(x, of_action):
+            return rated(self.advantage.hidden(x), of_action, self.value.hidden(x), of_state)
         advantage = self.advantage(x, noise)
         q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(actions, keepdim=True)
         return q

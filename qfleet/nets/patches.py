@@ -25,7 +25,7 @@ class PatchConv2d(nn.Conv2d):
         fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
         if x.is_cuda and fits and (lay := kernel("lay")) is not None:
             laid = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
-            lay(x.numel() // 4, [x.contiguous(), laid, x.numel() // 4, channels, high, wide])
+            lay(x.numel() // 16, [x.contiguous(), laid, x.numel() // 16, channels, high, wide])
             return laid.permute(0, 3, 1, 2)
         return patches(x, self.stride[0]).to(self.weight.dtype)
 

@@ -231,7 +231,7 @@ class Actor:
             self._faults = self.env.faults()
 
     def _refresh(self) -> None:
-        lag = self.policy.refresh(self.weights) if self.weights is not None else None
+        lag = (self._reflex or self.policy).refresh(self.weights) if self.weights is not None else None
         if lag is not None:
             self.metrics.write({"actor/policy_lag": lag})
 

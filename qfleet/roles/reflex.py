@@ -6,8 +6,8 @@
 An Atari lane sends 7 KB per step instead of 28. What an agent remembers of an episode is kept on the GPU, too; what is
 stored of it comes back. All this happens on a stream of its own, before updates that are under way on the usual one:
 
-    usual stream      update ─ update ─ new weights ─ update ─ ...
-    urgent stream          choice         └─▶ choice     choice       it waits for new weights, and for nothing else
+    usual stream      update ─ update ─ copy of weights ─ update ─ update ─ ...
+    urgent stream          choice     choice        └─▶ taken once complete ─ choice       nothing is waited for
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from qfleet.agent import Arm, Decision, Memory
 from qfleet.roles.policy import Policy
 from qfleet.roles.whole import aside, first_line, recorded, swift
-from qfleet.types import EnvSpec, Obs
+from qfleet.types import EnvSpec, Obs, Published
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,15 @@ class Reflex:
             return "the agent appraises its actions"
         recall = policy.agent.recall
         return "the agent has a memory that outlives episodes" if recall is not None and recall.kept else None
+
+    def refresh(self, weights: Published) -> int | None:
+        """Take newer weights, which must be complete, on the stream that will choose with them."""
+        if self._urgent is None or self._version != self.policy.version:  # others may have used them on the usual one
+            return self.policy.refresh(weights)
+        with torch.cuda.stream(self._urgent):
+            gained = self.policy.refresh(weights)
+        self._version = self.policy.version
+        return gained
 
     def begin(self) -> None:
         self._going[:] = False

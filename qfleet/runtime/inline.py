@@ -129,7 +129,7 @@ class Inline:
     def _actor(self, index: int, seat: Seat) -> Actor:
         plan = self.plan
         policy = Policy(self.cast.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision)
-        return Actor(policy, seat.env, seat.explorer, self.cell.meter, self.weights,
+        return Actor(policy, seat.env, seat.explorer, self.cell.meter, self.weights.complete,
                      self.cell.recorder(seat.env.lanes))
 
     def _seeds(self) -> list[list[int]]:

@@ -1,58 +1,19 @@
-"""The kernels' sources are C++ but for a few words: here they are compiled for the CPU, and do what torch does.
-
-Threads take turns here, one after the other, unless they wait for each other; then they are threads of the CPU. That a
-barrier is missing might not be noticed. Reads and writes of four numbers at a time end the process where they do not
-begin at a multiple of their size, as on a GPU.
-"""
+"""The kernels' sources do on a CPU (see `emulated`) what torch does."""
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
+from emulated import compiled
 
 from qfleet.maths import cuda
 from qfleet.maths.cuda import SOURCES
 from qfleet.nets.patches import patches
 from qfleet.roles.flat import Flat, laid_out, places_of
 
-WORDS = """
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <pthread.h>
-#include <thread>
-#include <vector>
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __shared__ static
-static pthread_barrier_t barrier;
-#define __syncthreads() pthread_barrier_wait(&barrier)
-template <class T> struct Four {   // a GPU refuses what does not begin at a multiple of its size
-    T x, y, z, w;
-    Four() = default;
-    Four(const Four& from) { from.check(); *this = from; }
-    Four& operator=(const Four& from) {
-        check(); x = from.x; y = from.y; z = from.z; w = from.w;
-        return *this;
-    }
-    void check() const { if ((unsigned long long)this % sizeof(Four)) std::abort(); }
-};
-struct alignas(16) float4 : Four<float> {};
-struct alignas(16) int4 : Four<int> {};
-struct alignas(16) uint4 : Four<unsigned> {};
-struct alignas(4) uchar4 : Four<unsigned char> {};
-struct alignas(8) ushort4 : Four<unsigned short> {};
-static struct { int x; } blockIdx, blockDim, gridDim;
-static thread_local struct { int x; } threadIdx;
-static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
-static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
-"""
 BLOCK, GRID = 32, 3
 EACH = f"""
     pthread_barrier_init(&barrier, nullptr, 1);
@@ -76,21 +37,6 @@ def called(tmp_path_factory):
         pytest.skip("needs a C++ compiler: apt install g++")
     folder = tmp_path_factory.mktemp("kernels")
     return {name: compiled(folder, name, text, CALLS[name].replace("EACH", EACH)) for name, text in SOURCES.items()}
-
-
-def compiled(folder, name, text, caller):
-    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text(WORDS + text + caller)
-    options = ["-O1", "-ffp-contract=off", "-pthread", "-shared", "-fPIC"]
-    subprocess.run(["g++", *options, source, "-o", library], check=True, timeout=100)
-    function = ctypes.CDLL(str(library)).call
-
-    def call(*args):
-        kinds = {int: ctypes.c_int, float: ctypes.c_double}
-        function(*(ctypes.c_void_p(arg.data_ptr()) if isinstance(arg, torch.Tensor) else kinds[type(arg)](arg)
-                   for arg in args))
-
-    return call
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e3])
@@ -127,7 +73,7 @@ def test_nothing_moves_where_a_gradient_is_not_sound(called):
 def test_pictures_are_laid_out_in_patches(called):
     pictures = torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8)
     room = torch.zeros(2, 2, 2, 48, dtype=torch.bfloat16)
-    found, threads = room[:1], pictures.numel() // 4
+    found, threads = room[:1], pictures.numel() // 16
     assert threads < BLOCK * GRID
     called["lay"](pictures, found, threads, 3, 8, 8)
     assert not room[1].any()

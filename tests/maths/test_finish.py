@@ -1,28 +1,25 @@
 """Bias, LayerNorm and ReLU by one kernel are those of torch, and so is their gradient, in bfloat16 and for all shapes.
 
-The kernels run on the CPU, as in test_cuda; what calls them is the code that calls them on a GPU.
+The kernels run on the CPU, as in `emulated`; what calls them is the code that calls them on a GPU.
 """
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
-from test_cuda import compiled
+from emulated import ADD_UP, together
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.maths.cuda import BLOCK
+from qfleet.maths import numbers
 from qfleet.maths.finish import SOURCE, divisible
-from qfleet.nets import finished as finishing
 from qfleet.nets import heads
 from qfleet.nets.finished import finished
 from qfleet.nets.norms import PictureNorm
 from qfleet.nets.torsos import nature
 
 SHORTS = "unsigned short"
-GIVEN = {
+SIGNATURES = {
     "finish": f"{SHORTS}* x, {SHORTS}* out, {SHORTS}* b, {SHORTS}* w, {SHORTS}* s, float* stats, int channels, "
               "int pixels, int flags, double scale, double eps",
     "unfinish": f"{SHORTS}* dy, {SHORTS}* x, {SHORTS}* dx, float* parts, {SHORTS}* b, {SHORTS}* w, {SHORTS}* s, "
@@ -31,36 +28,16 @@ GIVEN = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("needs a C++ compiler: apt install g++")
-    folder, found = tmp_path_factory.mktemp("finish"), {}
-    for name, given in GIVEN.items():
-        passed = ", ".join(word.split()[-1] for word in given.replace("*", "").split(","))
-        caller = f"""extern "C" void call({given}, int blocks) {{
-            blockDim.x = {BLOCK};
-            pthread_barrier_init(&barrier, nullptr, {BLOCK});
-            for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
-                std::vector<std::thread> threads;
-                for (int i = 0; i < {BLOCK}; i++) threads.emplace_back([=] {{ threadIdx.x = i; {name}({passed}); }});
-                for (auto& thread : threads) thread.join();
-            }} }}"""
-        found[name] = compiled(folder, name, SOURCE, caller)
-    return found
+    folder = tmp_path_factory.mktemp("finish")
+    return together(folder, SOURCE, SIGNATURES) | together(folder, numbers.ADD_UP, ADD_UP)
 
 
 @pytest.fixture
 def swift(kernels, monkeypatch):
     """What a GPU has, here."""
-    def kernel(name, source):
-        def launch(threads, args):
-            assert threads % BLOCK == 0 and all(not isinstance(x, torch.Tensor) or x.is_contiguous() or
-                                                x.is_contiguous(memory_format=torch.channels_last) for x in args)
-            kernels[name](*args, threads // BLOCK)
-        return launch
-
-    monkeypatch.setattr(finishing, "kernel", kernel)
+    monkeypatch.setattr(numbers, "kernel", lambda name, source: kernels[name])
     for module in (nature, heads):
-        monkeypatch.setattr(module, "able", lambda weight, channels: divisible(channels))
+        monkeypatch.setattr(module, "finishable", lambda weight, channels: divisible(channels))
 
 
 def usual(x, bias, norm, scale, planar):
@@ -120,7 +97,7 @@ def test_the_torso_is_the_same_function_at_once_and_layer_by_layer(swift, monkey
     at_once = torso(pictures)
     slope = torch.randn(at_once.shape).bfloat16()
     mine = torch.autograd.grad(at_once, list(torso.parameters()), slope)
-    monkeypatch.setattr(nature, "able", lambda weight, channels: False)
+    monkeypatch.setattr(nature, "finishable", lambda weight, channels: False)
     exact = torso.float()
     wanted = exact(pictures)
     most = float(wanted.detach().abs().max())
@@ -140,7 +117,7 @@ def test_dense_layers_with_a_norm_are_the_same_at_once(swift, monkeypatch):
     head = heads.Head(32, (64, 16), (3,), "layer").bfloat16()
     x = torch.randn(5, 32).bfloat16()
     at_once = head(x)
-    monkeypatch.setattr(heads, "able", lambda weight, channels: False)
+    monkeypatch.setattr(heads, "finishable", lambda weight, channels: False)
     torch.testing.assert_close(at_once, head(x), rtol=0.02, atol=0.02)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from qfleet.nets.finished import able, finished
+from qfleet.nets.finished import finishable, finished
 from qfleet.nets.norms import Norm, PictureNorm, conv_norm
 from qfleet.nets.patches import PatchConv2d
 from qfleet.types import UserError
@@ -24,7 +24,7 @@ class Nature(nn.Sequential):
         layers = list(self)
         stages = [(layer, after) for layer, after in pairwise(layers) if isinstance(layer, nn.Conv2d)]
         grouped = any(type(after) is nn.GroupNorm for _, after in stages)
-        if grouped or not all(able(conv.weight, conv.out_channels) for conv, _ in stages):
+        if grouped or not all(finishable(conv.weight, conv.out_channels) for conv, _ in stages):
             found: torch.Tensor = super().forward(x)
             return found
         for conv, after in stages:

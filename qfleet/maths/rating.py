@@ -1,0 +1,85 @@
+"""From features to values of actions, and of the state where streams are separate, by one kernel each way on a GPU.
+
+    rate      a = Wₐ h + bₐ; with a stream for the state v = Wᵥ h′ + bᵥ, and q = v + a − mean a
+    unrate    of every item: dh, dh′, and of every output what it is to be moved by
+    weigh     the gradients of weights and biases, a part from each SHARE of items
+
+Outputs are few and batches small: a library starts a dozen kernels, and converts numbers in most of them. Here features
+and weights are bfloat16, and all sums are float32.
+"""
+
+from __future__ import annotations
+
+from qfleet.maths.numbers import NUMBERS
+
+SHARE = 32
+MOST_ACTIONS = 31
+
+SOURCE = NUMBERS + """
+// A warp has an item, a thread an output of it; the one after the actions is the state's value.
+extern "C" __global__ void rate(const unsigned short* h, const unsigned short* h2, const unsigned short* wa,
+                                const unsigned short* ba, const unsigned short* wv, const unsigned short* bv, float* q,
+                                int items, int width, int actions, int dueling) {
+    __shared__ float shared[BLOCK];
+    int output = threadIdx.x % 32, item = blockIdx.x * (BLOCK / 32) + threadIdx.x / 32, state = output == actions;
+    float sum = 0;
+    if (item < items && output < actions + dueling) {
+        const unsigned short* from = (state ? h2 : h) + (size_t)item * width;
+        const unsigned short* by = state ? wv : wa + (size_t)output * width;
+        float x[8], w[8];
+        for (int k = 0; k < width; k += 8) {
+            open(from + k, x);
+            open(by + k, w);
+            for (int j = 0; j < 8; j++) sum += x[j] * w[j];
+        }
+        sum += wide(state ? bv[0] : ba[output]);
+    }
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (item >= items || output >= actions) return;
+    if (dueling) {
+        const float* all = shared + threadIdx.x - output;
+        float mean = 0;
+        for (int a = 0; a < actions; a++) mean += all[a];
+        sum += all[actions] - mean / actions;
+    }
+    q[(size_t)item * actions + output] = sum;
+}
+
+// A thread has eight features of an item. `moved` [items, actions + dueling] is what outputs are to be moved by.
+extern "C" __global__ void unrate(const float* dq, const unsigned short* wa, const unsigned short* wv,
+                                  unsigned short* dh, unsigned short* dh2, float* moved, int items, int width,
+                                  int actions, int dueling) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, item = i / (width / 8), k = i % (width / 8) * 8;
+    if (item >= items) return;
+    const float* slope = dq + (size_t)item * actions;
+    float state = 0, sum[8] = {}, w[8];
+    for (int a = 0; a < actions; a++) state += slope[a];
+    for (int a = 0; a < actions; a++) {
+        float g = slope[a] - (dueling ? state / actions : 0);
+        if (k == 0) moved[(size_t)item * (actions + dueling) + a] = g;
+        open(wa + (size_t)a * width + k, w);
+        for (int j = 0; j < 8; j++) sum[j] += g * w[j];
+    }
+    close(dh + (size_t)item * width + k, sum);
+    if (!dueling) return;
+    if (k == 0) moved[(size_t)item * (actions + 1) + actions] = state;
+    open(wv + k, w);
+    for (int j = 0; j < 8; j++) sum[j] = state * w[j];
+    close(dh2 + (size_t)item * width + k, sum);
+}
+
+// A thread has a weight, or, after all of those, a bias, and its share of the items.
+extern "C" __global__ void weigh(const float* moved, const unsigned short* h, const unsigned short* h2, float* parts,
+                                 int items, int width, int actions, int dueling, int share) {
+    int outputs = actions + dueling, n = outputs * (width + 1), i = blockIdx.x * blockDim.x + threadIdx.x;
+    int part = i / n, j = i % n, first = part * share, bias = j >= outputs * width;
+    if (first >= items) return;
+    int output = bias ? j - outputs * width : j / width, k = bias ? 0 : j % width;
+    const unsigned short* from = (output == actions ? h2 : h) + k;
+    float sum = 0;
+    for (int item = first; item < first + share && item < items; item++)
+        sum += moved[(size_t)item * outputs + output] * (bias ? 1 : wide(from[(size_t)item * width]));
+    parts[i] = sum;
+}
+"""

@@ -1,0 +1,57 @@
+"""The outputs of a head at once on a GPU, by the kernels of `maths.rating`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from qfleet.maths.cuda import BLOCK
+from qfleet.maths.numbers import EIGHT, able, added_up, launch
+from qfleet.maths.rating import MOST_ACTIONS, SHARE, SOURCE
+
+
+def ratable(x: torch.Tensor, output: nn.Linear) -> bool:
+    """Whether values of x can be found at once: of rows [B, features], for some actions."""
+    return (x.ndim == 2 and x.dtype == torch.bfloat16 and output.in_features % EIGHT == 0
+            and output.out_features <= MOST_ACTIONS and able(output.weight, SOURCE, "rate", "unrate", "weigh"))
+
+
+def rated(h: torch.Tensor, advantage: nn.Linear, h2: torch.Tensor | None = None,
+          value: nn.Linear | None = None) -> torch.Tensor:
+    """Values [B, A] in float32 of features [B, F], where `ratable`; of two streams, v + a − mean a."""
+    state = (None, None) if value is None else (value.weight, value.bias)
+    found: torch.Tensor = Rate.apply(h, h2, advantage.weight, advantage.bias, *state)
+    return found
+
+
+class Rate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor, h2: torch.Tensor | None, wa: torch.Tensor, ba: torch.Tensor,
+                wv: torch.Tensor | None, bv: torch.Tensor | None) -> torch.Tensor:
+        h, h2 = h.contiguous(), None if h2 is None else h2.contiguous()
+        items, width, actions = len(h), h.shape[1], len(wa)
+        q = torch.empty(items, actions, device=h.device)
+        given = [x if x is not None else h for x in (h2, wa, ba, wv, bv)]
+        launch("rate", SOURCE, -(-items * 32 // BLOCK) * BLOCK,
+               [h, *given, q, items, width, actions, int(h2 is not None)])
+        ctx.save_for_backward(h, h2, wa, wv)
+        return q
+
+    @staticmethod
+    def backward(ctx: Any, *above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        h, h2, wa, wv = ctx.saved_tensors
+        (items, width), actions, dueling = h.shape, len(wa), int(h2 is not None)
+        outputs = actions + dueling
+        dh, dh2 = torch.empty_like(h), None if h2 is None else torch.empty_like(h)
+        moved = torch.empty(items, outputs, device=h.device)
+        parts = torch.empty(-(-items // SHARE), outputs * (width + 1), device=h.device)
+        second, weight, other = (h, wa, dh) if h2 is None else (h2, wv, dh2)
+        sizes = [items, width, actions, dueling]
+        launch("unrate", SOURCE, items * width // EIGHT, [above[0].contiguous(), wa, weight, dh, other, moved, *sizes])
+        launch("weigh", SOURCE, parts.numel(), [moved, h, second, parts, *sizes, SHARE])
+        weights, biases = added_up(parts).split([outputs * width, outputs])
+        dwa, dwv = weights.view(outputs, width).split([actions, dueling])
+        dba, dbv = biases.split([actions, dueling])
+        return (dh, dh2, dwa, dba, *((dwv, dbv) if dueling else (None, None)))
