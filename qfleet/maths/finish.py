@@ -16,15 +16,17 @@ NORM, PLANAR, BIAS = 1, 2, 4
 """Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""
 
 SOURCE = NUMBERS + """
-// The sum over all threads of a block, for all of them.
+// The sum over all threads of a block, for all of them: 16 threads add up 16 numbers each, then everybody theirs.
 __device__ float total(float mine, float* shared) {
     shared[threadIdx.x] = mine;
     __syncthreads();
-    for (int half = blockDim.x / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-        __syncthreads();
-    }
-    float sum = shared[0];
+    float sum = 0;
+    if (threadIdx.x < 16) for (int k = threadIdx.x; k < BLOCK; k += 16) sum += shared[k];
+    __syncthreads();
+    if (threadIdx.x < 16) shared[threadIdx.x] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int k = 0; k < 16; k++) sum += shared[k];
     __syncthreads();
     return sum;
 }

@@ -16,34 +16,41 @@ SHARE = 32
 MOST_ACTIONS = 31
 
 SOURCE = NUMBERS + """
-// A warp has an item, a thread an output of it; the one after the actions is the state's value.
+// A warp has an item: its threads take eight features of every 256 each, for all outputs, and then add up an output of
+// it each. The output after the actions is the state's value.
 extern "C" __global__ void rate(const unsigned short* h, const unsigned short* h2, const unsigned short* wa,
                                 const unsigned short* ba, const unsigned short* wv, const unsigned short* bv, float* q,
                                 int items, int width, int actions, int dueling) {
-    __shared__ float shared[BLOCK];
-    int output = threadIdx.x % 32, item = blockIdx.x * (BLOCK / 32) + threadIdx.x / 32, state = output == actions;
-    float sum = 0;
-    if (item < items && output < actions + dueling) {
+    __shared__ float parts[BLOCK][33];   // 33: threads of a warp read from different banks
+    __shared__ float found[BLOCK];
+    int lane = threadIdx.x % 32, first = threadIdx.x - lane, item = blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    if (item < items) for (int output = 0; output < actions + dueling; output++) {
+        int state = output == actions;
         const unsigned short* from = (state ? h2 : h) + (size_t)item * width;
         const unsigned short* by = state ? wv : wa + (size_t)output * width;
-        float x[8], w[8];
-        for (int k = 0; k < width; k += 8) {
+        float sum = 0, x[8], w[8];
+        for (int k = 8 * lane; k < width; k += 256) {
             open(from + k, x);
             open(by + k, w);
             for (int j = 0; j < 8; j++) sum += x[j] * w[j];
         }
-        sum += wide(state ? bv[0] : ba[output]);
+        parts[first + output][lane] = sum;
     }
-    shared[threadIdx.x] = sum;
     __syncthreads();
-    if (item >= items || output >= actions) return;
-    if (dueling) {
-        const float* all = shared + threadIdx.x - output;
-        float mean = 0;
-        for (int a = 0; a < actions; a++) mean += all[a];
-        sum += all[actions] - mean / actions;
+    float value = 0;
+    if (item < items && lane < actions + dueling) {
+        for (int k = 0; k < 32; k++) value += parts[threadIdx.x][k];
+        value += wide(lane == actions ? bv[0] : ba[lane]);
     }
-    q[(size_t)item * actions + output] = sum;
+    found[threadIdx.x] = value;
+    __syncthreads();
+    if (item >= items || lane >= actions) return;
+    if (dueling) {
+        float mean = 0;
+        for (int a = 0; a < actions; a++) mean += found[first + a];
+        value += found[first + actions] - mean / actions;
+    }
+    q[(size_t)item * actions + lane] = value;
 }
 
 // A thread has eight features of an item. `moved` [items, actions + dueling] is what outputs are to be moved by.
