@@ -315,6 +315,21 @@ def costs(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def gpu_costs(data: dict[str, Any]) -> dict[str, Any]:
+    """cost_gpu.json: a table for every axis, and what the largest batch, replay and number of lanes cost."""
+    found: dict[str, Any] = {axis: block([cost.gpu_table(data["results"], axis)]) for axis in cost.GPU_AXES}
+    ends = {axis: [next(one for one in data["results"] if (cost.GPU_BASE | {axis: value}).items() <= one.items())
+                   for value in (values[0], values[-1])] for axis, values in cost.GPU_AXES.items()}
+    (few, many), (small, large), (short, long) = (ends[axis] for axis in ("lanes", "batch", "replay"))
+    dearer = small["updates_per_s"] / large["updates_per_s"]
+    return found | {"samples": large["batch"] / small["batch"], "dearer": dearer,
+                    "more": large["batch"] / small["batch"] / dearer,
+                    "faster": many["steps_per_s"] / few["steps_per_s"],
+                    "slower": short["updates_per_s"] / long["updates_per_s"],
+                    "bytes": 1e6 * long["replay_mb"] / long["replay"], "date": data["machine"]["date"],
+                    "most GB": max(one["gpu_mb"] for one in data["results"]) / 1e3}
+
+
 def strangers(data: dict[str, Any]) -> dict[str, Any]:
     """foreign_load.json: what a process that keeps a core busy costs each run."""
     lines = ["| run | threads | steps/s | beside a busy core | slower by a factor of |", "|---|---|---|---|---|"]
@@ -343,7 +358,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "a
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "pong_family": family,
+    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "cost_gpu": gpu_costs,
+    "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
     "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}
