@@ -12,8 +12,9 @@ of pixels are left out: they would take a quarter of an hour to compress.
 
 On a GPU: `pong-fast` with two actors that have half of the lanes each, its replay raw on the GPU; rates by the clock,
 memory as its most since the cell began. All cells are in one process, as a GPU takes seconds to begin. The replay is
-filled with noise before anybody plays: 10^7 steps of the emulators would take minutes. Nobody plays where the batch is
-varied, as actors do not know of it. Further overrides, key=value, are for every cell.
+filled with noise before anybody plays: 10^7 steps of the emulators would take minutes. As emulators take a tenth of a
+second each to begin, one after the other, nobody plays where the batch is varied, of which actors do not know, and of
+other replays than the usual one only beside the largest. Further overrides, key=value, are for every cell.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def gpu_cells(only: list[str]) -> list[tuple[dict, bool]]:
         for value in GPU_AXES[axis]:
             wish = GPU_BASE | {axis: value}
             if wish not in [one for one, _ in found]:
-                found.append((wish, axis != "batch" or wish == GPU_BASE))
+                found.append((wish, axis == "lanes" or wish["replay"] == GPU_AXES["replay"][-1] or wish == GPU_BASE))
     return found
 
 

@@ -37,7 +37,9 @@ def test_cells_vary_one_axis_from_the_base_and_the_largest_comes_last():
     assert all(sum(wish[axis] != value for axis, value in cost.GPU_BASE.items()) <= 1 for wish in wishes)
     assert len(wishes) == len({tuple(wish.items()) for wish in wishes}) == 10
     assert wishes[-1]["replay"] == 10_000_000
-    assert [wish["batch"] for wish, played in cells if not played] == [32, 512, 4096]
+    assert [(wish["batch"], wish["replay"]) for wish, played in cells if not played] == [
+        (32, 100_000), (512, 100_000), (4096, 100_000), (256, 10_000), (256, 1_000_000)]
+    assert [wish["lanes"] for wish, played in cells if played] == [1, 8, 64, 256, 64]
 
 
 def test_cells_become_tables_and_figures():
