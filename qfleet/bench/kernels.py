@@ -14,7 +14,7 @@ MATRIX = "matrix, convolution"
 OTHER = "other"
 ELEMENTWISE, REDUCTION = "elementwise", "reduction, scan, search"
 GROUPS = (
-    (ELEMENTWISE, r"^triton_poi"),
+    (ELEMENTWISE, r"^triton_poi|^(un)?finish$"),  # of our own: bias, norm and activation at once
     (REDUCTION, r"^triton_(red|per)|dot_kernel"),
     ("optimizer", r"^adam|^rmsprop|multi_tensor"),
     (MATRIX, r"gemm|gemv|nvjet|xmma|cutlass|winograd|implicit_convolve|splitk|^triton_(tem|mm)"),

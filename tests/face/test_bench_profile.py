@@ -96,7 +96,7 @@ def test_a_recorded_update_is_one_part():
     ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copy, gather"),
     ("void at::native::_scatter_gather_elementwise_kernel<128, 8>", "copy, gather"),
     ("Memcpy DtoD (Device -> Device)", "copy, gather"), ("lay", "copy, gather"), ("adam", "optimizer"),
-    ("layer", kernels.OTHER)])
+    ("unfinish", kernels.ELEMENTWISE), ("layer", kernels.OTHER)])
 def test_kernels_are_told_by_their_names(name, group):
     assert kernels.group_of(name) == group
 
