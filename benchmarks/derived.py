@@ -295,6 +295,25 @@ def profiles(data: dict[str, Any]) -> dict[str, Any]:
                    "gflops": {work: found["rates"]["flops"] / 1e9 for work, found in works.items()}}
 
 
+def gpu_profiles(data: dict[str, Any]) -> dict[str, Any]:
+    """profile_gpu.json: what a GPU does in an update, recipe by recipe, and how far its products are from the roof."""
+    found: dict[str, Any] = dict(data)
+    for recipe, one in data["profile"].items():
+        groups, total = one["kernels"], sum(group["ms"] for group in one["kernels"])
+        lines = ["| on the GPU | ms | share | kernels | at best, ms | distance |", "|---|---|---|---|---|---|"]
+        for group in groups:
+            best = [f"{group['roof_ms']:.3f}", f"{group['distance']:.1f}"] if group["roof_ms"] else ["", ""]
+            share = f"{group['ms'] / total:.0%}".replace("%", " %")
+            lines.append(f"| {group['name']} | {group['ms']:.3f} | {share} | {group['count']:.0f} | "
+                         f"{' | '.join(best)} |")
+        lines.append(f"| all kernels | {total:.3f} |  | {sum(group['count'] for group in groups):.0f} |  |  |")
+        found[recipe] = {"table": block(lines), "ms": total, "batch": one["settings"]["batch_size"],
+                         "kernels": sum(group["count"] for group in groups),
+                         "tflops": one["rates"]["flops"] / 1e12, "tb_per_s": one["rates"]["bytes_per_s"] / 1e12}
+        found[recipe] |= {group["name"]: group | {"share": group["ms"] / total} for group in groups}
+    return found
+
+
 def _cost(part: dict[str, Any] | None) -> str:
     if part is None:
         return ""
@@ -313,6 +332,21 @@ def costs(data: dict[str, Any]) -> dict[str, Any]:
                          "more": large["batch"] / small["batch"] / dearer, "stored": wide["stored"],
                          "bytes": 1e6 * full["replay_mb"] / full["replay"]}
     return found
+
+
+def gpu_costs(data: dict[str, Any]) -> dict[str, Any]:
+    """cost_gpu.json: a table for every axis, and what the largest batch, replay and number of lanes cost."""
+    found: dict[str, Any] = {axis: block([cost.gpu_table(data["results"], axis)]) for axis in cost.GPU_AXES}
+    ends = {axis: [next(one for one in data["results"] if (cost.GPU_BASE | {axis: value}).items() <= one.items())
+                   for value in (values[0], values[-1])] for axis, values in cost.GPU_AXES.items()}
+    (few, many), (small, large), (short, long) = (ends[axis] for axis in ("lanes", "batch", "replay"))
+    dearer = small["updates_per_s"] / large["updates_per_s"]
+    return found | {"samples": large["batch"] / small["batch"], "dearer": dearer,
+                    "more": large["batch"] / small["batch"] / dearer,
+                    "faster": many["steps_per_s"] / few["steps_per_s"],
+                    "slower": short["updates_per_s"] / long["updates_per_s"],
+                    "bytes": 1e6 * long["replay_mb"] / long["replay"], "date": data["machine"]["date"],
+                    "most GB": max(one["gpu_mb"] for one in data["results"]) / 1e3}
 
 
 def strangers(data: dict[str, Any]) -> dict[str, Any]:
@@ -343,7 +377,9 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "a
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "pong_family": family,
+    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "cost_gpu": gpu_costs,
+    "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
-    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}
+    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles,
+    "profile_gpu": gpu_profiles}

@@ -13,10 +13,11 @@ draw to the priorities, on a replay full of noise. `acting` plays random actions
 then trains the recipe, and gives the share that is left of the first. `pong` starts `qfleet train` as a user would and
 counts from the start of the process to the snapshot that scores 18, or SCORE, in 30 greedy games, that snapshot's own
 evaluation not counted; 30 games more, or GAMES, without the limit of evaluations, are then played by it. `check`
-compares recorded updates with those made in pieces, and those with each other; `layers`, the network of bfloat16 with
-kernels of our own behind its convolutions and without them with that of float32. `beside` compares what is chosen while
-updates are under way with what is chosen while the GPU does nothing else, new weights arriving all the time. `parity`
-learns Catch from pixels with both: the steps until 20 evaluation episodes reach 0.95, seed by seed.
+compares recorded updates with those made in pieces, and those with each other, and fails where the first ones differ
+by more than TOLERANCE; `layers` compares the network of bfloat16 with kernels of our own behind its convolutions and
+without them with that of float32. `beside` compares what is chosen while updates are under way with what is chosen
+while the GPU does nothing else, new weights arriving all the time. `parity` learns Catch from pixels with both: the
+steps until 20 evaluation episodes reach 0.95, seed by seed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ from typing import Any
 import trials
 
 from qfleet.bench import machine
+
+TOLERANCE = {"fp32": 0.01, "bf16": 0.10}
+"""How far the first updates, of which the last is recorded, may lie from those in pieces, over the way moved. They
+compute the same by other kernels, which round otherwise; later ones differ by more, as every difference grows."""
 
 
 def noise(layout: Any, actions: int) -> Any:
@@ -129,6 +134,7 @@ def check(args: argparse.Namespace) -> None:
     """Does a recorded update move the weights as one in pieces does? Distance of both, over the way moved."""
     from qfleet.roles.whole import WARM_UP
 
+    wrong = []
     for algo in ("dqn", "c51", "qr"):
         for precision in ("fp32", "bf16"):
             for alpha in ("0", "0.6"):
@@ -149,7 +155,12 @@ def check(args: argparse.Namespace) -> None:
                     [round(float((mine - its).norm() / (its - begin).norm()), 6)
                      for mine, its in zip(trail, trails[1], strict=True)] for trail in (trails[0], trails[2]))
                 keep(args, {"kind": "check", "algo": algo, "precision": precision, "alpha": alpha, "updates": 40,
-                            "distance_early": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1]})
+                            "distance_early": away[0], "distance": away[1], "distance_of_two_in_pieces": chance[1],
+                            "tolerance": TOLERANCE[precision]})
+                if not away[0] <= TOLERANCE[precision]:  # so that NaN is wrong, too
+                    wrong.append(f"{algo}, {precision}, alpha {alpha}: {away[0]:.2%}, not {TOLERANCE[precision]:.0%}")
+    if wrong:
+        sys.exit("recorded updates are not those in pieces:\n" + "\n".join(wrong))
 
 
 def layers(args: argparse.Namespace) -> None:

@@ -113,8 +113,8 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         raise UserError("\n".join(problems))
     store = _store(settled, layout)
     capture = settled.learner.capture
-    if capture == "auto":  # gradients that meet others' are not part of one recording
-        capture = store == "device" and device.type == "cuda" and settled.gradients == "solo"
+    if capture == "auto":
+        capture = device.type == "cuda" and _recordable(settled, store)
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
         "learner": settled.learner.model_copy(update={"capture": capture})})
@@ -182,8 +182,25 @@ def _store(config: RunConfig, layout: Layout) -> str:
         return config.replay.store
     if not config.device.startswith("cuda") or config.replay.max_bytes is not None:
         return "host"
-    free = _free_bytes(config)
-    return "device" if free is not None and sum(planner.device_bytes(layout, config.replay)) < free // 2 else "host"
+    free, needed = _free_bytes(config), sum(planner.device_bytes(layout, config.replay))
+    if free is not None and needed < free // 2:
+        return "device"
+    why = "what is free there is not known here" if free is None else (
+        f"{planner.size(needed)} are more than half of the {planner.size(free)} that are free there"
+        + (f" for each of {config.cells} cells" if config.cells > 1 else ""))
+    log.warning("replay.store: the replay is kept compressed in main memory, not on %s, since %s; replay.store=device, "
+                "or a smaller replay.capacity, would keep it there", config.device, why)
+    return "host"
+
+
+def _recordable(config: RunConfig, store: str) -> bool:
+    """Whether a GPU may record whole updates; if not, it is said why."""
+    why = ("the replay is not on the device (replay.store=host)" if store != "device" else
+           f"gradients meet those of other learners (gradients={config.gradients})" if config.gradients != "solo" else
+           None)
+    if why is not None:
+        log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s", why)
+    return why is None
 
 
 def _free_bytes(config: RunConfig) -> int | None:

@@ -206,6 +206,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("tianshou", "tianshou", "tianshou", {"steps": tianshou}))}
 ABSENT = {"cleanrl": "CleanRL is a collection of scripts, not a library: its newest package, 1.2.0, needs Python below "
                      "3.11, and 0.4.8, which pip takes instead, cannot be imported beside a present gym"}
+"""Who cannot be a peer, and why."""
 
 
 def peer_of(name: str) -> Peer:

@@ -2,6 +2,7 @@
 
 The parts are timed in place: the functions that a learner calls are wrapped while it learns from real play. The roof
 of a part is the time that its arithmetic takes at the rate of a large matrix product, or its bytes at that of a copy.
+On a GPU, where an update may be recorded as one part, it is told by kernels, too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from qfleet.bench import kernels
 from qfleet.bench.stage import Stage
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured
@@ -24,6 +27,10 @@ SAMPLE, GATHER, FORWARD, BACKWARD = "sample", "gather, decode", "forward, loss",
 RECORDED, WHOLE = "forward, loss, backward (recorded as one)", "the whole update (recorded as one)"
 OPTIMIZER, PRIORITIES, TARGET, PUBLISH, REST = "optimizer", "priorities", "target network", "publish", "the rest"
 SIDE, COPY_BYTES, PROBE_S, COUNTED = 512, 1 << 26, 0.5, 8
+GPU_SIDE, GPU_COPY_BYTES, LAUNCHES = 8192, 1 << 30, 10
+"""On a GPU, where a product as small as on a CPU takes less time than its launch."""
+OBSERVED = 20
+"""Updates whose kernels are counted."""
 ADAM_PASSES = 7
 """Weights, gradient and two moments are read, all but the gradient written."""
 
@@ -67,10 +74,12 @@ class Profile:
     parts: Sequence[Part]
     rates: Rates
     settings: dict[str, Any]
+    kernels: Sequence[kernels.Group] = ()
 
     def to_json(self) -> dict[str, Any]:
         parts = [asdict(part) | {"distance": part.distance} for part in self.parts]
-        return asdict(self) | {"parts": parts}
+        groups = [asdict(group) | {"distance": group.distance} for group in self.kernels]
+        return asdict(self) | {"parts": parts, "kernels": groups}
 
 
 class Clocks:
@@ -106,6 +115,8 @@ def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> P
         for _ in range(max(1, 20 // burst)):
             stage.learn(burst)
         flops, sample_bytes = _work(stage)
+        on_gpu = stage.config.device.startswith("cuda")
+        seen = kernels.observed(stage.learn, stage.wait, OBSERVED) if on_gpu else []
         clocks = Clocks(stage.wait)
         _wrap(stage, clocks)
         learn, made = clocks.timed(REST, stage.learn), 0
@@ -119,14 +130,14 @@ def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> P
              OPTIMIZER: ADAM_PASSES * weights / rates.bytes_per_s,
              PUBLISH: 2 * weights / rates.bytes_per_s / max(burst, config.learner.publish_period_updates)}
     parts = [Part(name, 1e3 * wall / made, 1e3 * cpu / made, 1e3 * roofs[name] if name in roofs else None,
-                  config.device != "cpu")
+                  on_gpu)
              for name, (wall, cpu) in sorted(clocks.spent.items(), key=lambda item: ORDER.index(item[0]))]
     settings = {"recipe": recipe, "overrides": [*overrides], "device": config.device, "updates": made, "burst": burst,
                 "precision": config.learner.precision, "batch_size": config.learner.batch_size,
                 "threads": config.run.threads, "parameters": weights // 4, "gflop": sum(flops) / 1e9,
                 "batch_mb": sample_bytes / 1e6}
     return Profile(1e3 / sum(part.ms for part in parts), 1e3 / sum(part.cpu_ms for part in parts), parts, rates,
-                   settings)
+                   settings, kernels.grouped(seen, OBSERVED, 1e3 * sum(flops) / rates.flops))
 
 
 ORDER = (SAMPLE, GATHER, FORWARD, BACKWARD, RECORDED, WHOLE, OPTIMIZER, PRIORITIES, TARGET, PUBLISH, REST)
@@ -184,27 +195,43 @@ def _work(stage: Stage) -> tuple[tuple[float, float], int]:
 
 def measure(device: torch.device, dtype: torch.dtype) -> Rates:
     """The best of many matrix products, and of many copies that no cache holds."""
-    a = torch.randn(SIDE, SIDE, device=device).to(dtype)
+    gpu = device.type == "cuda"
+    side, copied = (GPU_SIDE, GPU_COPY_BYTES) if gpu else (SIDE, COPY_BYTES)
+    a = torch.randn(side, side, device=device).to(dtype)
     out = torch.empty_like(a)
-    source = torch.ones(COPY_BYTES // 4, device=device)
+    source = torch.ones(copied // 4, device=device)
     target = torch.empty_like(source)
-    product = _fastest(lambda: torch.mm(a, a, out=out), device)
-    copy = _fastest(lambda: target.copy_(source), device)
-    return Rates(2 * SIDE**3 / product, 2 * COPY_BYTES / copy)
+    fastest = partial(_fastest_launches, device) if gpu else _fastest
+    product = fastest(lambda: torch.mm(a, a, out=out))
+    copy = fastest(lambda: target.copy_(source))
+    return Rates(2 * side**3 / product, 2 * copied / copy)
 
 
-def _fastest(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of the quickest call within a while: what disturbs makes others slower, never quicker. Of CPU, if that is
-    what computes."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
+def _fastest(call: Callable[[], Any]) -> float:
+    """CPU seconds of the quickest call within a while: what disturbs makes others slower, never quicker."""
     best, until = float("inf"), time.perf_counter() + PROBE_S
     call()
     while time.perf_counter() < until or best == float("inf"):
-        begin = clock()
+        begin = time.process_time()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, clock() - begin)
+        best = min(best, time.process_time() - begin)
+    return best
+
+
+def _fastest_launches(device: torch.device, call: Callable[[], Any]) -> float:
+    """Seconds of a call by the GPU's own clock: of launches one after the other, so that it never waits for the next,
+    the quickest within a while."""
+    best, until = float("inf"), time.perf_counter() + PROBE_S
+    with torch.cuda.device(device):
+        call()
+        while time.perf_counter() < until or best == float("inf"):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(LAUNCHES):
+                call()
+            end.record()
+            end.synchronize()
+            best = min(best, begin.elapsed_time(end) / 1e3 / LAUNCHES)
     return best
 
 
@@ -216,12 +243,9 @@ def lines(found: Profile) -> list[str]:
         table.append([part.name, f"{part.ms:.3f}", f"{part.cpu_ms:.3f}", f"{100 * part.cost_ms / total:.0f} %",
                       "" if part.roof_ms is None else f"{part.roof_ms:.3f}",
                       "" if part.distance is None else f"{part.distance:.1f} ×"])
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    text = [f"  {row[0].ljust(widths[0])}  " + "  ".join(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))
-            for row in table]
     return [f"{settings['recipe']}: batch {settings['batch_size']}, {settings['precision']}, {settings['device']}, "
             f"{settings['threads']} thread{'s' * (settings['threads'] != 1)}; {settings['gflop']:.3g} GFLOP and "
             f"{settings['batch_mb']:.3g} MB a batch, {settings['parameters']:,} parameters",
-            *[line.rstrip() for line in text],
+            *kernels.aligned(table), *kernels.lines(found.kernels),
             f"  {found.updates_per_s:,.0f} updates/s, {found.updates_per_cpu_s:,.0f} per CPU second; this machine "
             f"multiplies at {rates.flops / 1e9:,.0f} GFLOP/s and copies at {rates.bytes_per_s / 1e9:.1f} GB/s"]

@@ -65,6 +65,7 @@ def render(everyone: Sequence[Entry], settings: Mapping[str, Any]) -> list[str]:
         lines += [f"{name}: {WORKS[name].what}", *_aligned(rows([one for one in everyone if one.work == name])), ""]
     lines.append(f"median of {settings['rounds']} round{'s' * (settings['rounds'] != 1)}, {settings['threads']} "
                  f"thread{'s' * (settings['threads'] != 1)}, on {settings['device']}")
+    lines += [f"{name} is not measured: {why}" for name, why in settings.get("absent", {}).items()]
     load, cores = settings["load"], os.cpu_count() or 1
     if load > 0.25 * cores:  # what others took before the first round
         lines.append(f"the machine was busy: a load of {load:g} on {cores} cores before the first round; believe the "

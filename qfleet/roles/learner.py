@@ -45,8 +45,8 @@ class LearnerConfig(OptimizerConfig):
         "auto", description="numbers the network computes with; auto: bf16 for images where it is measurably faster")
     parts: PositiveCount | Literal["auto"] = Field(
         "auto", description="parts of a batch that are learnt side by side on a CPU, by run.threads / parts threads "
-                            "each; auto: for pictures, one for each of up to 4 threads, if it has 16 items and the "
-                            "agent allows it")
+                            "each; auto: for pictures, as many as up to 4 threads can share evenly, if each has 16 "
+                            "items and the agent allows it")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "

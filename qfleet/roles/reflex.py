@@ -13,6 +13,7 @@ stored of it comes back. All this happens on a stream of its own, before updates
 from __future__ import annotations
 
 import logging
+from functools import cache
 
 import numpy as np
 import torch
@@ -180,9 +181,17 @@ class Reflex:
             return self._once(Arm(self._side[0], noise))
 
 
+@cache
+def _own_up(why: str) -> None:
+    """Once, however many actors there are and however often they begin."""
+    log.warning("acting is not recorded as a CUDA graph, since %s; it runs operation by operation", why)
+
+
 def reflex_of(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> Reflex | None:
-    """The policy's reflex for so many lanes, made once; None where it acts as usual."""
-    if Reflex.obstacle(policy) is not None:
+    """The policy's reflex for so many lanes, made once; None where it acts as usual, which is said of a GPU."""
+    if (why := Reflex.obstacle(policy)) is not None:
+        if policy.device.type == "cuda":
+            _own_up(why)
         return None
     key = (lanes, wanted)
     if key not in policy.habits:

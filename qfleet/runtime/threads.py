@@ -39,10 +39,12 @@ def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
 
 def learning_parts(threads: int, items: int) -> int:
     """Of a batch that so many threads learn on a CPU, each a part of its own: those wait for each other a few times in
-    an update, where threads that share all operations wait in each of them. One, where parts would have fewer than
-    PART_ITEMS items: then what every part does for itself, however small it is, takes too much of the time. And where
-    there are more than MOST_PARTS: what is done between updates is left to one thread."""
-    return threads if threads <= MOST_PARTS and items >= PART_ITEMS * threads else 1
+    an update, where threads that share all operations wait in each of them. Where parts would have fewer than
+    PART_ITEMS items, what every part does for itself, however small it is, takes too much of the time: then as many
+    parts as have that many items and the same number of threads, which share operations. One, where there are more
+    threads than MOST_PARTS: what is done between updates is left to those of one part."""
+    fitting = [parts for parts in range(1, threads + 1) if threads % parts == 0 and items >= PART_ITEMS * parts]
+    return max(fitting, default=1) if threads <= MOST_PARTS else 1
 
 
 def judging_threads(on_gpu: bool, cores: int | None = None) -> int:

@@ -47,7 +47,7 @@ def bench_round(args: Namespace) -> int:
 
 def _side_by_side(args: Namespace, works: Sequence[Work], device: str) -> int:
     from qfleet.bench import machine, tables
-    from qfleet.bench.peers import PEERS
+    from qfleet.bench.peers import ABSENT, PEERS
     from qfleet.bench.rounds import OURS, entries, measure
     from qfleet.bench.work import Job
     from qfleet.types import UserError
@@ -62,7 +62,8 @@ def _side_by_side(args: Namespace, works: Sequence[Work], device: str) -> int:
     rounds = args.rounds or (1 if args.quick else 3)
     steps = {work.name: args.steps or (work.least if args.quick else work.steps) for work in works}
     found = machine(_command())
-    settings = {"rounds": rounds, "threads": args.threads, "device": device, "load": found["load"][0], "steps": steps}
+    settings = {"rounds": rounds, "threads": args.threads, "device": device, "load": found["load"][0], "steps": steps,
+                "absent": ABSENT if args.peers is None and any(work.algo for work in works) else {}}
     flat = [entry for its in everyone.values() for entry in its]
 
     def document() -> dict[str, Any]:

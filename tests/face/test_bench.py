@@ -110,6 +110,19 @@ def test_the_table_names_everybody():
         "median of 3 rounds, 1 thread, on cpu"]
 
 
+def test_who_cannot_be_a_peer_is_named_under_the_table():
+    settings = {"rounds": 1, "threads": 1, "device": "cpu", "load": 0.0, "absent": {"cleanrl": "it is scripts"}}
+    assert tables.render(FIELD, settings)[-1] == "cleanrl is not measured: it is scripts"
+
+
+@pytest.mark.parametrize(("words", "named"), [(["cartpole"], True), (["cartpole", "--peers"], False)])
+def test_it_is_where_peers_were_asked_for(words, named, place, capsys, monkeypatch):
+    monkeypatch.setattr(rounds, "measure", lambda *given: None)
+    assert main(["bench", *words, "--out", "here"]) == 0
+    assert ("cleanrl is not measured: CleanRL is" in capsys.readouterr().out) == named
+    assert bool(json.loads((place / "here" / "bench.json").read_text())["absent"]) == named
+
+
 def test_a_busy_machine_is_said_to_be_so(monkeypatch):
     monkeypatch.setattr(tables.os, "cpu_count", lambda: 8)
     quiet, busy = (tables.render(FIELD, {"rounds": 1, "threads": 2, "device": "cpu", "load": load})[-1]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from qfleet.bench import kernels
 from qfleet.bench import profile as profiling
 from qfleet.bench.profile import Clocks, Part, measure, profile
 from qfleet.bench.stage import Stage
@@ -80,6 +82,61 @@ def test_a_recorded_update_is_one_part():
     found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
     assert [part.name for part in found.parts] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
     assert found.settings["gflop"] > 0
+
+
+@pytest.mark.parametrize(("name", "group"), [
+    ("sm90_xmma_wgrad_indexed_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", kernels.MATRIX),
+    ("nvjet_sm90_tst_32x64_64x16_4x1_v_bz_splitK_bias_TNN", kernels.MATRIX),
+    ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", kernels.MATRIX),
+    ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float const>", kernels.REDUCTION),
+    ("void at_cuda_detail::cub::detail::scan::DeviceScanKernel<double>", kernels.REDUCTION),
+    ("triton_red_fused_sum_threshold_backward_15", kernels.REDUCTION),
+    ("triton_poi_fused_clone_convolution_relu_threshold_backward_3", kernels.ELEMENTWISE),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::AbsFunctor<float>", kernels.ELEMENTWISE),
+    ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda", "copy, gather"),
+    ("void at::native::_scatter_gather_elementwise_kernel<128, 8>", "copy, gather"),
+    ("Memcpy DtoD (Device -> Device)", "copy, gather"), ("lay", "copy, gather"), ("adam", "optimizer"),
+    ("unfinish", kernels.ELEMENTWISE), ("layer", kernels.OTHER)])
+def test_kernels_are_told_by_their_names(name, group):
+    assert kernels.group_of(name) == group
+
+
+def test_groups_of_kernels_have_shares_and_only_products_a_roof():
+    found = kernels.grouped([("nvjet", 300.0, 4), ("adam", 100.0, 2), ("gemm", 500.0, 2)], 2, 0.1)
+    assert [(one.name, one.ms, one.count) for one in found] == [(kernels.MATRIX, 0.4, 3), ("optimizer", 0.05, 1)]
+    assert found[0].distance == pytest.approx(4.0) and found[1].distance is None
+    said = kernels.lines(found)
+    assert "89 %" in said[1] and said[1].endswith("4.0 ×") and said[2].endswith("11 %")
+    assert said[-1].split() == ["all", "kernels", "0.450", "4"]
+    assert kernels.lines([]) == []
+
+
+def test_a_gpu_is_timed_by_its_own_clock_over_many_launches(monkeypatch):
+    tape = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            tape.append("record")
+
+        def synchronize(self):
+            tape.append("wait")
+
+        def elapsed_time(self, end):
+            return 20.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    assert profiling._fastest_launches(torch.device("cuda"), lambda: tape.append("call")) == pytest.approx(0.002)
+    assert tape[:14] == ["call", "record", *["call"] * 10, "record", "wait"]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_profiler_without_a_gpu_sees_no_kernels():
+    assert kernels.observed(lambda updates: torch.ones(8).sum().int().item(), lambda: None, 2) == []
 
 
 def test_a_stage_learns_only_from_what_was_played():

@@ -297,6 +297,16 @@ def test_what_outlives_episodes_is_no_matter_of_reflex():
     assert found == [None, "the agent has a memory that outlives episodes"]
 
 
+def test_why_a_gpu_does_not_act_by_reflex_is_said_once(caplog):
+    reflexes._own_up.cache_clear()
+    agent = ngu.build(ngu.Config.model_validate({"algo": "ngu", "hidden": [16]}), SPEC)
+    for device, said in ((CPU, 0), (torch.device("cuda"), 1), (torch.device("cuda"), 1)):
+        assert reflexes.reflex_of(SimpleNamespace(device=device, agent=agent), SPEC, 3, ()) is None
+        assert len(caplog.messages) == said
+    assert "a memory that outlives episodes" in caplog.text
+    reflexes._own_up.cache_clear()
+
+
 def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
     """The rehearsals before a recording, which a GPU needs, take nothing from the generator."""
     agent = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC)

@@ -72,8 +72,9 @@ def test_parts_that_cannot_be_are_refused(tmp_path, words, why):
 
 
 @pytest.mark.parametrize(("threads", "items", "parts"), [
-    (1, 32, 1), (2, 32, 2), (2, 31, 1), (4, 32, 1), (4, 64, 4), (5, 512, 1), (16, 512, 1)])
-def test_each_thread_learns_a_part_of_a_batch_if_that_is_large_enough(threads, items, parts):
+    (1, 32, 1), (1, 8, 1), (2, 32, 2), (2, 31, 1), (3, 32, 1), (3, 48, 3), (4, 31, 1), (4, 32, 2), (4, 48, 2),
+    (4, 64, 4), (5, 512, 1), (16, 512, 1)])
+def test_threads_share_parts_of_a_batch_evenly_if_those_are_large_enough(threads, items, parts):
     assert learning_parts(threads, items) == parts
 
 

@@ -1,0 +1,57 @@
+"""The check of recorded updates fails where they are too far from those in pieces; learners are made up here."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+class Learner:
+    """Moves its one weight by 1 per step, and by another way if recorded."""
+
+    def __init__(self, recorded: bool, off: float) -> None:
+        self.flat = SimpleNamespace(master=torch.zeros(1))
+        self._whole = SimpleNamespace(_graphs=("graph",)) if recorded else None
+        self.burst, self._way = 0, 1 + off if recorded else 1.0
+
+    def step(self) -> None:
+        self.flat.master += self._way
+
+
+def checked(monkeypatch, off):
+    """`check` with recordings that are off by so much, by precision."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import fast_speed
+
+    def learner_of(recipe, batch, words, capacity, filled):
+        given = dict(word.split("=") for word in words)
+        return Learner(given["learner.capture"] == "true", off[given["learner.precision"]]), None
+
+    kept = []
+    monkeypatch.setattr(fast_speed, "learner_of", learner_of)
+    monkeypatch.setattr(fast_speed, "keep", lambda args, record: kept.append(record))
+    try:
+        fast_speed.check(argparse.Namespace(recipe="x", set=[]))
+    except SystemExit as error:
+        return kept, str(error)
+    return kept, None
+
+
+def test_recorded_updates_near_those_in_pieces_pass(monkeypatch):
+    kept, error = checked(monkeypatch, {"fp32": 0.009, "bf16": 0.09})
+    assert error is None and len(kept) == 12
+    assert {record["tolerance"] for record in kept} == {0.01, 0.1}
+
+
+@pytest.mark.parametrize("off", [0.02, math.nan])
+def test_those_far_from_them_fail_and_are_named(monkeypatch, off):
+    kept, error = checked(monkeypatch, {"fp32": off, "bf16": 0.09})
+    assert len(kept) == 12, "all are compared first"
+    assert error is not None and error.count("fp32") == 6 and "bf16" not in error
