@@ -237,6 +237,26 @@ def test_torchrun_takes_its_own_words(words):
     assert args.module and args.training_script == "qfleet" and int(args.nproc_per_node) > 1
 
 
+def after_dollars(tool: str) -> list[str]:
+    return sorted({line for page in PAGES for line in spoken(page.read_text()) if line.startswith(f"{tool} -")
+                   or re.match(rf"{tool} [a-z]+ -", line)})
+
+
+@pytest.mark.parametrize("line", after_dollars("ray"))
+def test_ray_knows_the_options_that_pages_give_it(line):
+    from ray.scripts.scripts import start
+
+    _, verb, *words = shlex.split(line)
+    known = {option for param in start.params for option in (*param.opts, *param.secondary_opts)}
+    assert verb == "start" and {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("line", after_dollars("openssl"))
+def test_openssl_makes_what_pages_ask_of_it(line, tmp_path):
+    done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "cert.pem").exists() and (tmp_path / "key.pem").exists()
+
+
 OTHERS = {"make", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit", "export", "tensorboard", "torchrun",
           "srun", "ray", "kubectl", "openssl", "(umask", "qfleet"}
 """What may stand after a `$`: what is looked at here, and tools of others, which no test of pages starts."""
