@@ -135,8 +135,8 @@ def runs_of(file: str, name: str) -> list[tuple[float, int]]:
     if not (RESULTS / file).exists():
         return []
     if file.endswith(".jsonl"):
-        return [(run["games"]["mean_reward"] if isinstance(run["games"], dict) else run["judged"][-1][2], run["steps"])
-                for run in fast_runs() if run["judged"]]
+        return [(run["games"]["mean_reward"] if isinstance(run.get("games"), dict) else run["judged"][-1][2],
+                 run["steps"]) for run in fast_runs() if run["judged"]]
     runs = runs_in(read(file)["rows"].get(name, []))
     if all("games" in run for run in runs):
         return [(run["games"]["mean_reward"], run["steps"]) for run in runs]
