@@ -103,7 +103,8 @@ def train(name: str, env: str, seed: int, steps: int, overrides: list[str]) -> d
     begun = time.perf_counter()
     curve = CONTENDERS[name](env, seed, steps, overrides)
     return {"seed": seed, "steps": steps, "mean_reward": curve[-1][1], "curve": curve,
-            "seconds": round(time.perf_counter() - begun, 1), "cpu_seconds": round(time.process_time(), 1)}
+            "seconds": round(time.perf_counter() - begun, 1), "cpu_seconds": round(time.process_time(), 1),
+            **{key: value for key, value in machine().items() if key in ("date", "commit")}}
 
 
 def train_apart(name: str, env: str, seed: int, steps: int, overrides: list[str]) -> dict:

@@ -84,6 +84,8 @@ def ways(data: dict[str, Any]) -> dict[str, Any]:
             "ages": {age: count / slices for age, count in ages.items()} | {"older": older / slices} if slices else {},
             "all updates": round(statistics.median(run["updates"] for run in runs)),
             "all seconds": statistics.median(run["seconds"] for run in runs)}
+    for name in data["ways"]:
+        found[name]["of alone"] = found[name]["all seconds"] / found["alone"]["all seconds"]
     return found
 
 
@@ -227,7 +229,10 @@ def ranks(data: dict[str, Any]) -> dict[str, Any]:
 
 def precision(data: dict[str, Any]) -> dict[str, Any]:
     passed = {name: [run["first_step_at"]["18"] is not None for run in runs] for name, runs in data["rows"].items()}
-    return data | {"passed 18": {name: f"{sum(each)} of {len(each)}" for name, each in passed.items()}}
+    shared = data["summary"]["evaluations_shared"]
+    last = {name: [run["evaluations"][shared - 1][1] for run in runs] for name, runs in data["rows"].items()}
+    return data | {"passed 18": {name: f"{sum(each)} of {len(each)}" for name, each in passed.items()},
+                   "apart": {name: max(scores) - min(scores) for name, scores in last.items()}}
 
 
 def deep_sea(data: dict[str, Any]) -> dict[str, Any]:
@@ -239,8 +244,10 @@ def deep_sea(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def swept(data: dict[str, Any]) -> dict[str, Any]:
-    """What sweep.py found for each value."""
-    return {value: sweep.summary(runs) for value, runs in data["rows"].items()}
+    """What sweep.py found for each value, and what a step then costs, the first value's being 1."""
+    found = {value: sweep.summary(runs) for value, runs in data["rows"].items()}
+    first = next(iter(found.values()))["steps_per_cpu_s"]
+    return {value: row | {"cost": first / row["steps_per_cpu_s"]} for value, row in found.items()}
 
 
 def spreads(data: dict[str, Any]) -> dict[str, Any]:
@@ -356,8 +363,11 @@ def strangers(data: dict[str, Any]) -> dict[str, Any]:
         rates = [number(run[name], 0) for name in ("threads", "quiet", "busy")]
         lines.append(f"| {run['run']} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
     quiet = {run["run"]: run["quiet"] for run in data["runs"]}
-    kept = [rate / quiet[whole] for name, rate in quiet.items() if (whole := f"{name}, learner.parts=1") in quiet]
-    return data | {"table": block(lines), "least": min(kept), "most": max(kept)}
+    pairs = [(name, whole) for name in quiet if (whole := f"{name}, learner.parts=1") in quiet]
+    kept = [quiet[name] / quiet[whole] for name, whole in pairs]
+    windows = [run["windows"]["quiet"] for run in data["runs"] if any(run["run"] in pair for pair in pairs)]
+    return data | {"table": block(lines), "least": min(kept), "most": max(kept),
+                   "apart": max(max(rates) / min(rates) - 1 for rates in windows)}
 
 
 def block(lines: list[str]) -> str:

@@ -152,7 +152,7 @@ def train(recipe: str, goal: float, overrides: list[str], seed: int) -> dict:
                       if record.get("eval/mean_reward", -math.inf) >= goal), {})
     return {"seed": seed, "steps": result.steps, "updates": result.updates, "seconds": round(result.seconds, 1),
             "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward, **found,
-            "cpu": machine()["cpu"]}
+            **{key: value for key, value in machine().items() if key in ("cpu", "date", "commit")}}
 
 
 def train_apart(name: str, seed: int) -> dict:

@@ -22,6 +22,7 @@ import sources
 import spread
 import sweep
 
+from qfleet.bench import rounds, tables
 from qfleet.runs import plots
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +54,11 @@ def training(document: dict[str, Any]) -> Any:
     return plots.draw(plots.group(curves.runs_of(document)))
 
 
+def contest(document: dict[str, Any]) -> Any:
+    """What `qfleet bench` found, as it draws it."""
+    return tables.picture([rounds.Entry.from_json(one) for one in document["results"]])
+
+
 PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/cartpole.png": ("cartpole_curve.json", training),
     "docs/assets/halfcheetah.png": ("continuous_returns.json", continuous_returns.draw),
@@ -68,7 +74,13 @@ PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/spread.png": ("spread.json", spread.draw),
     "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
     "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
-} | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")}
+} | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")} | {
+    f"benchmarks/results/bench/{work}/bench.png": (f"bench/{work}/bench.json", contest)
+    for work in ("cartpole", "pong", "halfcheetah")}
+"""Every picture of README and docs, its data and who draws it; but for SCREENSHOTS."""
+
+SCREENSHOTS = ("docs/assets/report.png", "docs/assets/watch.png")
+"""Pages of real runs as Chromium shows them: no data is kept of them; tests/face/screenshots.py makes them anew."""
 
 
 def draw_all(check: bool) -> Iterator[str]:

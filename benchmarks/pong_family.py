@@ -43,8 +43,9 @@ def draw(document: dict[str, Any]) -> Any:
     """Returns of training as lines, evaluations as dots."""
     figure = blank(7, 4.2)
     axis = figure.subplots()
-    for (name, row), colour in zip(document["rows"].items(), COLOURS, strict=False):
-        for points, style, label in ((row["training"], "-", name), (row["curve"], "o", None)):
+    for place, (name, row) in enumerate(document["rows"].items()):
+        colour, line = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+        for points, style, label in ((row["training"], line, name), (row["curve"], "o", None)):
             axis.plot([point[0] for point in points], [point[1] for point in points], style, color=colour,
                       markersize=5, linewidth=1.5, label=label)
     axis.axhline(GOAL, color="0.5", linestyle=":", linewidth=1)

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import evidence
+from evidence import (
+    RESULTS,
+    ROOT,
+    agent_of,
+    as_it_is,
+    changed,
+    commits_of,
+    fast_runs,
+    figure,
+    read,
+    runs_of,
+    settings_of,
+)
 from learn import MATRIX
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from qfleet.recipe import recipe_names
+
 PAGE = ROOT / "docs" / "results.md"
-TITLES = {"learn": "CartPole, Catch, Pendulum", "learn_memory": "Tasks that need memory or curiosity",
+TITLES = {"learn": "CartPole, Catch, Pendulum", "learn_control": "Continuous control",
+          "learn_memory": "Tasks that need memory or curiosity",
           "learn_chain": "Wiring: every algorithm in every place"}
+PLACES = {"pong_family.json": "Pong, agent by agent", "sources_games.json": "Beside the sources' games",
+          "sources_figures.json": "Beside the sources' figures"} | {
+              f"{stem}.json": title for stem, title in TITLES.items()}
+"""File -> the heading under which its rows stand; those of other files are beside published scores."""
+BESIDE = "Beside published scores"
+IDLE = "not run at length here; runs for a few steps in CI"
 
 HEAD = """# Results
 
@@ -36,12 +59,49 @@ Speed and memory are on [another page](benchmarks.md).
 def page() -> str:
     files = sorted(RESULTS.glob("learn*.json"), key=lambda path: (list(TITLES).index(path.stem)
                                                                   if path.stem in TITLES else 99, path.stem))
-    tables = [line for path in files for line in learning(path)]
-    return "\n".join([HEAD, *published(), *sources(), *tables]).rstrip() + "\n"
+    seen: set[str] = set()
+    tables = [line for path in files for line in learning(path, seen)]
+    return "\n".join([HEAD, *recipes(), *published(), *pong(), *sources(), *tables, *made()]).rstrip() + "\n"
 
 
-def learning(path: Path) -> Iterator[str]:
-    """One file of the learning matrix as a table."""
+def recipes() -> Iterator[str]:
+    """Every recipe, and the rows that train it."""
+    yield "## Recipe by recipe\n"
+    yield ("What of this page was trained by each recipe, as it is or with other settings. Every recipe is also run "
+           "for a few hundred steps in CI (`tests/system/test_recipes_run.py`), which shows that it runs, not that it "
+           "learns.\n")
+    yield "| recipe | as it is, but for how it is judged | with other settings |"
+    yield "|---|---|---|"
+    found: dict[str, list[evidence.Row]] = {name: [] for name in recipe_names()}
+    for row in evidence.rows():
+        found[row.recipe].append(row)
+    for name, rows in found.items():
+        plain = [row for row in rows if as_it_is(row.settings)]
+        cells = [told(plain), told([row for row in rows if row not in plain])] if rows else [IDLE, "-"]
+        yield f"| [`{name}`](../qfleet/recipes/{name}.yaml) | {' | '.join(cells)} |"
+    yield ""
+
+
+def told(rows: list[evidence.Row]) -> str:
+    """Rows by the heading where they stand; many of one heading in sum."""
+    parts = []
+    for title, some in groupby(rows, key=lambda row: PLACES.get(row.file, BESIDE)):
+        group = list(some)
+        words = "; ".join(f"{row.name.removeprefix('qfleet_')}: {row.outcome}" for row in group)
+        if len(group) > 4:
+            words = f"{len(group)} rows" + (f", {sum(row.solved for row in group)} of {sum(row.runs for row in group)} "
+                                            "runs reached their threshold" if all(row.runs for row in group) else "")
+        parts.append(f"{words} ([{title}](#{slug(title)}))")
+    return "; ".join(parts) or "-"
+
+
+def slug(heading: str) -> str:
+    """The anchor that is made of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def learning(path: Path, seen: set[str]) -> Iterator[str]:
+    """One file of the learning matrix as a table; rows that a table above has `seen` are older ones."""
     data = json.loads(path.read_text())
     runs = [run for row in data["rows"].values() for run in row]
     solved = sum(run["mean_reward"] >= MATRIX[name][1] for name, row in data["rows"].items() if name in MATRIX
@@ -49,12 +109,14 @@ def learning(path: Path) -> Iterator[str]:
     counted = sum(len(row) for name, row in data["rows"].items() if name in MATRIX)
     yield f"## {TITLES.get(path.stem, path.stem)}\n"
     raw = f"[Raw data](../benchmarks/results/{path.name})."
-    yield f"{made_with(data['machine'], runs)} {raw} {data.get('notes', '')}".rstrip()
+    yield f"{made_with(data['machine'], runs)} {raw} {data.get('note', '')}".rstrip()
     yield f"\n{solved} of {counted} runs reached their threshold.\n"
     yield "| row | threshold | solved | steps, median of the solved | score: mean over seeds (worst) | command |"
     yield "|---|---|---|---|---|---|"
     for name, row in data["rows"].items():
-        yield f"| {' | '.join([name, *cells(name, row)])} |"
+        again = ", an earlier time" if name in seen else ""
+        yield f"| {' | '.join([name + again, *cells(name, row)])} |"
+    seen.update(data["rows"])
     yield ""
 
 
@@ -72,14 +134,15 @@ def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
 
 
 def published() -> Iterator[str]:
-    """What others have published, beside ours where there is one, and how ours was made."""
-    yield "## Beside published scores\n"
+    """What others have published, beside ours where there is one."""
+    yield f"## {BESIDE}\n"
     yield ("Ours is the mean over seeds: for Atari, of the 30 games that the best policy played after training, or, "
            "where a seed has none, of its last evaluation; elsewhere of the last evaluation that all seeds have; with "
-           "the number of decisions until then. No run was nearly as long as those of the papers: compare the columns "
-           "of decisions before those of scores.\n")
-    yield "| environment | theirs | their score and protocol | ours | decisions | seeds |"
-    yield "|---|---|---|---|---|---|"
+           "the number of decisions until then. Ours is not always the agent of the paper: its recipe and what it is "
+           "made of stand beside it. No run was nearly as long as those of the papers: compare the columns of "
+           "decisions before those of scores.\n")
+    yield "| environment | theirs | their score and protocol | ours | our recipe and agent | decisions | seeds |"
+    yield "|---|---|---|---|---|---|---|"
     rows = json.loads((ROOT / "benchmarks" / "published.json").read_text())
     for row in rows:
         score = row["score"]
@@ -88,59 +151,79 @@ def published() -> Iterator[str]:
         theirs = f"{'no score by game' if score is None else figure(score)}, {row['protocol']}"
         yield f"| {row['environment']} | {row['who']} | {theirs} | {' | '.join(ours(row['ours']))} |"
     yield ""
-    yield "| data | made by | on | with |"
-    yield "|---|---|---|---|"
-    for file in dict.fromkeys(row["ours"][0] for row in rows if row["ours"] and runs_of(*row["ours"])):
+
+
+def made() -> Iterator[str]:
+    """How every file of this page was made."""
+    yield "## How the data was made\n"
+    yield ("Where rows of a file were made by several calls, machine and versions are those of the newest. The commit "
+           "is that of the code, with a + where it had been changed since; older data did not write it down.\n")
+    yield "| data | made by | on | with | commit |"
+    yield "|---|---|---|---|---|"
+    rows = json.loads((ROOT / "benchmarks" / "published.json").read_text())
+    shown = [row["ours"][0] for row in rows if row["ours"] and runs_of(*row["ours"])]
+    for file in dict.fromkeys([*shown, *(name for name in PLACES if (RESULTS / name).exists())]):
         machine = documented(file)
         command = machine["command"] if isinstance(machine["command"], str) else machine["command"][-1]
         with_ = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
         yield (f"| [{file}](../benchmarks/results/{file}) | `python {command}` | {machine_words(machine)} "
-               f"| Python {machine['python']}, {with_} |")
+               f"| Python {machine['python']}, {with_} | {commits_of(file)} |")
     yield ""
 
 
 def documented(file: str) -> dict[str, Any]:
     """Machine, versions and command of a result file; of several runs, of the last that we show."""
     if file.endswith(".jsonl"):
-        return _fast_runs()[-1]
-    machine: dict[str, Any] = json.loads((RESULTS / file).read_text())["machine"]
+        return fast_runs()[-1]
+    machine: dict[str, Any] = read(file)["machine"]
     return machine
 
 
 def ours(place: list[str] | None) -> list[str]:
     found = runs_of(*place) if place else []
     if place is None or not found:
-        return ["not run yet", "-", "-"]
+        return ["not run yet", "-", "-", "-"]
     scores = [score for score, _ in found]
-    told = place[1].removeprefix("qfleet_") + (f", worst {figure(min(scores))}" if len(scores) > 1 else "")
-    link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{place[0]}) ({told})"
-    return [link, f"{max(steps for _, steps in found):,}", str(len(found))]
+    worst = f" (worst {figure(min(scores))})" if len(scores) > 1 else ""
+    link = f"[{figure(statistics.fmean(scores))}](../benchmarks/results/{place[0]}){worst}"
+    settings = settings_of(*place) or ()
+    agent = f"`{settings[0]}`{'' if as_it_is(settings) else ' with other settings'}: {agent_of(settings)}"
+    return [link, agent, f"{max(steps for _, steps in found):,}", str(len(found))]
 
 
-def runs_of(file: str, name: str) -> list[tuple[float, int]]:
-    """Score and steps of every seed."""
-    if not (RESULTS / file).exists():
-        return []
-    if file.endswith(".jsonl"):
-        return [(run["games"]["mean_reward"] if isinstance(run["games"], dict) else run["judged"][-1][2], run["steps"])
-                for run in _fast_runs() if run["judged"]]
-    found = json.loads((RESULTS / file).read_text())["rows"].get(name, [])
-    runs = found if isinstance(found, list) else [found]  # one run, or one for each seed
-    if all("games" in run for run in runs):
-        return [(run["games"]["mean_reward"], run["steps"]) for run in runs]
-    if all("mean_reward" in run for run in runs):
-        return [(run["mean_reward"], run["steps"]) for run in runs]
-    curves = [run["evaluations"] if "evaluations" in run else run["curve"] for run in runs]
-    count = min(len(curve) for curve in curves)
-    return [(curve[count - 1][1], curve[count - 1][0]) for curve in curves] if count else []
+def pong() -> Iterator[str]:
+    """All runs of pong_family.py, failures and runs with other settings included."""
+    data = read("pong_family.json")
+    yield f"## {PLACES['pong_family.json']}\n"
+    yield ("Every run of `python benchmarks/pong_family.py`, which is for a machine with a GPU (on two cores a run "
+           "takes days), those that failed or were ended included "
+           "([raw data](../benchmarks/results/pong_family.json), [curves](values.md#measured)). The score is that of "
+           f"{data['games']} whole games of the best policy, played after training. The command has the settings that "
+           "differ from the recipe, but for those of files; a run ended at its `stop_at` or when its time was up.\n")
+    yield "| row | agent | decisions | seeds | score | commit | command |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in data["rows"]:
+        settings = settings_of("pong_family.json", name) or ()
+        words = " ".join(["qfleet train", settings[0], *(quoted(word) for word in changed(settings))])
+        runs = evidence.runs_in(data["rows"][name])
+        commits = ", ".join(dict.fromkeys(run.get("commit") or "not recorded" for run in runs))
+        steps = f"{max(run['steps'] for run in runs):,}"
+        yield f"| {name} | {agent_of(settings)} | {steps} | {len(runs)} | {judged(runs)} | {commits} | `{words}` |"
+    yield ""
 
 
-def _fast_runs() -> list[dict[str, Any]]:
-    """The newest runs of `pong-fast` as it is, one for each seed."""
-    records = [json.loads(line) for line in (RESULTS / "fast_speed.jsonl").read_text().splitlines()]
-    runs = {run["seed"]: run for run in records if run["kind"] == "pong" and run.get("recipe") == "pong-fast"
-            and not run["set"]}
-    return list(runs.values())
+def judged(runs: list[dict[str, Any]]) -> str:
+    """Of fresh games; else of the last evaluation, or what training returned last."""
+    words = []
+    for run in runs:
+        if "games" in run:
+            words.append(figure(run["games"]["mean_reward"]))
+        elif run["curve"]:
+            words.append(f"{figure(run['curve'][-1][1])} in its last evaluation, no games afterwards")
+        else:
+            words.append(f"never evaluated; training returned {figure(run['training'][-1][1])} in the end"
+                         if run["training"] else "never evaluated")
+    return ", ".join(words)
 
 
 def sources() -> Iterator[str]:
@@ -185,7 +268,3 @@ def made_with(machine: dict[str, Any], runs: list[dict[str, Any]]) -> str:
 
 def quoted(word: str) -> str:
     return f"'{word}'" if any(letter in word for letter in " {}[]") else word
-
-
-def figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -73,7 +73,9 @@ def run(trials: list[Trial], args: argparse.Namespace) -> dict[str, dict[str, An
         with ThreadPoolExecutor() as pool:
             found = dict(zip((trial.name for trial in some), pool.map(lambda trial: row(trial, args.runs, games), some),
                              strict=True))
-        document = {"rows": before | found, "games": args.games, "overrides": args.overrides, "machine": machine()}
+        here = machine()
+        rows = before | {name: one | {key: here[key] for key in ("date", "commit")} for name, one in found.items()}
+        document = {"rows": rows, "games": args.games, "overrides": args.overrides, "machine": here}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(document, indent=1) + "\n")
         return found

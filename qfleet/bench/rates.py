@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,8 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "ale-py", "mujoco", "stable-baselines3", "tianshou", "cpprb")
+import qfleet
+
+PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "stable-baselines3", "tianshou", "cpprb")
 WARM_UPDATES = 100
+GIT_TIMEOUT_S = 10
 
 Mark = tuple[float, float, int]
 """Wall clock, CPU time of the process, work done."""
@@ -88,7 +92,7 @@ def rate_of(run: Path, clock: str) -> float:
 def machine(command: str | None = None) -> dict[str, Any]:
     """What figures were taken on, and how busy it was: the load average counts those who compute or wait for a core."""
     return {"date": date.today().isoformat(), "cpu": _cpu(), "cores": os.cpu_count(), "gpu": _gpu(),
-            "python": platform.python_version(), "versions": _versions(),
+            "python": platform.python_version(), "versions": _versions(), "commit": _commit(),
             "load": [round(value, 2) for value in os.getloadavg()], "command": command or shlex.join(sys.argv)}
 
 
@@ -105,8 +109,25 @@ def _gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
+def _commit() -> str | None:
+    """Of the sources that qfleet is imported from, with a + where code or recipes have changed since; None if unknown.
+
+    A tree that travels without its .git is told by QFLEET_COMMIT. An installed copy is not of the repository around it.
+    """
+    answers = []
+    for question in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "--short", "HEAD"],
+                     ["status", "--porcelain", "--untracked-files=all", "--", ":/qfleet", ":/*.py"]):
+        try:
+            done = subprocess.run(["git", *question], cwd=Path(qfleet.__file__).parent, capture_output=True, text=True,
+                                  timeout=GIT_TIMEOUT_S, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return os.environ.get("QFLEET_COMMIT") or None
+        answers.append(done.stdout.strip())
+    return answers[1] + ("+" if answers[2] else "")
+
+
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"qfleet": qfleet.__version__}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,6 +45,11 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         median = self.median
         return asdict(self) | {"name": self.name, "median": None if median is None else asdict(median)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Entry:
+        rounds = [Rate(**rate) for rate in data["rounds"]]
+        return Entry(**{key: data[key] for key in ("work", "who", "variant", "lanes", "problem")}, rounds=rounds)
 
 
 def entries(work: Work, peers: Sequence[str], device: str = "cpu") -> list[Entry]:

@@ -86,15 +86,28 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def draw(everyone: Sequence[Entry], path: Path) -> Path | None:
-    """Bars, a panel for every workload and clock; None without matplotlib, which is an extra."""
+    """The picture as a file; None without matplotlib, which is an extra, or where nobody was measured."""
     from qfleet.runs.appear import appearing
-    from qfleet.runs.plots import COLOURS, spare_the_home
+    from qfleet.runs.plots import spare_the_home
 
     spare_the_home()
     try:
-        from matplotlib.figure import Figure
+        figure = picture(everyone)
     except ImportError:
         return None
+    if figure is None:
+        return None
+    with appearing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+    return path
+
+
+def picture(everyone: Sequence[Entry]) -> Any:
+    """Bars, a panel for every workload and clock: a matplotlib Figure, or None where nobody was measured."""
+    from matplotlib.figure import Figure
+
+    from qfleet.runs.plots import COLOURS
+
     names = list(dict.fromkeys(entry.work for entry in everyone if entry.median is not None))
     if not names:
         return None
@@ -106,9 +119,7 @@ def draw(everyone: Sequence[Entry], path: Path) -> Path | None:
         for panel, (unit, words) in zip(line, UNITS.items(), strict=True):
             _bars(panel, shown, unit, [COLOURS[whos.index(entry.who) % len(COLOURS)] for entry, _ in shown])
             panel.set_title(f"{name}, {WORKS[name].unit} {words}", fontsize=10, loc="left")
-    with appearing(path) as partial:
-        figure.savefig(partial, dpi=120, format="png")
-    return path
+    return figure
 
 
 def _bars(panel: Any, shown: Sequence[tuple[Entry, Rate | None]], unit: str, colours: Sequence[str]) -> None:

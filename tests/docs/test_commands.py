@@ -5,8 +5,10 @@ This is the dry run of what is too long, too large or too far away to be run by 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -27,27 +29,37 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|=[A-Z]$|\.\.\.|…|[\[<|]")
 """RUN, DIR, [options], a|b: the shape of a command rather than one."""
 
+SHAPE = "key=value"
 YOURS = {"my_env:MyEnv": "CartPole-v1", "mine.yaml": "cartpole", "my_explore:Steady": "constant"}
 """Files that the reader is to write, and what stands for them."""
 
 WRONG = re.compile(r"lerning_rate|agent\.n_stp|--seed 3|n_step=100|batch_size=7|train cartpole --listen 0.0.0.0:4440$"
-                   r"|--token-file loose|train cartpole --no-local-actors$")
+                   r"|--token-file loose|train cartpole --no-local-actors$|resume demo seed=4$")
 """Commands that are shown to fail."""
 
 RESOLVED = ("train", "doctor", "check-env")
 
 
-def commands(text: str) -> Iterator[str]:
-    """What stands after a `$` in blocks, and inline code that begins with qfleet; a comment is no part of it."""
+LAUNCHER = re.compile(r"^(?:\w+=\S+ )*(?:taskset -c \S+ )?(?:torchrun .*?-m |srun (?:-c \d+ |-\S+ )*|python3? -m )?"
+                      r"(?=qfleet |python3? )")
+"""What starts a command here or elsewhere, and is no part of it."""
+
+
+def spoken(text: str) -> Iterator[str]:
+    """What stands after a `$` in blocks, and inline code, on one line each and without comments and pipes."""
     joined = re.sub(r"\s*\\\n\s*", " ", text)
-    blocks = re.findall(r"^(?:    )?\$ (?:\w+=\S+ )*(qfleet .*)$", joined, re.M)
     plain = re.sub(r"^```.*?^```", "", joined, flags=re.M | re.S)
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", plain)]
-    inline = [re.sub(r"^(torchrun .*-m )(?=qfleet)", "", code) for code in inline]
-    for line in [*blocks, *(code for code in inline if code.startswith("qfleet "))]:
-        line = re.split(r"\s+#\s|\s[|>&]\s?", line)[0].strip()
-        shape = re.sub(r"[\w.]+=\S{2,}|ALE/\S+|\S+NoFrameskip-v4", "", line)
-        if not (PLACEHOLDER.search(shape) or WRONG.search(line)):
+    for line in [*re.findall(r"^(?:    )?\$ (.*)$", joined, re.M), *inline]:
+        yield re.split(r"\s+#\s|\s[|>&](?:\s|$)", line)[0].strip()
+
+
+def commands(text: str) -> Iterator[str]:
+    """Those that begin with qfleet, whoever launches them, and are no shape of a command, nor shown to fail."""
+    for line in spoken(text):
+        line = LAUNCHER.sub("", line)
+        shape = re.sub(r"[\w.]+=\S{2,}|ALE/\S+|\S+NoFrameskip-v4|(?<=resume )RUN", "", line)
+        if line.startswith("qfleet ") and not (PLACEHOLDER.search(shape) or SHAPE in line or WRONG.search(line)):
             yield line
 
 
@@ -68,6 +80,11 @@ def check(line: str) -> None:
         source = args.words[1:]
     elif verb.name == "config":
         source = args.words[1:2] if args.words[0] in ("show", "explain") else []
+    elif verb.name == "resume":
+        learnt = ["gradients=server"] if any(word.startswith(("cells=", "server.")) for word in args.overrides) else []
+        begun, changed = (recipe.resolve("cartpole", [*learnt, *more]).config for more in ([], args.overrides))
+        recipe.changed_on_resume(begun, changed)
+        return
     elif verb.name not in RESOLVED:
         return
     if not source or source[0].startswith("runs/") or not (source[0] in KNOWN or re.search(r"[:/]|-v\d$", source[0])):
@@ -103,7 +120,8 @@ def test_there_are_commands():
 
 @pytest.mark.parametrize("line", ["qfleet trian cartpole", "qfleet train cartpole agent.n_stp=3",
                                   "qfleet eval x --sedes 3", "qfleet train cartpole replay.beta_start=0.5",
-                                  "qfleet submit slurm pong actors=0"])
+                                  "qfleet submit slurm pong actors=0", "qfleet resume demo seed=4",
+                                  "qfleet resume demo eval.episods=3"])
 def test_a_wrong_command_is_found(line, examples):
     with pytest.raises((UserError, SystemExit)):
         check(line)
@@ -111,9 +129,12 @@ def test_a_wrong_command_is_found(line, examples):
 
 def test_commands_are_found_in_every_form():
     text = ("```console\n$ qfleet train cartpole   # ok\n$ FOO=1 qfleet eval x > out\n```\nSee `qfleet\ntop x` and "
-            "`qfleet plot RUN`.\n\n    $ qfleet train pong \\\n        seed=3\n")
+            "`qfleet plot RUN`.\n\n    $ qfleet train pong \\\n        seed=3\n\n"
+            "    $ torchrun --nproc-per-node 2 -m qfleet train catch\n    $ srun --ntasks=4 -c 2 qfleet join x:1 &\n"
+            "Or `python -m qfleet watch x`, `qfleet resume RUN cells=1`, and `ray start`.")
     assert list(commands(text)) == ["qfleet train cartpole", "qfleet eval x", "qfleet train pong seed=3",
-                                    "qfleet top x"]
+                                    "qfleet train catch", "qfleet join x:1", "qfleet top x", "qfleet watch x",
+                                    "qfleet resume RUN cells=1"]
 
 
 TINY = ["total_steps=1200", "eval.episodes=2", "replay.min_steps=200", "replay.samples_per_insert=4"]
@@ -140,17 +161,119 @@ def test_the_quick_start_runs_as_it_is_written(tmp_path):
     assert (tmp_path / "runs/first/report.html").exists() and (tmp_path / "compare.png").exists()
 
 
-SCRIPTS = sorted({match for page in PAGES for match in re.findall(
-    r"python3? ((?:benchmarks|tests/system|examples)/\w+\.py(?:[^`\n]|\\\n)*)", page.read_text())})
+SCRIPT = re.compile(r"python3? ((?:benchmarks|tests|examples)/[\w/]+\.py.*)")
+SCRIPTS = sorted({found[1] for page in PAGES for line in spoken(page.read_text())
+                  if (found := SCRIPT.match(LAUNCHER.sub("", line)))})
+PROSE = re.compile(r"\b[A-Z]{3,}\b(?!=)|, \w+ \w+ (?:after|by) |, one by one|\.\.\.")
+"""Where a command stands for several: its options are looked at, not their values."""
+
+BASES = {"curiosity_plots.py": "deep-sea", "continuous_returns.py": "halfcheetah", "steady_memory.py": "pong"}
+"""What the settings that a script is given are set over."""
+
+
+class Taken(Exception):
+    """Thrown where a script has read its command line, before it does anything."""
+
+
+def read_by_itself(script: Path, words: list[str], monkeypatch) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """A script's own parser, and what it makes of the words."""
+    def stopped(name):
+        genuine = getattr(argparse.ArgumentParser, name)
+
+        def parse(self, args=None, namespace=None):
+            prose = bool(PROSE.search(" ".join(words)))
+            raise Taken(self, None if prose else genuine(self, args, namespace))
+
+        return parse
+
+    for name in ("parse_args", "parse_intermixed_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, name, stopped(name))
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    monkeypatch.setattr(sys, "path", [str(script.parent), str(ROOT / "tests/system"), *sys.path])
+    with pytest.raises(Taken) as taken:
+        runpy.run_path(str(script), run_name="__main__")
+    return taken.value.args
+
+
+def dry_run(line: str, monkeypatch) -> None:
+    """Fails unless a script takes these words."""
+    script, *words = shlex.split(line)
+    path = ROOT / script
+    text = path.read_text()
+    if "parse_args" not in text and "parse_intermixed_args" not in text:
+        compile(text, script, "exec")
+        assert words == [], "it takes no words"
+        return
+    parser, args = read_by_itself(path, words, monkeypatch)
+    assert {word for word in words if re.match(r"--[a-z]", word)} <= parser._option_string_actions.keys()
+    if args is not None and getattr(args, "overrides", None):
+        recipe.resolve(BASES[path.name], args.overrides)
 
 
 @pytest.mark.parametrize("line", SCRIPTS)
-def test_scripts_that_pages_show_have_the_options_that_they_show(line):
-    script, *words = line.split()
-    sources = [ROOT / script, *(ROOT / "benchmarks").glob("*.py")]  # a command line may be shared
-    assert (ROOT / script).is_file()
-    known = {option for path in sources for option in re.findall(r'"(--[a-z-]+)"', path.read_text())} | {"--help"}
-    assert {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)} <= known
+def test_scripts_that_pages_show_take_what_they_are_given(line, monkeypatch):
+    dry_run(line, monkeypatch)
+
+
+@pytest.mark.parametrize("line", ["benchmarks/learn.py --only 'no such row'", "benchmarks/learn.py --threads 3",
+                                  "benchmarks/pong_family.py --only NAME --jbs 3", "tests/face/screenshots.py --fast",
+                                  "benchmarks/continuous_returns.py learner.precison=bf16"])
+def test_a_wrong_word_for_a_script_is_found(line, monkeypatch):
+    with pytest.raises((SystemExit, AssertionError, UserError)):
+        dry_run(line, monkeypatch)
+
+
+def test_scripts_are_found_in_every_form():
+    assert len(SCRIPTS) > 30 and {"tests/face/screenshots.py", "tests/system/ray_soak.py"} <= set(SCRIPTS)
+    assert any(line.startswith("benchmarks/ranks_speed.py") for line in SCRIPTS), "with taskset before it"
+
+
+@pytest.mark.parametrize("words", sorted({found[1] for page in PAGES for line in spoken(page.read_text())
+                                          if (found := re.match(r"torchrun (.*-m qfleet .*)", line))}))
+def test_torchrun_takes_its_own_words(words):
+    from torch.distributed.run import get_args_parser
+
+    args = get_args_parser().parse_args(shlex.split(words))
+    assert args.module and args.training_script == "qfleet" and int(args.nproc_per_node) > 1
+
+
+def after_dollars(tool: str) -> list[str]:
+    return sorted({line for page in PAGES for line in spoken(page.read_text()) if line.startswith(f"{tool} -")
+                   or re.match(rf"{tool} [a-z]+ -", line)})
+
+
+@pytest.mark.parametrize("line", after_dollars("ray"))
+def test_ray_knows_the_options_that_pages_give_it(line):
+    from ray.scripts.scripts import start
+
+    _, verb, *words = shlex.split(line)
+    known = {option for param in start.params for option in (*param.opts, *param.secondary_opts)}
+    assert verb == "start" and {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("line", after_dollars("openssl"))
+def test_openssl_makes_what_pages_ask_of_it(line, tmp_path):
+    done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "cert.pem").exists() and (tmp_path / "key.pem").exists()
+
+
+OTHERS = {"make", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit", "export", "tensorboard", "torchrun",
+          "srun", "ray", "kubectl", "openssl", "(umask", "qfleet"}
+"""What may stand after a `$`: what is looked at here, and tools of others, which no test of pages starts."""
+
+NEEDS = {r"benchmarks/(?:fast_speed|pong_family|sources|precision|spread)\.py": r"H200|GPU",
+         r"python tests/face/screenshots\.py": r"needs Chromium", r"\$ srun ": r"Slurm",
+         r"\$ kubectl ": r"have not been applied to a cluster", r"\$ ray start": r"nodes?\b"}
+"""Commands that few machines can run, and how the page that shows them says so."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_stands_after_a_dollar_that_nobody_looks_at(page):
+    text = page.read_text()
+    first = {line.split()[0] for line in re.findall(r"^(?:    )?\$ (?:\w+=\S+ )*(.*)$", text, re.M)}
+    assert first <= OTHERS, f"look at {first - OTHERS} in a test, or name them here"
+    for command, words in NEEDS.items():
+        assert not re.search(command, text) or re.search(words, text), f"say what {command} needs: {words}"
 
 
 def test_what_pages_make_and_install_is_there():

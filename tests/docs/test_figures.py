@@ -109,6 +109,18 @@ def test_a_mark_that_leads_nowhere_is_refused(figures, monkeypatch):
         figures.figure("x.json; rate")
 
 
+def test_every_picture_has_data_or_is_a_screenshot(figures):
+    import pictures
+
+    shown = {(page.parent / path).resolve().relative_to(ROOT).as_posix() for page in PAGES
+             for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text())}
+    kept = {path.relative_to(ROOT).as_posix() for folder in ("docs/assets", "benchmarks/results")
+            for path in (ROOT / folder).rglob("*.png")}
+    assert shown <= kept == {*pictures.PICTURES, *pictures.SCREENSHOTS}
+    script = (ROOT / "tests/face/screenshots.py").read_text()
+    assert all(Path(name).name in script for name in pictures.SCREENSHOTS)
+
+
 def test_a_picture_is_drawn_anew_when_its_data_changes(figures, monkeypatch, tmp_path):
     import pictures
 

@@ -155,3 +155,5 @@ def test_runs_of_pong_are_told_in_a_table_and_a_picture():
     (axis,) = pong_family.draw({"rows": rows}).axes
     assert [len(line.get_xdata()) for line in axis.lines[:6]] == [2, 2, 2, 2, 2, 0]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["iqn", "btr", "r2d2"]
+    (axis,) = pong_family.draw({"rows": {str(i): row for i in range(12)}}).axes
+    assert len(axis.get_legend().get_texts()) == 12, "however many there are"

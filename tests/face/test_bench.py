@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import qfleet
 from qfleet.bench import rounds, tables
 from qfleet.bench.peers import PEERS, Peer, peer_of
 from qfleet.bench.rates import Marks, Rate, machine, repeated
@@ -87,6 +89,40 @@ def test_repeated_does_at_least_what_is_asked():
 def test_the_machine_says_how_busy_it_is():
     found = machine("qfleet bench")
     assert found["command"] == "qfleet bench" and len(found["load"]) == 3 and found["versions"]["torch"]
+    assert found["versions"]["qfleet"] == qfleet.__version__
+
+
+def test_the_machine_says_of_which_commit_its_code_is(tmp_path, monkeypatch):
+    tree, package = tmp_path / "tree", tmp_path / "tree" / "qfleet"
+
+    def git(*args):
+        done = subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *args], cwd=tree,
+                              check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(qfleet, "__file__", str(package / "__init__.py"))
+    monkeypatch.delenv("QFLEET_COMMIT", raising=False)
+    assert machine()["commit"] is None
+    monkeypatch.setenv("QFLEET_COMMIT", "abc1234")
+    assert machine()["commit"] == "abc1234", "a tree that travels without its .git"
+    monkeypatch.delenv("QFLEET_COMMIT")
+    git("init", "-q")
+    (tree / "other").write_text("")
+    git("add", "other")
+    git("commit", "-q", "-m", "x")
+    assert machine()["commit"] is None, "a copy that was installed inside of somebody's repository"
+    git("add", "qfleet")
+    git("commit", "-q", "-m", "x")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert machine()["commit"] == commit
+    (tree / "other").write_text("a result that has just been written")
+    assert machine()["commit"] == commit
+    (package / "new.yaml").write_text("")
+    assert machine()["commit"] == f"{commit}+"
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert machine()["commit"] is None
 
 
 def test_medians_and_ratios():

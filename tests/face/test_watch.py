@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from urllib.parse import urlsplit
+from contextlib import contextmanager
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from report_kit import records, write_run
@@ -357,20 +358,48 @@ def test_a_port_that_is_taken(run, served, monkeypatch, capsys):
     assert main(["watch", "x", "--port", str(taken)]) == 2 and "the port is in use" in capsys.readouterr().err
 
 
+@contextmanager
+def watching(run, *words):
+    """The real command and where it says that it serves."""
+    process = subprocess.Popen([sys.executable, "-m", "qfleet", "watch", *words], stdout=subprocess.PIPE, text=True,
+                               cwd=run.path.parent.parent, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stdout.readline() == "runs/x is running\n"
+        yield process, urlsplit(process.stdout.readline().split()[1])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def told_by(url, path, **headers):
+    line = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
+    line.request("GET", path, headers=headers)
+    reply = line.getresponse()
+    return reply.status, reply.read()
+
+
 @pytest.mark.slow
 def test_the_real_command_serves_until_it_is_interrupted(run):
     older = write_run(run.path.parent, "older")
     os.utime(older)  # touched last, but it does not run
-    process = subprocess.Popen([sys.executable, "-m", "qfleet", "watch", "--port", "0"], stdout=subprocess.PIPE,
-                               text=True, cwd=run.path.parent.parent, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    try:
-        assert process.stdout.readline() == "runs/x is running\n"
-        url = urlsplit(process.stdout.readline().split()[1])
-        line = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
-        line.request("GET", "/news")
-        assert json.loads(line.getresponse().read())["name"] == "x"
+    with watching(run, "--port", "0") as (process, url):
+        assert url.query == "" and json.loads(told_by(url, "/news")[1])["name"] == "x"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()
+
+
+@pytest.mark.slow
+def test_who_listens_without_a_token_gets_a_fresh_one_that_is_printed_and_demanded(run):
+    tokens = []
+    for _ in range(2):
+        with watching(run, "x", "--listen", "127.0.0.1:0") as (_, url):
+            [token] = parse_qs(url.query)["token"]
+            assert len(token) >= 32
+            for path in ("/", "/news", "/?token=", *(f"/?token={old}" for old in tokens)):
+                assert told_by(url, path)[0] == 401
+            assert told_by(url, f"/?token={token}")[0] == 303
+            status, news = told_by(url, "/news", Authorization=f"Bearer {token}")
+            assert status == 200 and json.loads(news)["name"] == "x"
+            tokens.append(token)
+    assert tokens[0] != tokens[1]
