@@ -15,9 +15,9 @@ OTHER = "other"
 ELEMENTWISE, REDUCTION = "elementwise", "reduction, scan, search"
 GROUPS = (
     (ELEMENTWISE, r"^triton_poi|^(un)?finish$"),  # of our own: bias, norm and activation at once
-    (REDUCTION, r"^triton_(red|per)|dot_kernel"),
+    (REDUCTION, r"^triton_(red|per)|dot_kernel|^add_up$"),
     ("optimizer", r"^adam|^rmsprop|multi_tensor"),
-    (MATRIX, r"gemm|gemv|nvjet|xmma|cutlass|winograd|implicit_convolve|splitk|^triton_(tem|mm)"),
+    (MATRIX, r"gemm|gemv|nvjet|xmma|cutlass|winograd|implicit_convolve|splitk|^triton_(tem|mm)|^(un)?rate$|^weigh$"),
     (REDUCTION, r"reduce_kernel|device_?(scan|reduce|radix)|searchsorted|softmax|_norm|gammabeta"),
     ("copy, gather", r"memcpy|memset|copy|catarray|gather|scatter|(?<!with_)index|tonhwc|tonchw|^lay$|^join$"),
     (ELEMENTWISE, r"elementwise|distribution|fill"),
