@@ -64,10 +64,11 @@ class Policy:
             kept = {name: value.to(self.device) for name, value in self.kept().items()}
             self.memory = recall.begin(lanes, self.device) | kept
 
-    @torch.inference_mode()
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """What the last choices brought [N]; where an episode is over [N], the next one starts."""
-        if (recall := self.agent.recall) is not None:
+        if (recall := self.agent.recall) is None:
+            return
+        with torch.inference_mode():
             self.memory = recall.observe(self.memory, aligned(reward).to(self.device))
             if over.any():
                 self.memory = recall.forget(self.memory, torch.from_numpy(over).to(self.device))
@@ -83,7 +84,7 @@ class Policy:
         """Actions [N] and extra columns, for observations {leaf: [N, ...]}; `hinted` asks an agent that appraises its
         actions for what priorities are computed from."""
         tensors = {name: aligned(leaf).to(self.device) for name, leaf in obs.items()}
-        if self.memory is None:
+        if self.memory is None and self.agent.recall is not None:
             self.begin(len(arm.epsilon))
         decision = self._choose(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
         self.memory, extras = decision.memory, decision.extras

@@ -26,12 +26,12 @@ class Rote:
 
     def __init__(self, act: Act) -> None:
         self.act = act
-        self._plays: dict[tuple[bool, int], Act] = {}
+        self._plays: dict[tuple[bool, torch.Size], Act] = {}
 
     def __call__(self, net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
         if memory is not None or arm.index is not None or arm.sigma is not None:
             return self.act(net, obs, memory, arm, rng)
-        key = arm.noise, len(arm.epsilon)
+        key = arm.noise, arm.epsilon.shape
         play = self._plays.get(key)
         if play is None:
             play = self._plays[key] = self._learn(net, obs, arm, rng)
