@@ -13,7 +13,8 @@ import torch
 aten = torch.ops.aten
 SAME = (aten.detach.default, aten.alias.default)
 VIEWS = (aten.t.default, aten.view.default, aten.expand.default)
-SHAPED = (aten.arange.default, aten.scalar_tensor.default, aten.ones_like.default, aten.new_zeros.default)
+SHAPED = (aten.arange.default, aten.arange.start_step, aten.scalar_tensor.default, aten.ones_like.default,
+          aten.new_zeros.default)
 """Made from shapes alone, whatever the batch: one value for ever."""
 PURE = (*VIEWS, aten.div.Scalar)
 ALIKE = (*VIEWS, aten._to_copy.default, aten.cat.default, aten.gather.default, aten.select.int, aten.slice.Tensor,
@@ -26,8 +27,8 @@ SHORT: dict[Any, Callable[..., Any]] = {
     aten.abs.default: torch.abs, aten.add.Tensor: torch.add, aten.addmm.default: torch.addmm,
     aten.argmax.default: torch.argmax,
     aten.bitwise_not.default: torch.bitwise_not, aten.cat.default: torch.cat, aten.clamp.default: torch.clamp,
-    aten.expand.default: torch.Tensor.expand, aten.gather.default: torch.gather, aten.le.Tensor: torch.le,
-    aten.lt.Tensor: torch.lt,
+    aten.expand.default: torch.Tensor.expand, aten.gather.default: torch.gather,
+    aten.index_select.default: torch.index_select, aten.le.Tensor: torch.le, aten.lt.Tensor: torch.lt,
     aten.mean.default: torch.mean, aten.mean.dim: torch.mean, aten.mm.default: torch.mm, aten.mul.Tensor: torch.mul,
     aten.neg.default: torch.neg, aten.rand.generator: torch.rand, aten.randint.generator: torch.randint,
     aten.scatter_add.default: torch.scatter_add, aten.relu.default: torch.relu, aten.relu_.default: torch.relu_,
