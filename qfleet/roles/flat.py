@@ -132,7 +132,7 @@ class Flat:
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
 
 
-def pour(grads: Sequence[torch.Tensor | None], rooms: Sequence[torch.Tensor]) -> None:
+def pour(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> None:
     """Write gradients where they belong; zeros for a parameter that took no part."""
     given = [grad for grad in grads if grad is not None]
     if len(given) < len(grads):
