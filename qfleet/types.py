@@ -218,8 +218,13 @@ class Sample:
         leaves = self.leaves
         if isinstance(row, int):
             return {name: value[:, row] for name, value in leaves.items()}
-        item = torch.arange(len(row), device=row.device)
-        return {name: value[item, row] for name, value in leaves.items()}
+        if row.is_cuda:
+            item = torch.arange(len(row), device=row.device)
+            return {name: value[item, row] for name, value in leaves.items()}
+        # With one index a CPU copies whole rows, with two number by number.
+        length = next(iter(leaves.values())).shape[1]
+        at = torch.arange(0, len(row) * length, length) + row
+        return {name: value.flatten(0, 1).index_select(0, at) for name, value in leaves.items()}
 
 
 class Experience(Protocol):

@@ -46,11 +46,13 @@ class Chunker:
         for name, rows in self._rows.items():
             rows[self._lanes, self._fill] = row[name]
         self._fill += 1
-        full = self._fill == self._layout.rows
-        ended = last.astype(bool) if self._layout.window.whole else np.zeros_like(full)
-        chunks = []
-        for lane in np.flatnonzero(full | ended).tolist():
-            if ended[lane]:
+        whole = self._layout.window.whole
+        due = self._fill == self._layout.rows
+        if whole:
+            due |= last
+        chunks = list[tuple[int, Chunk]]()
+        for lane in due.nonzero()[0].tolist():
+            if whole and last[lane]:
                 chunks += self._close(lane)
             else:
                 chunks.append((lane, self._cut(lane)))

@@ -136,6 +136,8 @@ class Store(ABC, Generic[H]):
         keys, priority = np.asarray(keys, np.int64), np.asarray(priority)
         if keys.shape != priority.shape:
             raise ValueError(f"{keys.shape} keys came with {priority.shape} priorities")
+        if self._cfg.alpha == 0:
+            return  # all are drawn alike, whatever is thought of them
         live = (keys >= self._first * self._layout.starts) & (keys < self._next * self._layout.starts)
         if not live.all():
             keys, priority = keys[live], priority[live]

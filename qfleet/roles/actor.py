@@ -147,7 +147,7 @@ class Actor:
         self.laps.lap(ENV)
         self._record()
         self.laps.lap(STORE)
-        taken = self.env.lanes - int(self._last.sum())
+        taken = self.env.lanes - int(np.count_nonzero(self._last))
         self.steps += taken
         if self.recorder is not None:
             self.recorder.replay.tick(taken)

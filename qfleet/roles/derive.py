@@ -7,27 +7,19 @@ operations in the same order, so the same numbers.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.agent import Agent
-from qfleet.roles.tidy import tidy
+from qfleet.roles.trace import traced
 from qfleet.types import Sample
 
 log = logging.getLogger(__name__)
-
-TRACING = threading.Lock()
-"""The tracer puts its own calls into torch's modules, for all threads: learners in threads record one by one."""
-
 
 @dataclass(frozen=True)
 class Derivative:
@@ -77,15 +69,14 @@ class Captured:
     def __init__(self, eager: Eager) -> None:
         self.eager = eager
         self._play: Derive | None = None
-        self._shapes: Any = None
+        self._items = 0  # of one replay, batches differ in nothing else
 
     def __call__(self, sample: Sample) -> Derivative:
-        shapes = {name: (value.shape, value.dtype) for name, value in sample.rows.items()}
-        if self._play is None or shapes != self._shapes:
+        if self._play is None or len(sample.keys) != self._items:
             first = self._undisturbed(self.eager, sample)
             if not torch.isfinite(first.total):
                 return self.eager(sample)  # nothing to learn from this one, nor to compare a recording with
-            self._shapes, self._play = shapes, self._undisturbed(self._record, sample)
+            self._items, self._play = len(sample.keys), self._undisturbed(self._record, sample)
         return self._play(sample)
 
     def _undisturbed(self, do: Callable[[Sample], Any], sample: Sample) -> Any:
@@ -112,17 +103,13 @@ class Captured:
 
         @torch.inference_mode()
         def play(sample: Sample) -> Derivative:
-            total, per_item, priority, *rest = module.forward(
-                sample.weight, *[sample.rows[name] for name in names])
+            total, per_item, priority, *rest = forward(sample.weight, *[sample.rows[name] for name in names])
             figures, grads = rest[:len(tags) + len(buffers)], rest[len(tags) + len(buffers):]
             return Derivative(total, per_item, grads, priority, dict(zip(tags, figures, strict=False)),
                               dict(zip(buffers, figures[len(tags):], strict=True)))
 
         try:
-            with TRACING:
-                _import_quietly()
-                module = make_fx(update)(sample.weight, *sample.rows.values())
-            tidy(module)
+            forward = traced(update, sample.weight, *sample.rows.values())
             if _same(self._undisturbed(self.eager, sample), self._undisturbed(play, sample)):
                 return play
             reason = "the recording does not repeat it, as with randomness that is not the given generator's"
@@ -130,18 +117,6 @@ class Captured:
             reason = f"{type(error).__name__}: {error}"
         log.warning("learner.capture: this agent's update cannot be recorded (%s); it runs as it is", reason)
         return self.eager
-
-
-def _import_quietly() -> None:
-    """Import what the tracer needs; left to itself, that makes a cache folder among the temporary files."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    if name in os.environ:
-        return
-    os.environ[name] = os.path.dirname(torch.__file__)  # a folder that is there already
-    try:
-        importlib.import_module("torch._inductor.compiler_bisector")
-    finally:
-        del os.environ[name]
 
 
 def _same(one: Derivative, other: Derivative) -> bool:

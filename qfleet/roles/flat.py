@@ -63,10 +63,11 @@ class Flat:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
         if grads is self.rooms:  # gathered there already
             return self.grad
-        if len(grads) == sum(grad is not None and grad.is_cuda and grad.dtype == torch.bfloat16 for grad in grads):
-            self._join([grad for grad in grads if grad is not None])
-            return self.grad
-        pour(grads, self.rooms)
+        given = [grad for grad in grads if grad is not None]
+        if self.grad.is_cuda and len(given) == len(grads) and all(grad.dtype == torch.bfloat16 for grad in given):
+            self._join(given)
+        else:
+            pour(grads, self.rooms)
         return self.grad
 
     def _join(self, grads: Sequence[torch.Tensor]) -> None:
@@ -131,12 +132,13 @@ class Flat:
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
 
 
-def pour(grads: Sequence[torch.Tensor | None], rooms: Sequence[torch.Tensor]) -> None:
+def pour(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> None:
     """Write gradients where they belong; zeros for a parameter that took no part."""
-    pairs = [(room, grad) for room, grad in zip(rooms, grads, strict=True) if grad is not None]
-    if absent := [room for room, grad in zip(rooms, grads, strict=True) if grad is None]:
-        torch._foreach_zero_(absent)
-    torch._foreach_copy_([room for room, _ in pairs], [grad for _, grad in pairs])
+    given = [grad for grad in grads if grad is not None]
+    if len(given) < len(grads):
+        torch._foreach_zero_([room for room, grad in zip(rooms, grads, strict=True) if grad is None])
+        rooms = [room for room, grad in zip(rooms, grads, strict=True) if grad is not None]
+    torch._foreach_copy_(rooms, given)
 
 
 BORDER = 64

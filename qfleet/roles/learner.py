@@ -49,8 +49,9 @@ class LearnerConfig(OptimizerConfig):
                             "items and the agent allows it")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
-        "auto", description="record the first update and play it back: faster for small networks, and on a GPU with "
-                            "the replay there, where it is the whole update; auto: in that case")
+        "auto", description="record the first update and play it back, on a CPU with actors in the process their "
+                            "choices, too: faster for small networks, and on a GPU with the replay there, where it is "
+                            "the whole update; auto: in that case")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 

@@ -116,6 +116,8 @@ class Optimizer:
         self.count += 1
         if self.parts:
             self._step_parts(gradient)
+        elif self.hands.count == 1:
+            self._move(self.weights, gradient, self.mean, self.square)
         else:
             self.hands([partial(self._slide, gradient, at) for at in slices(len(gradient), self.hands.count)])
 

@@ -12,6 +12,7 @@ from qfleet.agent import Agent, Arm, Memory
 from qfleet.maths.aligned import aligned
 from qfleet.maths.chance import restore_rng
 from qfleet.roles.flat import Flat
+from qfleet.roles.rote import Rote
 from qfleet.types import Obs, Published
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -27,11 +28,14 @@ class Policy:
     """`act(obs, arm)` in every lane with the newest weights it was given.
 
     `version` is the number of updates behind those weights; -1 means still the initial ones. An agent with a memory is
-    told when episodes start (`begin`), what a step brought and where an episode is over (`observe`).
+    told when episodes start (`begin`), what a step brought and where an episode is over (`observe`). With `capture` it
+    acts by rote where it can.
     """
 
-    def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32") -> None:
+    def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32",
+                 capture: bool = False) -> None:
         self.agent, self.device = agent, device
+        self._choose = Rote(agent.act) if capture else agent.act
         use(device)
         self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False).eval(), PRECISIONS[precision])
         self.rng = torch.Generator(device).manual_seed(seed)
@@ -60,10 +64,11 @@ class Policy:
             kept = {name: value.to(self.device) for name, value in self.kept().items()}
             self.memory = recall.begin(lanes, self.device) | kept
 
-    @torch.inference_mode()
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """What the last choices brought [N]; where an episode is over [N], the next one starts."""
-        if (recall := self.agent.recall) is not None:
+        if (recall := self.agent.recall) is None:
+            return
+        with torch.inference_mode():
             self.memory = recall.observe(self.memory, aligned(reward).to(self.device))
             if over.any():
                 self.memory = recall.forget(self.memory, torch.from_numpy(over).to(self.device))
@@ -79,9 +84,9 @@ class Policy:
         """Actions [N] and extra columns, for observations {leaf: [N, ...]}; `hinted` asks an agent that appraises its
         actions for what priorities are computed from."""
         tensors = {name: aligned(leaf).to(self.device) for name, leaf in obs.items()}
-        if self.memory is None:
+        if self.memory is None and self.agent.recall is not None:
             self.begin(len(arm.epsilon))
-        decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
+        decision = self._choose(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
         self.memory, extras = decision.memory, decision.extras
         if hinted and self.agent.appraise is not None:
             extras = extras | self.agent.appraise(self.flat.net, tensors, decision.action)

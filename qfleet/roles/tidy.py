@@ -13,7 +13,8 @@ import torch
 aten = torch.ops.aten
 SAME = (aten.detach.default, aten.alias.default)
 VIEWS = (aten.t.default, aten.view.default, aten.expand.default)
-SHAPED = (aten.arange.default, aten.scalar_tensor.default, aten.ones_like.default, aten.new_zeros.default)
+SHAPED = (aten.arange.default, aten.arange.start_step, aten.scalar_tensor.default, aten.ones_like.default,
+          aten.new_zeros.default)
 """Made from shapes alone, whatever the batch: one value for ever."""
 PURE = (*VIEWS, aten.div.Scalar)
 ALIKE = (*VIEWS, aten._to_copy.default, aten.cat.default, aten.gather.default, aten.select.int, aten.slice.Tensor,
@@ -24,10 +25,13 @@ FRESH = (aten.addmm.default, aten.mm.default, aten.convolution.default)
 
 SHORT: dict[Any, Callable[..., Any]] = {
     aten.abs.default: torch.abs, aten.add.Tensor: torch.add, aten.addmm.default: torch.addmm,
+    aten.argmax.default: torch.argmax,
     aten.bitwise_not.default: torch.bitwise_not, aten.cat.default: torch.cat, aten.clamp.default: torch.clamp,
-    aten.expand.default: torch.Tensor.expand, aten.gather.default: torch.gather, aten.le.Tensor: torch.le,
+    aten.expand.default: torch.Tensor.expand, aten.gather.default: torch.gather,
+    aten.index_select.default: torch.index_select, aten.le.Tensor: torch.le, aten.lt.Tensor: torch.lt,
     aten.mean.default: torch.mean, aten.mean.dim: torch.mean, aten.mm.default: torch.mm, aten.mul.Tensor: torch.mul,
-    aten.neg.default: torch.neg, aten.relu.default: torch.relu, aten.relu_.default: torch.relu_,
+    aten.neg.default: torch.neg, aten.rand.generator: torch.rand, aten.randint.generator: torch.randint,
+    aten.scatter_add.default: torch.scatter_add, aten.relu.default: torch.relu, aten.relu_.default: torch.relu_,
     aten.select.int: torch.select, aten.squeeze.dim: torch.squeeze, aten.stack.default: torch.stack,
     aten.sub.Tensor: torch.sub, aten.sum.dim_IntList: torch.sum, aten.t.default: torch.t, aten.tanh.default: torch.tanh,
     aten.unsqueeze.default: torch.unsqueeze, aten.view.default: torch.Tensor.view, aten.where.self: torch.where,

@@ -128,7 +128,8 @@ class Inline:
 
     def _actor(self, index: int, seat: Seat) -> Actor:
         plan = self.plan
-        policy = Policy(self.cast.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision)
+        policy = Policy(self.cast.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision,
+                        plan.learner.capture is True and plan.device.type == "cpu")
         return Actor(policy, seat.env, seat.explorer, self.cell.meter, self.weights.complete,
                      self.cell.recorder(seat.env.lanes))
 
