@@ -30,12 +30,13 @@ class Dense(nn.Sequential):
         super().__init__(*layers)
         self.features = features
 
-    def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
-        layers = iter(self)
+    def forward(self, x: torch.Tensor, noise: Noise | None = None, last_relu: bool = True) -> torch.Tensor:
+        """Without the `last_relu` for somebody who takes it by himself: to do so twice changes nothing."""
+        layers = iter(list(self) if last_relu else list(self)[:-1])
         for layer in layers:
             if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and finishable(layer.weight, x.shape[1]):
                 x = finished(x, None, layer)
-                next(layers)  # the ReLU is done
+                next(layers, None)  # the ReLU is done
             else:
                 x = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
         return x
@@ -102,7 +103,8 @@ class DuelingHead(nn.Module):
         of_action, of_state = self.advantage.q, self.value.q
         if isinstance(of_action, Output) and isinstance(of_state, Output) and len(self.advantage.shape) == 1 \
                 and ratable(x, of_action):
-            return rated(self.advantage.hidden(x), of_action, self.value.hidden(x), of_state)
+            h, h2 = (head.hidden(x, last_relu=False) for head in (self.advantage, self.value))
+            return rated(h, of_action, h2, of_state, relu=len(self.value.hidden) > 0)
         advantage = self.advantage(x, noise)
         q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(actions, keepdim=True)
         return q

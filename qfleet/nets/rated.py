@@ -18,25 +18,26 @@ def ratable(x: torch.Tensor, output: nn.Linear) -> bool:
             and output.out_features <= MOST_ACTIONS and able(output.weight, SOURCE, "rate", "unrate", "weigh"))
 
 
-def rated(h: torch.Tensor, advantage: nn.Linear, h2: torch.Tensor | None = None,
-          value: nn.Linear | None = None) -> torch.Tensor:
-    """Values [B, A] in float32 of features [B, F], where `ratable`; of two streams, v + a − mean a."""
+def rated(h: torch.Tensor, advantage: nn.Linear, h2: torch.Tensor | None = None, value: nn.Linear | None = None,
+          relu: bool = False) -> torch.Tensor:
+    """Values [B, A] in float32 of features [B, F], or of their ReLU, where `ratable`; of two streams v + a − mean a."""
     state = (None, None) if value is None else (value.weight, value.bias)
-    found: torch.Tensor = Rate.apply(h, h2, advantage.weight, advantage.bias, *state)
+    found: torch.Tensor = Rate.apply(h, h2, advantage.weight, advantage.bias, *state, relu)
     return found
 
 
 class Rate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: torch.Tensor, h2: torch.Tensor | None, wa: torch.Tensor, ba: torch.Tensor,
-                wv: torch.Tensor | None, bv: torch.Tensor | None) -> torch.Tensor:
+                wv: torch.Tensor | None, bv: torch.Tensor | None, relu: bool) -> torch.Tensor:
         h, h2 = h.contiguous(), None if h2 is None else h2.contiguous()
         items, width, actions = len(h), h.shape[1], len(wa)
         q = torch.empty(items, actions, device=h.device)
         given = [x if x is not None else h for x in (h2, wa, ba, wv, bv)]
         launch("rate", SOURCE, -(-items * 32 // BLOCK) * BLOCK,
-               [h, *given, q, items, width, actions, int(h2 is not None)])
+               [h, *given, q, items, width, actions, int(h2 is not None), int(relu)])
         ctx.save_for_backward(h, h2, wa, wv)
+        ctx.relu = int(relu)
         return q
 
     @staticmethod
@@ -48,10 +49,11 @@ class Rate(torch.autograd.Function):
         moved = torch.empty(items, outputs, device=h.device)
         parts = torch.empty(-(-items // SHARE), outputs * (width + 1), device=h.device)
         second, weight, other = (h, wa, dh) if h2 is None else (h2, wv, dh2)
-        sizes = [items, width, actions, dueling]
-        launch("unrate", SOURCE, items * width // EIGHT, [above[0].contiguous(), wa, weight, dh, other, moved, *sizes])
+        sizes = [items, width, actions, dueling, ctx.relu]
+        launch("unrate", SOURCE, items * width // EIGHT,
+               [above[0].contiguous(), h, second, wa, weight, dh, other, moved, *sizes])
         launch("weigh", SOURCE, parts.numel(), [moved, h, second, parts, *sizes, SHARE])
         weights, biases = added_up(parts).split([outputs * width, outputs])
         dwa, dwv = weights.view(outputs, width).split([actions, dueling])
         dba, dbv = biases.split([actions, dueling])
-        return (dh, dh2, dwa, dba, *((dwv, dbv) if dueling else (None, None)))
+        return (dh, dh2, dwa, dba, *((dwv, dbv) if dueling else (None, None)), None)

@@ -14,10 +14,11 @@ from qfleet.nets import heads, rated
 from qfleet.nets.heads import DuelingHead, Head, Output
 
 SHORTS = "unsigned short"
-SIZES = "int items, int width, int actions, int dueling"
+SIZES = "int items, int width, int actions, int dueling, int relu"
 SIGNATURES = {
     "rate": f"{SHORTS}* h, {SHORTS}* h2, {SHORTS}* wa, {SHORTS}* ba, {SHORTS}* wv, {SHORTS}* bv, float* q, {SIZES}",
-    "unrate": f"float* dq, {SHORTS}* wa, {SHORTS}* wv, {SHORTS}* dh, {SHORTS}* dh2, float* moved, {SIZES}",
+    "unrate": f"float* dq, {SHORTS}* h, {SHORTS}* h2, {SHORTS}* wa, {SHORTS}* wv, {SHORTS}* dh, {SHORTS}* dh2, "
+              f"float* moved, {SIZES}",
     "weigh": f"float* moved, {SHORTS}* h, {SHORTS}* h2, float* parts, {SIZES}, int share"}
 
 
@@ -62,8 +63,16 @@ def test_values_and_gradients_are_torchs(swift, monkeypatch, kind, items, action
                                    atol=4e-3 if not hidden else 0.02 * float(its.abs().max()) + 0.02)
 
 
+def test_what_is_not_a_number_goes_through(swift):
+    head = DuelingHead(16, (8,), (3,), "none").bfloat16()
+    x = torch.zeros(2, 16).bfloat16()
+    x[1, 3] = torch.nan
+    q = head(x)
+    assert q[0].isfinite().all() and q[1].isnan().all()
+
+
 def test_a_kernel_is_used_where_it_may_be(swift, monkeypatch):
-    monkeypatch.setattr(heads, "rated", lambda *args: "at once")
+    monkeypatch.setattr(heads, "rated", lambda *args, **kwargs: "at once")
     x = torch.zeros(4, 16).bfloat16()
     assert Head(16, (), (3,), "none").bfloat16()(x) == "at once"
     assert DuelingHead(16, (), (3,), "none").bfloat16()(x) == "at once"
