@@ -102,7 +102,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
         found[key] = one | (KINDS[one["kind"]](one) if one["kind"] in KINDS else {})
         found["before"].setdefault(key, found[key])
-    for rows, words in ((found, ""), (found, " aim=19"), (found["before"], ""), (found, " norm=layer"),
+    for rows, words in ((found, ""), (found, " aim=18.5"), (found, " aim=19"), (found["before"], ""), (found, " norm=layer"),
                         (found, " lanes=32 from_return=-8")):
         runs = [rows[f"pong {seed}{words}"] for seed in (1, 2, 3)]
         paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
@@ -126,33 +126,52 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """All runs of `pong-fast` as it is, which are those whose policies played on afterwards."""
+    """All runs of `pong-fast` as it is, which are those whose policies played on afterwards; `before` it looked five steps
+    ahead, and nobody wrote commits down, there were others."""
     runs = [one | pong(one) for one in records if one["kind"] == "pong" and not one["set"] and "games" in one]
+    now, before = ([run for run in runs if ("commit" in run) == new] for new in (True, False))
+    return timed_runs(now) | {"before": timed_runs(before)}
+
+
+def timed_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
     lines = ["| date | seed | aim | seconds | evaluations: step, score | 30 more games |", "|---|---|---|---|---|---|"]
     for run in runs:
         spent = f"**{run['solved_s']:.0f}**" if run["solved_s"] else "not in 150"
         lines.append(f"| {run['date']} | {run['seed']} | {run.get('aim', 18):g} | {spent} | {run['evaluations']} | "
                      f"{run['fresh']} |")
     spent = sorted(run["solved_s"] for run in runs if run["solved_s"] and run["solved_s"] <= IN_TIME_S)
-    return {"table": block(lines), "solved": f"{len(spent)} of {len(runs)}", "soonest": spent[0], "latest": spent[-1]}
+    fresh = [run["games"]["mean_reward"] for run in runs if isinstance(run["games"], dict)]
+    return {"table": block(lines), "solved": f"{len(spent)} of {len(runs)}", "soonest": spent[0], "latest": spent[-1],
+            "least fresh": min(fresh), "most fresh": max(fresh)}
 
 
 def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """All runs that learnt from every step eight times, but for the first: steps were not stored beside emulation."""
+    """All runs that learnt from every step eight times, but for the first: steps were not stored beside emulation. `now`
+    are those of the newest way to take weights."""
     words = {"replay.samples_per_insert=8", "learner.batch_size=512", "replay.alpha=0.6", "agent.norm=none",
              "run.log_period_steps=20000"}
-    runs = [one | acting(one) for one in records
-            if one["kind"] == "acting" and set(one["set"]) - {"eval.beside=false"} == words][1:]
+    may = {"eval.beside=false", "agent.n_step=3", "replay.chunk_steps=128"}
+    runs = [one | acting(one) for one in records if one["kind"] == "acting" and set(one["set"]) - may == words][1:]
     lines = ["| date | stream of actors | steps/s | bare emulators | share | ms: waits for games, chooses, stores | "
              "200M frames, min |", "|---|---|---|---|---|---|---|"]
     for run in runs:
         parts = ", ".join(f"{run['ms'][f'actor/{name}_ms']:.1f}" for name in ("env", "act", "store"))
         stream = "their own" if "state" in run else "the learner's"
+        if "commit" in run:
+            long = "replay.chunk_steps=128" in run["set"]
+            stream = "their own, complete weights" + (", chunks of 128 steps" if long else "")
         lines.append(f"| {run['date']} | {stream} | {run['steps_per_s']:,} | {run['random_steps_per_s']:,} | "
                      f"{run['share']:.0%} | {parts} | {run['frames_200m_min']:.0f} |".replace("%", " %"))
-    shares, rates = [run["share"] for run in runs], [run["steps_per_s"] for run in runs]
-    return {"table": block(lines), "least": min(shares), "most": max(shares), "median": statistics.median(shares),
-            "slowest": min(rates), "fastest": max(rates), "newest": runs[-1]}
+    return {"table": block(lines), **among(runs), "now": among([run for run in runs if "commit" in run]),
+            "newest": runs[-1]}
+
+
+def among(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for name, key in (("share", "share"), ("rate", "steps_per_s"), ("minutes", "frames_200m_min")):
+        values = [run[key] for run in runs]
+        found |= {f"least {name}": min(values), f"most {name}": max(values), f"median {name}": statistics.median(values)}
+    return found | {"runs": len(runs)}
 
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:
@@ -387,7 +406,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "a
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "cost": costs, "cost_gpu": gpu_costs,
+    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": spreads, "cost": costs, "cost_gpu": gpu_costs,
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,

@@ -72,6 +72,7 @@ PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/scaling-lanes.png": ("sweep_lanes.json", sweep.draw),
     "docs/assets/scaling-batch.png": ("sweep_batch.json", sweep.draw),
     "docs/assets/spread.png": ("spread.json", spread.draw),
+    "docs/assets/spread-cells.png": ("spread_cells.json", spread.draw),
     "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
     "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
 } | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")} | {
