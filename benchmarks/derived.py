@@ -102,8 +102,8 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
         found[key] = one | (KINDS[one["kind"]](one) if one["kind"] in KINDS else {})
         found["before"].setdefault(key, found[key])
-    for rows, words in ((found, ""), (found, " aim=18.5"), (found, " aim=19"), (found["before"], ""), (found, " norm=layer"),
-                        (found, " lanes=32 from_return=-8")):
+    for rows, words in ((found, ""), (found, " aim=18.5"), (found, " aim=19"), (found["before"], ""),
+                        (found, " norm=layer"), (found, " lanes=32 from_return=-8")):
         runs = [rows[f"pong {seed}{words}"] for seed in (1, 2, 3)]
         paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
         solved = sum(run["solved_s"] is not None and run["solved_s"] <= IN_TIME_S for run in runs)
@@ -126,8 +126,8 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """All runs of `pong-fast` as it is, which are those whose policies played on afterwards; `before` it looked five steps
-    ahead, and nobody wrote commits down, there were others."""
+    """All runs of `pong-fast` as it is, which are those whose policies played on afterwards; and those `before` it looked
+    five steps ahead, of which no commit was written down."""
     runs = [one | pong(one) for one in records if one["kind"] == "pong" and not one["set"] and "games" in one]
     now, before = ([run for run in runs if ("commit" in run) == new] for new in (True, False))
     return timed_runs(now) | {"before": timed_runs(before)}
@@ -146,8 +146,8 @@ def timed_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """All runs that learnt from every step eight times, but for the first: steps were not stored beside emulation. `now`
-    are those of the newest way to take weights."""
+    """All runs that learnt from every step eight times, but for the first: steps were not stored beside emulation. In
+    those of `now` actors take weights that are complete."""
     words = {"replay.samples_per_insert=8", "learner.batch_size=512", "replay.alpha=0.6", "agent.norm=none",
              "run.log_period_steps=20000"}
     may = {"eval.beside=false", "agent.n_step=3", "replay.chunk_steps=128"}
@@ -170,7 +170,8 @@ def among(runs: list[dict[str, Any]]) -> dict[str, Any]:
     found = {}
     for name, key in (("share", "share"), ("rate", "steps_per_s"), ("minutes", "frames_200m_min")):
         values = [run[key] for run in runs]
-        found |= {f"least {name}": min(values), f"most {name}": max(values), f"median {name}": statistics.median(values)}
+        found |= {f"least {name}": min(values), f"most {name}": max(values),
+                  f"median {name}": statistics.median(values)}
     return found | {"runs": len(runs)}
 
 
@@ -406,7 +407,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "a
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": spreads, "cost": costs, "cost_gpu": gpu_costs,
+    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": spreads,
+    "cost": costs, "cost_gpu": gpu_costs,
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,

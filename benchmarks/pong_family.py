@@ -1,6 +1,6 @@
-"""Do rainbow, iqn, btr and r2d2 learn Pong? Runs side by side, judged by 30 full games of the best policy of each.
+"""Do the agents of the recipes learn Pong? Runs side by side, judged by 30 full games of the best policy of each.
 
-    python benchmarks/pong_family.py [--only rainbow iqn btr r2d2] [--steps 3000000] [--seconds 570] [--threads 4] [k=v]
+    python benchmarks/pong_family.py [--only rainbow iqn ...] [--steps 3000000] [--seconds 570] [--threads 4] [k=v]
 
 With `--seconds` the runs are stopped when the time is up, each with a checkpoint; the same command goes on with them
 where `--runs` is still there. A run ends early when an evaluation reaches 19. Curves and results are written to OUT,
@@ -26,6 +26,8 @@ COMMON = [
     "run.tensorboard=false"]
 QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimizer_eps=2e-5", "agent.n_step=3",
          "learner.target_period_updates=500", "learner.publish_period_updates=2", "replay.samples_per_insert=16"]
+FIVE = [*QUICK, "agent.n_step=5", "agent.norm=layer", "learner.learning_rate=2.5e-4", "learner.optimizer_eps=1e-5"]
+"""As `pong-fast` has it."""
 SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
     "iqn": [*QUICK, "explore.steps=100000"],
@@ -36,6 +38,9 @@ SETTINGS: dict[str, list[str]] = {
              "learner.optimizer_eps=1e-5", "learner.target_period_updates=250", "learner.publish_period_updates=4",
              "eval.from_return=-16", "eval.period_steps=150000"],
 }
+SETTINGS |= {"c51": [*FIVE, "explore.steps=100000"], "qrdqn": [*FIVE, "explore.steps=100000"],
+             "munchausen": [*FIVE, "explore.steps=100000"], "apex": FIVE,
+             **{name: [*SETTINGS["r2d2"], "env.id=PongNoFrameskip-v4"] for name in ("ngu", "agent57")}}
 """Over the recipes, whose settings are for 200 million frames of any game: what suits an easy one and a short time."""
 
 
