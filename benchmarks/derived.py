@@ -126,7 +126,7 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """All runs of `pong-fast` as it is, which are those whose policies played on afterwards; and those `before` it looked
+    """All runs of `pong-fast` as it is, which are those whose policies played on then; and those `before` it looked
     five steps ahead, of which no commit was written down."""
     runs = [one | pong(one) for one in records if one["kind"] == "pong" and not one["set"] and "games" in one]
     now, before = ([run for run in runs if ("commit" in run) == new] for new in (True, False))

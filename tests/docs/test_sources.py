@@ -132,8 +132,11 @@ def test_every_run_of_the_fast_recipe_counts_in_time_or_not():
                 "judged": [[80.0, 600_000, 19.5, 10.0]], "curve": [[10, 1000, -21.0], [80, 600_000, 4.0]]} | more
 
     records = [run(1, 70.6), run(2, None, aim=19.0), run(3, 130.0), run(1, 99.0), run(1, 50.0, set=["env.lanes=8"]),
-               {name: value for name, value in run(2, 60.0).items() if name != "games"}]
+               {name: value for name, value in run(2, 60.0).items() if name != "games"},
+               run(1, 40.0, commit="abc"), run(2, None, commit="abc")]
     found = derived.solved_pong(records)
+    assert (found["solved"], found["soonest"], found["latest"], found["least fresh"]) == ("1 of 2", 40.0, 40.0, 18.46)
+    found = found["before"]  # of which no commit was written down
     assert (found["solved"], found["soonest"], found["latest"]) == ("2 of 4", 70.6, 99.0)
     lines = found["table"].strip().splitlines()
     assert len(lines) == 6 and lines[2] == "| 2026-11-17 | 1 | 18 | **71** | 600,000: 19.5 | 18.5 |"
