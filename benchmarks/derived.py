@@ -322,25 +322,6 @@ def profiles(data: dict[str, Any]) -> dict[str, Any]:
                    "gflops": {work: found["rates"]["flops"] / 1e9 for work, found in works.items()}}
 
 
-def gpu_profiles(data: dict[str, Any]) -> dict[str, Any]:
-    """profile_gpu.json: what a GPU does in an update, recipe by recipe, and how far its products are from the roof."""
-    found: dict[str, Any] = dict(data)
-    for recipe, one in data["profile"].items():
-        groups, total = one["kernels"], sum(group["ms"] for group in one["kernels"])
-        lines = ["| on the GPU | ms | share | kernels | at best, ms | distance |", "|---|---|---|---|---|---|"]
-        for group in groups:
-            best = [f"{group['roof_ms']:.3f}", f"{group['distance']:.1f}"] if group["roof_ms"] else ["", ""]
-            share = f"{group['ms'] / total:.0%}".replace("%", " %")
-            lines.append(f"| {group['name']} | {group['ms']:.3f} | {share} | {group['count']:.0f} | "
-                         f"{' | '.join(best)} |")
-        lines.append(f"| all kernels | {total:.3f} |  | {sum(group['count'] for group in groups):.0f} |  |  |")
-        found[recipe] = {"table": block(lines), "ms": total, "batch": one["settings"]["batch_size"],
-                         "kernels": sum(group["count"] for group in groups),
-                         "tflops": one["rates"]["flops"] / 1e12, "tb_per_s": one["rates"]["bytes_per_s"] / 1e12}
-        found[recipe] |= {group["name"]: group | {"share": group["ms"] / total} for group in groups}
-    return found
-
-
 def _cost(part: dict[str, Any] | None) -> str:
     if part is None:
         return ""
@@ -412,5 +393,4 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
-    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles,
-    "profile_gpu": gpu_profiles}
+    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import statistics
@@ -164,31 +165,36 @@ def check(args: argparse.Namespace) -> None:
 
 
 def layers(args: argparse.Namespace) -> None:
-    """How far features and gradients of the torso in bfloat16 are from those in float32: by our kernels, by torch's."""
+    """How far torso and head in bfloat16 are from those in float32, gradients too: by our kernels, and by torch's."""
     import torch
 
+    from qfleet.maths import cuda, numbers
+    from qfleet.nets import heads, patches
     from qfleet.nets.torsos import nature
 
-    for norm in ("none", "layer"):
+    assert cuda.kernel("lay") is not None, "no kernels of our own here"
+    pictures = torch.randint(256, (512, 4, 84, 84), dtype=torch.uint8, device="cuda")
+    features = torch.randn(512, 3136, device="cuda").relu()
+    for part, norm in itertools.product(("torso", "head"), ("none", "layer")):
         torch.manual_seed(0)
-        exact = nature.build((4, 84, 84), norm).cuda().to(memory_format=torch.channels_last)
-        rounded = copy.deepcopy(exact).bfloat16()
-        pictures = torch.randint(256, (512, 4, 84, 84), dtype=torch.uint8, device="cuda")
-        slope = torch.randn(512, 3136, device="cuda").bfloat16()
+        exact = nature.build((4, 84, 84), norm) if part == "torso" else heads.DuelingHead(3136, (512,), (6,), norm)
+        exact = exact.cuda().to(memory_format=torch.channels_last)
+        rounded, seen = copy.deepcopy(exact).bfloat16(), pictures if part == "torso" else features
 
-        def results(torso: Any, pictures: Any = pictures, slope: Any = slope) -> list[Any]:
-            features = torso(pictures)
-            grads = torch.autograd.grad(features, list(torso.parameters()), slope.to(features.dtype))
-            return [features.detach().float(), *(grad.float() for grad in grads)]
+        def results(net: Any, seen: Any = seen) -> list[Any]:
+            given = seen if seen.dtype == torch.uint8 else seen.to(next(net.parameters()).dtype)
+            out = net(given)
+            slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+            grads = torch.autograd.grad(out, list(net.parameters()), slope)
+            return [out.detach().float(), *(grad.float() for grad in grads)]
 
-        wanted, able, found = results(exact), nature.finishable, {}
-        assert able(rounded[0].weight, 32), "no kernels of our own here"
+        wanted, found = results(exact), {}
         for way in ("kernels", "torch"):
-            nature.finishable = able if way == "kernels" else lambda weight, channels: False
+            for module in (numbers, patches):
+                module.allowed = lambda way=way: way == "kernels"
             found[way] = [round(float((mine - its).norm() / its.norm()), 5)
                           for mine, its in zip(results(rounded), wanted, strict=True)]
-        nature.finishable = able
-        keep(args, {"kind": "layers", "norm": norm, "distance": found})
+        keep(args, {"kind": "layers", "part": part, "norm": norm, "distance": found})
         if any(ours > 0.002 + 1.5 * torchs for ours, torchs in zip(*found.values(), strict=True)):
             sys.exit("our kernels are farther from float32 than torch's")
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,12 @@ extern "C" __global__ void join({given}, float* out) {{
 
 def blocks(pieces: tuple[Piece, ...]) -> int:
     return sum(-(-size // (EACH * BLOCK)) for size, _, _ in pieces)
+
+
+def allowed() -> bool:
+    """Whether kernels of our own may be started now: a compiler joins operations by itself, and whoever records them to
+    play them back does not see what a kernel writes."""
+    return not torch.compiler.is_compiling() and get_proxy_mode() is None
 
 
 @cache

@@ -15,7 +15,11 @@ from qfleet.maths.numbers import EIGHT, NUMBERS
 NORM, PLANAR, BIAS = 1, 2, 4
 """Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""
 
-SOURCE = NUMBERS + """
+SOURCE = NUMBERS + f"""
+#define NORM {NORM}
+#define PLANAR {PLANAR}
+#define BIAS {BIAS}
+""" + """
 // The sum over all threads of a block, for all of them: 16 threads add up 16 numbers each, then everybody theirs.
 __device__ float total(float mine, float* shared) {
     shared[threadIdx.x] = mine;
@@ -39,9 +43,9 @@ struct Channels {
                         double scale) : scale(scale) {
         #pragma unroll
         for (int k = 0; k < 8; k++) {
-            bias[k] = flags & 4 ? wide(b[c + k]) : 0;
-            weight[k] = flags & 1 ? wide(w[c + k]) : 1;
-            shift[k] = flags & 1 ? wide(s[c + k]) : 0;
+            bias[k] = flags & BIAS ? wide(b[c + k]) : 0;
+            weight[k] = flags & NORM ? wide(w[c + k]) : 1;
+            shift[k] = flags & NORM ? wide(s[c + k]) : 0;
         }
     }
 
@@ -56,8 +60,8 @@ extern "C" __global__ void finish(const unsigned short* x, unsigned short* out, 
                                   const unsigned short* weight, const unsigned short* shift, float* stats,
                                   int channels, int pixels, int flags, double scale, double eps) {
     __shared__ float shared[BLOCK];
-    int norm = flags & 1, planar = flags & 2, n = channels * pixels, first = threadIdx.x * 8, stride = blockDim.x * 8;
-    int c = first % channels;
+    int norm = flags & NORM, planar = flags & PLANAR, n = channels * pixels, stride = blockDim.x * 8;
+    int first = threadIdx.x * 8, c = first % channels;
     const Channels own(bias, weight, shift, flags, c, scale);
     const unsigned short* picture = x + (size_t)blockIdx.x * n;
     unsigned short* result = out + (size_t)blockIdx.x * n;
@@ -93,8 +97,8 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
                                     const unsigned short* shift, const float* stats, int channels, int pixels,
                                     int flags, double scale) {
     __shared__ float shared[8 * BLOCK];
-    int norm = flags & 1, planar = flags & 2, n = channels * pixels, first = threadIdx.x * 8, stride = blockDim.x * 8;
-    int c = first % channels;
+    int norm = flags & NORM, planar = flags & PLANAR, n = channels * pixels, stride = blockDim.x * 8;
+    int first = threadIdx.x * 8, c = first % channels;
     const Channels own(bias, weight, shift, flags, c, scale);
     const unsigned short* picture = x + (size_t)blockIdx.x * n;
     const unsigned short* above = dy + (size_t)blockIdx.x * n;

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from qfleet.maths.cuda import BLOCK, kernel
+from qfleet.maths.cuda import BLOCK, allowed, kernel
 
 EIGHT = 8
 
@@ -64,8 +64,8 @@ def launch(name: str, source: str, threads: int, args: list[Any]) -> None:
 
 
 def able(weight: torch.Tensor, source: str, *names: str) -> bool:
-    """Whether kernels of our own may take weights: on a GPU, in bfloat16. A compiler joins operations by itself."""
-    return (weight.is_cuda and weight.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+    """Whether kernels of our own may take weights: on a GPU, in bfloat16."""
+    return (weight.is_cuda and weight.dtype == torch.bfloat16 and allowed()
             and kernel("add_up", ADD_UP) is not None and all(kernel(name, source) is not None for name in names))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from qfleet.maths.cuda import BLOCK
 from qfleet.maths.finish import BIAS, NORM, PLANAR, SOURCE, divisible
@@ -45,6 +46,7 @@ class Finish(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, bias, weight, shift, stats = ctx.saved_tensors
         channels, pixels, flags, scale = ctx.plan

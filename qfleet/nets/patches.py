@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.maths.cuda import kernel
+from qfleet.maths.cuda import allowed, kernel
 
 WORDS = {4: torch.int32, 8: torch.int64}
 
@@ -23,7 +23,7 @@ class PatchConv2d(nn.Conv2d):
         """Bytes [B, C, H, W] as patches in the numbers of the weights: several networks may be shown the same."""
         items, channels, high, wide = x.shape
         fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
-        if x.is_cuda and fits and (lay := kernel("lay")) is not None:
+        if x.is_cuda and fits and allowed() and (lay := kernel("lay")) is not None:
             laid = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
             lay(x.numel() // 16, [x.contiguous(), laid, x.numel() // 16, channels, high, wide])
             return laid.permute(0, 3, 1, 2)

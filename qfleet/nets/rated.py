@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from qfleet.maths.cuda import BLOCK
 from qfleet.maths.numbers import EIGHT, able, added_up, launch
@@ -41,6 +42,7 @@ class Rate(torch.autograd.Function):
         return q
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, h2, wa, wv = ctx.saved_tensors
         (items, width), actions, dueling = h.shape, len(wa), int(h2 is not None)

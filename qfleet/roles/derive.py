@@ -21,6 +21,7 @@ from qfleet.types import Sample
 
 log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class Derivative:
     """The weighted mean loss, its gradient (one tensor per parameter, None = no part), and what else was found."""

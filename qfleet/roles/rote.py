@@ -40,13 +40,13 @@ class Rote:
     def _learn(self, net: nn.Module, obs: Tensors, arm: Arm, rng: torch.Generator) -> Act:
         """A recording of this choice, if it repeats it; the generators are as they were."""
         shown = {name: leaf.clone() for name, leaf in obs.items()}
-        now = Arm(arm.epsilon.clone(), arm.noise)
+        now, greedy = Arm(arm.epsilon.clone(), arm.noise), Arm(torch.zeros_like(arm.epsilon), arm.noise)
         state = rng.get_state()
 
         def outcome(act: Act) -> list[Any]:
             rng.set_state(state)
-            found = act(net, shown, None, now, rng)
-            return [found.action, *found.extras.values(), rng.get_state()]
+            found = [act(net, shown, None, its, rng) for its in (now, greedy)]
+            return [x for one in found for x in (one.action, *one.extras.values())] + [rng.get_state()]
 
         try:
             # Tensors that were made for inference only cannot be recorded.

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -133,9 +134,15 @@ class Whole:
                 self.once()
 
 
+@cache
+def side_stream(device: int) -> torch.cuda.Stream:
+    """One for all: libraries keep a workspace of megabytes for every stream that they have seen."""
+    return torch.cuda.Stream(device)
+
+
 def aside(do: Callable[[], object]) -> None:
     """Do something on a stream of its own, as a recording will be made on one."""
-    stream = torch.cuda.Stream()
+    stream = side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         do()

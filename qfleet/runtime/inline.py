@@ -16,6 +16,7 @@ from qfleet.roles.actor import Actor
 from qfleet.roles.checkpointer import Checkpointer, Snapshot
 from qfleet.roles.evaluator import Evaluator, Score
 from qfleet.roles.policy import Policy
+from qfleet.roles.reflex import Reflex
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.roles.weights import Mailbox
 from qfleet.runtime.cell import Cell, Outside
@@ -130,7 +131,8 @@ class Inline:
         plan = self.plan
         policy = Policy(self.cast.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision,
                         plan.learner.capture is True and plan.device.type == "cpu")
-        return Actor(policy, seat.env, seat.explorer, self.cell.meter, self.weights.complete,
+        weights = self.weights if Reflex.obstacle(policy) else self.weights.complete  # others wait for the GPU anyway
+        return Actor(policy, seat.env, seat.explorer, self.cell.meter, weights,
                      self.cell.recorder(seat.env.lanes))
 
     def _seeds(self) -> list[list[int]]:

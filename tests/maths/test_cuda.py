@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from emulated import compiled
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.maths import cuda
 from qfleet.maths.cuda import SOURCES
@@ -132,3 +133,9 @@ def test_a_kernel_is_not_given_gradients_of_other_shapes(monkeypatch, shapes):
     monkeypatch.setattr("qfleet.roles.flat.kernel", kernel)
     with pytest.raises(RuntimeError, match="size"):
         Flat(torch.nn.Linear(3, 2))._join([torch.zeros(shape).bfloat16() for shape in shapes])
+
+
+def test_no_kernel_is_started_while_operations_are_recorded():
+    seen = []
+    make_fx(lambda x: seen.append(cuda.allowed()) or x + 1)(torch.zeros(2))
+    assert seen == [False] and cuda.allowed()

@@ -58,7 +58,13 @@ def branching(net, obs, memory, arm, rng):
     return Decision(obs["obs"][:, 0] if obs["obs"].sum() > 0 else -obs["obs"][:, 0])
 
 
-@pytest.mark.parametrize("act", [global_chance, branching])
+def greedy_branch(net, obs, memory, arm, rng):
+    """At the first choice, all random, nobody sees what it does when it is not."""
+    chosen = torch.where(torch.rand(len(arm.epsilon), generator=rng) < arm.epsilon, 0.0, obs["obs"][:, 0])
+    return Decision(chosen if bool((arm.epsilon == 1).all()) else chosen + 1)
+
+
+@pytest.mark.parametrize("act", [global_chance, branching, greedy_branch])
 def test_what_cannot_be_recorded_acts_as_it_is(act, caplog):
     agent = dataclasses.replace(linear_agent(), act=act)
     answers = []

@@ -320,3 +320,33 @@ def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
     for _ in range(5):
         np.testing.assert_array_equal(reflex.act(obs, arm)[0], plain.act(obs, arm)[0])
     assert drawn and torch.equal(quick.rng.get_state(), plain.rng.get_state())
+
+
+def test_new_weights_are_taken_on_the_stream_that_chooses(monkeypatch):
+    """And on the usual one when that stream has yet to wait for what was done there."""
+    module, switches = AGENTS[0]
+    agent = module.build(module.Config.model_validate({"algo": "dqn", "hidden": [16], **switches}), SPEC)
+    policy = Policy(agent, 1, CPU)
+    reflex, mailbox, streams = Reflex(policy, SPEC, 3, ()), Mailbox(), ["usual"]
+
+    @contextlib.contextmanager
+    def stream(its):
+        streams.append(its)
+        yield
+        streams.pop()
+
+    taken = []
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(policy, "load", lambda state, version: (taken.append((version, streams[-1])),
+                                                                setattr(policy, "version", version)))
+    reflex._urgent = "urgent"
+    for version in (1, 2, 3):
+        mailbox.publish(policy.flat.state(), version)
+        assert reflex.refresh(mailbox.complete) is not None
+        reflex._version = policy.version if version == 1 else reflex._version  # as a choice leaves it
+    assert taken == [(1, "usual"), (2, "urgent"), (3, "urgent")] and reflex._version == 3
+    assert reflex.refresh(mailbox.complete) is None
+    reflex.begin()
+    mailbox.publish(policy.flat.state(), 4)
+    reflex.refresh(mailbox.complete)
+    assert taken[-1] == (4, "usual")
