@@ -117,7 +117,9 @@ def test_a_fleet_films_and_tells_what_limits_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = api.train("catch", [*TINY, "total_steps=3000", "eval.period_steps=1000", "eval.video_period=1",
                                  "placement=processes", "actors=2", "run.name=fleet"])
-    assert result.reason == "total_steps" and list((result.directory / "videos").glob("step-*.mp4"))
+    assert result.reason == "total_steps"
+    said = [path.read_text()[-2000:] for path in (result.directory / "logs").glob("evaluator*")]
+    assert list((result.directory / "videos").glob("step-*.mp4")), said
     from qfleet.doctor import diagnose
     from qfleet.runs.directory import RunDirectory
 
