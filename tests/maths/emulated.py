@@ -44,8 +44,8 @@ struct alignas(16) int4 : Four<int> {};
 struct alignas(16) uint4 : Four<unsigned> {};
 struct alignas(4) uchar4 : Four<unsigned char> {};
 struct alignas(8) ushort4 : Four<unsigned short> {};
-static struct { int x; } blockIdx, blockDim, gridDim;
-static thread_local struct { int x; } threadIdx;
+static struct { int x; } blockDim, gridDim;
+static thread_local struct { int x; } threadIdx, blockIdx;
 static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 """
@@ -76,11 +76,12 @@ def together(folder, source, signatures):
         caller = f"""extern "C" void call({given}, int blocks) {{
             blockDim.x = {BLOCK};
             pthread_barrier_init(&barrier, nullptr, {BLOCK});
-            for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
-                std::vector<std::thread> threads;
-                for (int i = 0; i < {BLOCK}; i++) threads.emplace_back([=] {{ threadIdx.x = i; {name}({passed}); }});
-                for (auto& thread : threads) thread.join();
-            }} }}"""
+            std::vector<std::thread> threads;   // they go through all blocks together
+            for (int i = 0; i < {BLOCK}; i++) threads.emplace_back([=] {{
+                threadIdx.x = i;
+                for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{ {name}({passed}); __syncthreads(); }}
+            }});
+            for (auto& thread : threads) thread.join(); }}"""
         found[name] = launcher(compiled(folder, name, source, caller))
     return found
 
