@@ -14,8 +14,10 @@ import subprocess
 import pytest
 import torch
 
+from qfleet.maths import numbers
 from qfleet.maths.cuda import BLOCK
 
+ADD_UP = {"add_up": "float* rows, unsigned short* out, int items, int n"}
 WORDS = """
 #include <cmath>
 #include <cstdlib>
@@ -67,11 +69,11 @@ def compiled(folder, name, text, caller):
 
 def together(folder, source, signatures):
     """Kernels by name whose threads wait for each other: functions of a number of threads and arguments, as on a GPU.
-    `signatures` are their arguments in C."""
+    `signatures` are their arguments in C; the sum of parts, which all of them need, is there, too."""
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler: apt install g++")
     found = {}
-    for name, given in signatures.items():
+    for name, given in (signatures | ADD_UP).items():
         passed = ", ".join(word.split()[-1] for word in given.replace("*", "").split(","))
         caller = f"""extern "C" void call({given}, int blocks) {{
             blockDim.x = {BLOCK};
@@ -82,7 +84,7 @@ def together(folder, source, signatures):
                 for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{ {name}({passed}); __syncthreads(); }}
             }});
             for (auto& thread : threads) thread.join(); }}"""
-        found[name] = launcher(compiled(folder, name, source, caller))
+        found[name] = launcher(compiled(folder, name, numbers.ADD_UP if name in ADD_UP else source, caller))
     return found
 
 
@@ -94,6 +96,3 @@ def launcher(call):
         call(*args, -(-threads // BLOCK))
 
     return launch
-
-
-ADD_UP = {"add_up": "float* rows, unsigned short* out, int items, int n"}

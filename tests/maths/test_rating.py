@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from emulated import ADD_UP, together
+from emulated import together
 
 from qfleet.maths import numbers
 from qfleet.maths.rating import MOST_ACTIONS, SHARE, SOURCE
@@ -24,8 +24,7 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rating")
-    return together(folder, SOURCE, SIGNATURES) | together(folder, numbers.ADD_UP, ADD_UP)
+    return together(tmp_path_factory.mktemp("rating"), SOURCE, SIGNATURES)
 
 
 @pytest.fixture
