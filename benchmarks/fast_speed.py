@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import trials
@@ -215,6 +216,7 @@ def beside(args: argparse.Namespace) -> None:
     rng = np.random.default_rng(1)
     seen = rng.integers(0, 255, (steps, lanes, 4, 84, 84), np.uint8)
     states = [{name: x + 0.02 * torch.randn_like(x) for name, x in policy.flat.state().items()} for _ in range(8)]
+    versions = itertools.count(1)
 
     def play(updates: int) -> tuple[np.ndarray, float]:
         policy.rng.manual_seed(3)
@@ -225,7 +227,8 @@ def beside(args: argparse.Namespace) -> None:
             if updates:
                 learner.step()
             if step % 5 == 0:
-                policy.load(states[step // 5 % len(states)], step)
+                news = next(versions), states[step // 5 % len(states)]
+                reflex.refresh(SimpleNamespace(fetch=lambda newer_than, news=news: news))
             begin = time.perf_counter()
             chosen.append(reflex.act({"obs": seen[step]}, Arm(torch.full((lanes,), 0.1)))[0].copy())
             spent.append(time.perf_counter() - begin)
