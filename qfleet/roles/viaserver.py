@@ -111,7 +111,6 @@ class ViaServer:
             return [None] * len(self.shelves)
         wire = gradient.bfloat16() if self.cfg.compress == "bf16" else gradient
         self._bytes += wire.nbytes
-        wire = wire.cpu()
         buffers = {name: value.cpu().clone() for name, value in self.flat.net.named_buffers()} if self.first else {}
         return [Push(self.worker, self._sequence, epoch, version, norm, wire[piece], {} if index else buffers)
                 for index, (piece, (epoch, version)) in enumerate(zip(self.cuts, self._held, strict=True))]
@@ -124,7 +123,7 @@ class ViaServer:
         return met
 
     def _take(self, index: int, shown: Shown) -> None:
-        self.flat.master[self.cuts[index]] = shown.weights.to(self.flat.master.device)
+        self.flat.master[self.cuts[index]].copy_(shown.weights)
         self._held[index], self._newest[index] = (shown.epoch, shown.version), shown.version
         self._bytes += shown.weights.nbytes
 

@@ -16,7 +16,7 @@ from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import seeded_network
-from qfleet.roles.server import Push, Refused, ServerConfig, Shard, cut, joined, shards_of
+from qfleet.roles.server import Push, Refused, ServerConfig, Shard, cut, is_finite, joined, shards_of
 from qfleet.roles.viaserver import ViaServer, bytes_per_update
 
 NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), SPEC), 1)
@@ -61,6 +61,14 @@ def test_a_learner_does_not_notice():
     for learner in (solo, other):
         learner.step()
     assert torch.equal(solo.flat.master, other.flat.master) and other.updates == 6
+
+
+@pytest.mark.parametrize("numbers, finite", [
+    ([1.0, -2.0], True), ([3e38, 3e38, 1.0], True), ([], True), ([1.0, math.nan], False), ([math.inf, 1.0], False),
+    ([math.inf, -math.inf], False), ([3e38, 3e38, -math.inf], False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_is_seen_and_large_numbers_are_finite(numbers, finite, dtype):
+    assert is_finite(torch.tensor(numbers, dtype=dtype)) is finite
 
 
 def test_nothing_that_is_not_finite_is_pushed():

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fqfleet/runtime/wire/shard.proto\x12\x0fqfleet.shard.v1\"\xcb\x01\n\x0bMeetRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0c\n\x04norm\x18\x06 \x01(\x01\x12)\n\x07numbers\x18\x07 \x01(\x0e\x32\x18.qfleet.shard.v1.Numbers\x12\x10\n\x08gradient\x18\x08 \x01(\x0c\x12\x0c\n\x04pull\x18\t \x01(\x08\x12\x0f\n\x07\x62uffers\x18\n \x01(\x0c\"\x8b\x01\n\tMeetReply\x12)\n\x07verdict\x18\x01 \x01(\x0e\x32\x18.qfleet.shard.v1.Verdict\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0f\n\x07weights\x18\x05 \x01(\x0c\x12\x0f\n\x07\x62uffers\x18\x06 \x01(\x0c\"\r\n\x0bLookRequest\"\xac\x01\n\tLookReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12<\n\tstaleness\x18\x02 \x03(\x0b\x32).qfleet.shard.v1.LookReply.StalenessEntry\x12\r\n\x05stale\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\r\n\x0b\x43opyRequest\"\x10\n\x0e\x44ismissRequest\"\x0e\n\x0c\x44ismissReply\"\x1a\n\tLoadReply\x12\r\n\x05\x65poch\x18\x01 \x01(\t\"\xb2\x02\n\x05State\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07tensors\x18\x02 \x01(\x0c\x12\x38\n\tstaleness\x18\x03 \x03(\x0b\x32%.qfleet.shard.v1.State.StalenessEntry\x12\r\n\x05stale\x18\x04 \x01(\x04\x12\x0f\n\x07refused\x18\x05 \x01(\x04\x12\x38\n\tsequences\x18\x06 \x03(\x0b\x32%.qfleet.shard.v1.State.SequencesEntry\x12\x0f\n\x07\x62uffers\x18\x07 \x01(\x0c\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0eSequencesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*$\n\x07Numbers\x12\x0b\n\x07\x46LOAT32\x10\x00\x12\x0c\n\x08\x42\x46LOAT16\x10\x01*C\n\x07Verdict\x12\x08\n\x04NONE\x10\x00\x12\x0b\n\x07\x41PPLIED\x10\x01\x12\t\n\x05STALE\x10\x02\x12\x0c\n\x08REPEATED\x10\x03\x12\x08\n\x04\x41NEW\x10\x04\x32\xd0\x02\n\x05Shard\x12@\n\x04Meet\x12\x1c.qfleet.shard.v1.MeetRequest\x1a\x1a.qfleet.shard.v1.MeetReply\x12@\n\x04Look\x12\x1c.qfleet.shard.v1.LookRequest\x1a\x1a.qfleet.shard.v1.LookReply\x12<\n\x04\x43opy\x12\x1c.qfleet.shard.v1.CopyRequest\x1a\x16.qfleet.shard.v1.State\x12:\n\x04Load\x12\x16.qfleet.shard.v1.State\x1a\x1a.qfleet.shard.v1.LoadReply\x12I\n\x07\x44ismiss\x12\x1f.qfleet.shard.v1.DismissRequest\x1a\x1d.qfleet.shard.v1.DismissReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fqfleet/runtime/wire/shard.proto\x12\x0fqfleet.shard.v1\".\n\x05\x42oard\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xf2\x01\n\x0bMeetRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0c\n\x04norm\x18\x06 \x01(\x01\x12)\n\x07numbers\x18\x07 \x01(\x0e\x32\x18.qfleet.shard.v1.Numbers\x12\x10\n\x08gradient\x18\x08 \x01(\x0c\x12\x0c\n\x04pull\x18\t \x01(\x08\x12\x0f\n\x07\x62uffers\x18\n \x01(\x0c\x12%\n\x05\x62oard\x18\x0b \x01(\x0b\x32\x16.qfleet.shard.v1.Board\"\x8b\x01\n\tMeetReply\x12)\n\x07verdict\x18\x01 \x01(\x0e\x32\x18.qfleet.shard.v1.Verdict\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0f\n\x07weights\x18\x05 \x01(\x0c\x12\x0f\n\x07\x62uffers\x18\x06 \x01(\x0c\"\r\n\x0bLookRequest\"\xac\x01\n\tLookReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12<\n\tstaleness\x18\x02 \x03(\x0b\x32).qfleet.shard.v1.LookReply.StalenessEntry\x12\r\n\x05stale\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\r\n\x0b\x43opyRequest\"\x10\n\x0e\x44ismissRequest\"\x0e\n\x0c\x44ismissReply\"\x1a\n\tLoadReply\x12\r\n\x05\x65poch\x18\x01 \x01(\t\"\xb2\x02\n\x05State\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07tensors\x18\x02 \x01(\x0c\x12\x38\n\tstaleness\x18\x03 \x03(\x0b\x32%.qfleet.shard.v1.State.StalenessEntry\x12\r\n\x05stale\x18\x04 \x01(\x04\x12\x0f\n\x07refused\x18\x05 \x01(\x04\x12\x38\n\tsequences\x18\x06 \x03(\x0b\x32%.qfleet.shard.v1.State.SequencesEntry\x12\x0f\n\x07\x62uffers\x18\x07 \x01(\x0c\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0eSequencesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*$\n\x07Numbers\x12\x0b\n\x07\x46LOAT32\x10\x00\x12\x0c\n\x08\x42\x46LOAT16\x10\x01*C\n\x07Verdict\x12\x08\n\x04NONE\x10\x00\x12\x0b\n\x07\x41PPLIED\x10\x01\x12\t\n\x05STALE\x10\x02\x12\x0c\n\x08REPEATED\x10\x03\x12\x08\n\x04\x41NEW\x10\x04\x32\xd0\x02\n\x05Shard\x12@\n\x04Meet\x12\x1c.qfleet.shard.v1.MeetRequest\x1a\x1a.qfleet.shard.v1.MeetReply\x12@\n\x04Look\x12\x1c.qfleet.shard.v1.LookRequest\x1a\x1a.qfleet.shard.v1.LookReply\x12<\n\x04\x43opy\x12\x1c.qfleet.shard.v1.CopyRequest\x1a\x16.qfleet.shard.v1.State\x12:\n\x04Load\x12\x16.qfleet.shard.v1.State\x1a\x1a.qfleet.shard.v1.LoadReply\x12I\n\x07\x44ismiss\x12\x1f.qfleet.shard.v1.DismissRequest\x1a\x1d.qfleet.shard.v1.DismissReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -27,34 +27,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATE_STALENESSENTRY']._serialized_options = b'8\001'
   _globals['_STATE_SEQUENCESENTRY']._loaded_options = None
   _globals['_STATE_SEQUENCESENTRY']._serialized_options = b'8\001'
-  _globals['_NUMBERS']._serialized_start=976
-  _globals['_NUMBERS']._serialized_end=1012
-  _globals['_VERDICT']._serialized_start=1014
-  _globals['_VERDICT']._serialized_end=1081
-  _globals['_MEETREQUEST']._serialized_start=53
-  _globals['_MEETREQUEST']._serialized_end=256
-  _globals['_MEETREPLY']._serialized_start=259
-  _globals['_MEETREPLY']._serialized_end=398
-  _globals['_LOOKREQUEST']._serialized_start=400
-  _globals['_LOOKREQUEST']._serialized_end=413
-  _globals['_LOOKREPLY']._serialized_start=416
-  _globals['_LOOKREPLY']._serialized_end=588
-  _globals['_LOOKREPLY_STALENESSENTRY']._serialized_start=540
-  _globals['_LOOKREPLY_STALENESSENTRY']._serialized_end=588
-  _globals['_COPYREQUEST']._serialized_start=590
-  _globals['_COPYREQUEST']._serialized_end=603
-  _globals['_DISMISSREQUEST']._serialized_start=605
-  _globals['_DISMISSREQUEST']._serialized_end=621
-  _globals['_DISMISSREPLY']._serialized_start=623
-  _globals['_DISMISSREPLY']._serialized_end=637
-  _globals['_LOADREPLY']._serialized_start=639
-  _globals['_LOADREPLY']._serialized_end=665
-  _globals['_STATE']._serialized_start=668
-  _globals['_STATE']._serialized_end=974
-  _globals['_STATE_STALENESSENTRY']._serialized_start=540
-  _globals['_STATE_STALENESSENTRY']._serialized_end=588
-  _globals['_STATE_SEQUENCESENTRY']._serialized_start=926
-  _globals['_STATE_SEQUENCESENTRY']._serialized_end=974
-  _globals['_SHARD']._serialized_start=1084
-  _globals['_SHARD']._serialized_end=1420
+  _globals['_NUMBERS']._serialized_start=1063
+  _globals['_NUMBERS']._serialized_end=1099
+  _globals['_VERDICT']._serialized_start=1101
+  _globals['_VERDICT']._serialized_end=1168
+  _globals['_BOARD']._serialized_start=52
+  _globals['_BOARD']._serialized_end=98
+  _globals['_MEETREQUEST']._serialized_start=101
+  _globals['_MEETREQUEST']._serialized_end=343
+  _globals['_MEETREPLY']._serialized_start=346
+  _globals['_MEETREPLY']._serialized_end=485
+  _globals['_LOOKREQUEST']._serialized_start=487
+  _globals['_LOOKREQUEST']._serialized_end=500
+  _globals['_LOOKREPLY']._serialized_start=503
+  _globals['_LOOKREPLY']._serialized_end=675
+  _globals['_LOOKREPLY_STALENESSENTRY']._serialized_start=627
+  _globals['_LOOKREPLY_STALENESSENTRY']._serialized_end=675
+  _globals['_COPYREQUEST']._serialized_start=677
+  _globals['_COPYREQUEST']._serialized_end=690
+  _globals['_DISMISSREQUEST']._serialized_start=692
+  _globals['_DISMISSREQUEST']._serialized_end=708
+  _globals['_DISMISSREPLY']._serialized_start=710
+  _globals['_DISMISSREPLY']._serialized_end=724
+  _globals['_LOADREPLY']._serialized_start=726
+  _globals['_LOADREPLY']._serialized_end=752
+  _globals['_STATE']._serialized_start=755
+  _globals['_STATE']._serialized_end=1061
+  _globals['_STATE_STALENESSENTRY']._serialized_start=627
+  _globals['_STATE_STALENESSENTRY']._serialized_end=675
+  _globals['_STATE_SEQUENCESENTRY']._serialized_start=1013
+  _globals['_STATE_SEQUENCESENTRY']._serialized_end=1061
+  _globals['_SHARD']._serialized_start=1171
+  _globals['_SHARD']._serialized_end=1507
 # @@protoc_insertion_point(module_scope)

@@ -26,8 +26,18 @@ STALE: Verdict
 REPEATED: Verdict
 ANEW: Verdict
 
+class Board(_message.Message):
+    __slots__ = ("pid", "fd", "name")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    name: str
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
 class MeetRequest(_message.Message):
-    __slots__ = ("protocol", "worker", "sequence", "epoch", "version", "norm", "numbers", "gradient", "pull", "buffers")
+    __slots__ = ("protocol", "worker", "sequence", "epoch", "version", "norm", "numbers", "gradient", "pull", "buffers", "board")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +48,7 @@ class MeetRequest(_message.Message):
     GRADIENT_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker: str
     sequence: int
@@ -48,7 +59,8 @@ class MeetRequest(_message.Message):
     gradient: bytes
     pull: bool
     buffers: bytes
-    def __init__(self, protocol: _Optional[int] = ..., worker: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., version: _Optional[int] = ..., norm: _Optional[float] = ..., numbers: _Optional[_Union[Numbers, str]] = ..., gradient: _Optional[bytes] = ..., pull: bool = ..., buffers: _Optional[bytes] = ...) -> None: ...
+    board: Board
+    def __init__(self, protocol: _Optional[int] = ..., worker: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., version: _Optional[int] = ..., norm: _Optional[float] = ..., numbers: _Optional[_Union[Numbers, str]] = ..., gradient: _Optional[bytes] = ..., pull: bool = ..., buffers: _Optional[bytes] = ..., board: _Optional[_Union[Board, _Mapping]] = ...) -> None: ...
 
 class MeetReply(_message.Message):
     __slots__ = ("verdict", "version", "staleness", "epoch", "weights", "buffers")

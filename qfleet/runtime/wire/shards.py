@@ -1,10 +1,12 @@
 """A shard of a parameter server over the wire: the service around it, and the shard as others see it.
 
-Gradients and weights travel as plain numbers whose count must be right; a shard's whole state as safetensors.
+Gradients and weights are plain numbers whose count must be right. They travel, or, within a host, lie on a `board` that
+both sides see. A shard's whole state travels as safetensors.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from google.protobuf.message import Message
 
 from qfleet.roles.server import Answer, Met, Push, Refused, Shard, Shown
 from qfleet.runtime.wire.address import Address, socket_address
+from qfleet.runtime.wire.board import Board, Boards, OwnBoard
 from qfleet.runtime.wire.channel import CALL_S, OPTIONS, PROTOCOL, SLOWEST_BYTES_PER_S, briefly, refusal
 from qfleet.runtime.wire.security import bearer
 from qfleet.runtime.wire.server import MOST_CALLS, WORKERS, Doorkeeper, Refusal, method
@@ -45,6 +48,8 @@ from qfleet.runtime.wire.shard_pb2 import (
 )
 from qfleet.runtime.wire.tensors import pack_weights, unpack_weights
 from qfleet.types import ProcessFault
+
+log = logging.getLogger(__name__)
 
 SERVICE = "qfleet.shard.v1.Shard"
 METHODS = ("Meet", "Look", "Copy", "Load", "Dismiss")
@@ -106,7 +111,7 @@ class ShardService:
     """
 
     def __init__(self, build: Callable[[Mapping[str, Any]], Shard], loaded: Callable[[State], object]) -> None:
-        self.build, self.loaded = build, loaded
+        self.build, self.loaded, self.boards = build, loaded, Boards()
         self.shard: Shard | None = None
         self.leaving, self.called_at = False, time.monotonic()
         self.methods: dict[str, tuple[type[Message], Callable[[Any], bytes]]] = {
@@ -119,13 +124,13 @@ class ShardService:
             raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
                           f"{request.worker} speaks protocol {request.protocol}, this shard {PROTOCOL}: install the "
                           "same version of qfleet")
-        answer = None
+        answer, board = None, self._board(request)
         if request.sequence:
             dtype = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}.get(request.numbers)
             try:
                 if dtype is None:
                     raise ValueError(f"numbers of kind {request.numbers} are not known")
-                gradient = to_tensor(request.gradient, dtype)
+                gradient = to_tensor(request.gradient, dtype) if board is None else board.gradient(dtype)
                 answer = shard.push(Push(request.worker, request.sequence, request.epoch, request.version,
                                          request.norm, gradient, _unpacked(request.buffers)))
             except ValueError as error:
@@ -136,9 +141,24 @@ class ShardService:
                           staleness=0 if answer is None else answer.staleness)
         if request.pull:
             shown = shard.pull(request.worker)
-            reply.version, reply.epoch, reply.weights = shown.version, shown.epoch, to_bytes(shown.weights)
+            reply.version, reply.epoch = shown.version, shown.epoch
+            if board is None:
+                reply.weights = to_bytes(shown.weights)
+            else:
+                board.weights.copy_(shown.weights)
             reply.buffers = b"" if request.sequence else _packed(shown.buffers)
         return reply.SerializeToString()
+
+    def _board(self, request: MeetRequest) -> Board | None:
+        if not request.HasField("board"):
+            return None
+        try:
+            board = self.boards.find(request.board)
+        except (OSError, ValueError) as error:
+            raise Refusal(grpc.StatusCode.NOT_FOUND, f"{request.worker} has no board here: {error}") from None
+        if board.numbers != len(self._present().weights):
+            raise Refusal(grpc.StatusCode.NOT_FOUND, f"the board of {request.worker} is of {board.numbers} numbers")
+        return board
 
     def look(self, request: LookRequest) -> bytes:
         shard = self._present()
@@ -244,12 +264,16 @@ class Line(Protocol):
 class RemoteShard:
     """Implements `Shelf`. A shard that does not answer is asked again, the same thing, until patience ends.
 
+    To a shard of this host a worker that pushes has a board, which the next call writes to. What is asked again travels
+    instead, and there will be another board: somebody who is late may still be busy with this one.
     `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
     """
 
     def __init__(self, line: Line, patience_s: float, wait: Callable[[float], object] = time.sleep) -> None:
         self.address, self.patience_s, self.wait = line.address, patience_s, wait
         self._line, self._methods = line, line.methods
+        self._board: OwnBoard | None = None
+        self._shares = isinstance(line.address, Address) and bool(line.address.path)
 
     def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
         request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
@@ -257,14 +281,33 @@ class RemoteShard:
             half = push.gradient.dtype == torch.bfloat16
             request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
             request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
-            request.gradient, request.buffers = to_bytes(push.gradient), _packed(push.buffers)
-        finish = self._call("Meet", request.SerializeToString())
+            request.buffers = _packed(push.buffers)
+        board = self._board_for(push)
+        if board is not None:
+            request.board.CopyFrom(board.ticket)
+            if push is not None:
+                board.gradient(push.gradient.dtype).copy_(push.gradient)
+        elif push is not None:
+            request.gradient = to_bytes(push.gradient)
+
+        def without_board() -> bytes:
+            if request.HasField("board"):
+                self._drop_board()
+                request.ClearField("board")
+                if push is not None:
+                    request.gradient = to_bytes(push.gradient)
+            return request.SerializeToString()
+
+        finish = self._call("Meet", request.SerializeToString(), without_board)
 
         def met() -> Met:
             reply = MeetReply.FromString(finish())
             answer = None if push is None else Answer(WORDS[reply.verdict], reply.version, reply.staleness)
-            shown = Shown(reply.epoch, reply.version, to_tensor(reply.weights, torch.float32),
-                          _unpacked(reply.buffers)) if pull else None
+            shown = None
+            if pull:
+                lies_there = board is not None and request.HasField("board")
+                weights = board.weights if board is not None and lies_there else to_tensor(reply.weights, torch.float32)
+                shown = Shown(reply.epoch, reply.version, weights, _unpacked(reply.buffers))
             if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
                 raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
             return answer, shown
@@ -291,10 +334,30 @@ class RemoteShard:
         self._call("Load", pack_shard(state).SerializeToString())()
 
     def close(self) -> None:
+        self._drop_board()
         self._line.close()
 
-    def _call(self, name: str, request: bytes) -> Callable[[], bytes]:
-        """Begin a call; what is returned waits for its answer."""
+    def _board_for(self, push: Push | None) -> OwnBoard | None:
+        if push is not None and self._board is not None and self._board.numbers != len(push.gradient):
+            self._drop_board()
+        if push is not None and self._board is None and self._shares and len(push.gradient):
+            try:
+                self._board = OwnBoard(len(push.gradient))
+            except OSError as error:
+                self._share_nothing(str(error))
+        return self._board
+
+    def _drop_board(self) -> None:
+        if self._board is not None:
+            self._board.close()
+        self._board = None
+
+    def _share_nothing(self, why: str) -> None:
+        self._shares = False
+        log.info("gradients and weights are sent to %s, and not shared with it: %s", self.address, why)
+
+    def _call(self, name: str, request: bytes, again: Callable[[], bytes] | None = None) -> Callable[[], bytes]:
+        """Begin a call; what is returned waits for its answer. What is asked `again` may be worded otherwise."""
         timeout_s = CALL_S + len(request) / SLOWEST_BYTES_PER_S
         begun = self._methods[name].future(request, timeout=timeout_s)
 
@@ -310,13 +373,16 @@ class RemoteShard:
                 except grpc.RpcError as error:
                     self._missed(error, time.monotonic() - since)
                 self.wait(RETRY_S * random.uniform(0.5, 1.0))
-                call = self._methods[name].future(request, timeout=timeout_s)
+                call = self._methods[name].future(again() if again else request, timeout=timeout_s)
 
         return finish
 
     def _missed(self, error: grpc.RpcError, waited_s: float) -> None:
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             raise ProcessFault(error.details()) from None
+        if error.code() == grpc.StatusCode.NOT_FOUND and self._shares:
+            self._share_nothing(error.details())
+            return
         if (fatal := refusal(error, self.address)) is not None:
             raise fatal from None
         if waited_s > self.patience_s:

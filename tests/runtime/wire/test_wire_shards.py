@@ -1,6 +1,7 @@
 """A shard over the wire: the same numbers as without it, nonsense refused by name, deaths survived."""
 
 import math
+import os
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.server import Push, ServerConfig, Shard
+from qfleet.runtime.wire import board, shards
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.shard_pb2 import State
 from qfleet.runtime.wire.shards import (
@@ -62,9 +64,23 @@ def push_of(shown, sequence=1, gradient=None, **other):
     return Push(known["worker"], sequence, known["epoch"], known["version"], known["norm"], gradient)
 
 
+@pytest.fixture(params=["shared", "no memory to share", "not found by the shard"])
+def shared(request, monkeypatch):
+    """Whether numbers lie where both see them; where that cannot be they travel."""
+    def none(name):
+        raise OSError(38, "Function not implemented")
+
+    if request.param == "no memory to share":
+        monkeypatch.setattr(os, "memfd_create", none)
+    elif request.param != "shared":
+        monkeypatch.setattr(board, "path_of", lambda ticket: "/proc/1/fd/4711")
+    return request.param == "shared"
+
+
 @pytest.mark.parametrize("compensation", ["none", "adaptive"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers_arrive_as_they_are(tmp_path, compensation, dtype):
+def test_numbers_arrive_as_they_are(tmp_path, caplog, compensation, dtype, shared):
+    caplog.set_level("INFO")
     near = shard(compensation=compensation)
     with Host(tmp_path, compensation=compensation) as host:
         far = host.shelf()
@@ -77,12 +93,68 @@ def test_numbers_arrive_as_they_are(tmp_path, compensation, dtype):
                 assert (answer.verdict, answer.version, answer.staleness, shown.version) == (
                     "applied", sequence, 0, sequence)
         assert torch.equal(shown.weights, near.weights)
+        assert len(host.service.boards) == shared
+        assert caplog.text.count("not shared with it") == (not shared), "said once, and why"
         copy = far.copy()
         for name, value in near.state_dict().items():
             same = torch.equal(copy[name], value) if isinstance(value, torch.Tensor) else copy[name] == value
             assert same, name
         assert far.look(10).version == 4 and dict(far.look(10).staleness) == {0: 4}
         far.close()
+
+
+def test_nothing_but_words_is_sent_where_numbers_are_shared(tmp_path, monkeypatch):
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict())
+        _, shown = shelf.meet("w", None, True)()
+
+        def sent(numbers):
+            raise AssertionError("numbers were sent")
+
+        monkeypatch.setattr(shards, "to_bytes", sent)
+        for sequence in range(1, 4):
+            answer, shown = shelf.meet("w", push_of(shown, sequence), True)()
+        _, pulled = shelf.meet("w", None, True)()
+        assert answer.verdict == "applied" and pulled.version == 3
+        assert torch.equal(pulled.weights, host.service.shard.weights)
+
+
+def test_what_is_asked_again_travels_and_a_late_answer_cannot_spoil_the_next_one(tmp_path):
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict())
+        _, shown = shelf.meet("w", None, True)()
+        _, shown = shelf.meet("w", push_of(shown, 1), True)()
+        first = shelf._board
+        host.service.shard, kept = None, host.service.shard  # nothing is answered now
+        waiting = shelf.meet("w", push_of(shown, 2), True)
+        threading.Timer(0.3, lambda: setattr(host.service, "shard", kept)).start()
+        answer, again = waiting()
+        assert answer.verdict == "applied" and again.version == 2
+        assert again.weights.data_ptr() != first.weights.data_ptr(), "it came by itself"
+        first.weights.fill_(7)  # somebody was late
+        assert torch.equal(again.weights, kept.weights)
+        answer, third = shelf.meet("w", push_of(again, 3), True)()
+        assert answer.verdict == "applied" and torch.equal(third.weights, kept.weights)
+        assert shelf._board is not first
+
+
+def test_boards_of_those_who_are_gone_are_forgotten():
+    mine, boards = [board.OwnBoard(8) for _ in range(3)], board.Boards()
+    mine[0].weights.fill_(1.5)
+    mine[0].gradient(torch.bfloat16).fill_(2)
+    found = boards.find(mine[0].ticket)
+    assert found.weights.tolist() == [1.5] * 8 and found.gradient(torch.bfloat16).tolist() == [2] * 8
+    assert boards.find(mine[0].ticket) is found
+    boards.find(mine[1].ticket)
+    mine[0].close()
+    mine[1].close()
+    boards.find(mine[2].ticket)
+    assert len(boards) == 1
+    with pytest.raises(FileNotFoundError, match="has no board qfleet-"):
+        boards.find(mine[0].ticket)
+    mine[2].close()
 
 
 def test_running_figures_travel_with_a_gradient_and_come_back_without_one(tmp_path):
