@@ -35,9 +35,12 @@ class Board:
 
 
 class OwnBoard(Board):
-    """One that this process has made. OSError where there is no such memory."""
+    """One that this process has made. OSError where there is no such memory.
 
-    def __init__(self, numbers: int) -> None:
+    For somebody whose numbers are on a GPU it is `pinned` where that can be: copies are several times as fast.
+    """
+
+    def __init__(self, numbers: int, pinned: bool = False) -> None:
         name = f"qfleet-{secrets.token_hex(8)}"
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory without a path")
@@ -49,9 +52,13 @@ class OwnBoard(Board):
             os.close(self._fd)
             raise
         self.ticket = Ticket(pid=os.getpid(), fd=self._fd, name=name)
+        at, size = self.bytes.data_ptr(), self.bytes.nbytes
+        self._pinned = pinned and int(torch.cuda.cudart().cudaHostRegister(at, size, 0)) == 0
 
     def close(self) -> None:
         """Nobody can find it any more; who has it keeps it."""
+        if self._pinned:  # or a GPU would take what is mapped there next for this
+            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
         os.close(self._fd)
 
 

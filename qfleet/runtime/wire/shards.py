@@ -342,7 +342,7 @@ class RemoteShard:
             self._drop_board()
         if push is not None and self._board is None and self._shares and len(push.gradient):
             try:
-                self._board = OwnBoard(len(push.gradient))
+                self._board = OwnBoard(len(push.gradient), push.gradient.is_cuda)
             except OSError as error:
                 self._share_nothing(str(error))
         return self._board

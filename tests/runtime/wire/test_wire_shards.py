@@ -3,6 +3,8 @@
 import math
 import os
 import threading
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -138,6 +140,32 @@ def test_what_is_asked_again_travels_and_a_late_answer_cannot_spoil_the_next_one
         answer, third = shelf.meet("w", push_of(again, 3), True)()
         assert answer.verdict == "applied" and torch.equal(third.weights, kept.weights)
         assert shelf._board is not first
+
+
+@pytest.mark.parametrize("code, calls", [(0, ["pin", "let go"]), (2, ["pin"])])
+def test_a_board_for_a_gpu_is_pinned_as_long_as_it_is_used_and_none_the_worse_where_it_cannot_be(
+        monkeypatch, code, calls):
+    class Driver:
+        called: ClassVar = []
+
+        def cudaHostRegister(self, at, size, flags):
+            assert (size, flags) == (64, 0)
+            made.at = at
+            self.called.append("pin")
+            return code
+
+        def cudaHostUnregister(self, at):
+            assert at == made.at
+            self.called.append("let go")
+
+    made = SimpleNamespace(at=0)
+    monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    mine = board.OwnBoard(8, pinned=True)
+    assert made.at == mine.weights.data_ptr()
+    mine.weights.fill_(2.5)
+    assert board.Boards().find(mine.ticket).weights.tolist() == [2.5] * 8
+    mine.close()
+    assert Driver.called == calls
 
 
 def test_boards_of_those_who_are_gone_are_forgotten():
