@@ -169,7 +169,7 @@ def layers(args: argparse.Namespace) -> None:
     """How far torso and head in bfloat16 are from those in float32, gradients too: by our kernels, and by torch's."""
     import torch
 
-    from qfleet.maths import cuda, numbers
+    from qfleet.maths import cuda, finish, numbers, rating
     from qfleet.nets import heads, patches
     from qfleet.nets.torsos import nature
 
@@ -193,6 +193,8 @@ def layers(args: argparse.Namespace) -> None:
         for way in ("kernels", "torch"):
             for module in (numbers, patches):
                 module.allowed = lambda way=way: way == "kernels"
+            for source, name in ((finish.SOURCE, "finish"), (rating.SOURCE, "rate")):
+                assert numbers.able(next(rounded.parameters()), source, name) == (way == "kernels"), (way, name)
             found[way] = [round(float((mine - its).norm() / its.norm()), 5)
                           for mine, its in zip(results(rounded), wanted, strict=True)]
         keep(args, {"kind": "layers", "part": part, "norm": norm, "distance": found})
