@@ -322,6 +322,22 @@ def profiles(data: dict[str, Any]) -> dict[str, Any]:
                    "gflops": {work: found["rates"]["flops"] / 1e9 for work, found in works.items()}}
 
 
+def gpu_profile(data: dict[str, Any]) -> dict[str, Any]:
+    """gpu_profile.json: the parts of an update, and the kernels of the recorded whole, by what they do."""
+    (work,) = data["profile"].values()
+    lines = ["| part | ms | kernels | at best, ms | distance |", "|---|---|---|---|---|"]
+    for part in (*work["parts"], *work["kernels"]):
+        best, far = (("", "") if part["distance"] is None else
+                     (f"{part['roof_ms']:.3f}".replace("0.000", "0"), f"{part['distance']:.0f} ×"))
+        name = f"on the GPU: {part['name']}" if "count" in part else part["name"]
+        count = f"{part['count']:.0f}" if "count" in part else ""
+        lines.append(f"| {name} | {part['ms']:.3f} | {count} | {best} | {far} |")
+    products = next(kind for kind in work["kernels"] if kind["name"].startswith("matrix"))
+    return {"table": block(lines), "products": products, "whole_ms": work["parts"][0]["ms"],
+            "others": round(sum(kind["count"] for kind in work["kernels"]) - products["count"]),
+            "kernels_ms": sum(kind["ms"] for kind in work["kernels"])}
+
+
 def _cost(part: dict[str, Any] | None) -> str:
     if part is None:
         return ""
@@ -393,4 +409,5 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
-    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}
+    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles,
+    "gpu_profile": gpu_profile}
