@@ -282,6 +282,14 @@ def spreads(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
+    """spread_cells.json: beside cells that sent what these share."""
+    before = spread.medians(json.loads((RESULTS / "spread_cells_sent.json").read_text())["rows"])["cells"]
+    more = [row["updates_per_s"] / before[value]["updates_per_s"]
+            for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
+    return spreads(data) | {"more updates than sent": {"least": min(more), "most": max(more)}}
+
+
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What `qfleet bench` found, work by work: ours, every peer, and the ratios per second of CPU and by the clock."""
     lines = ["| `qfleet bench` | ours | SB3 | ratio | Tianshou | ratio |", "|---|---|---|---|---|---|"]
@@ -404,7 +412,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "a
 DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": spreads,
+    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": shared_cells,
+    "spread_cells_sent": spreads, "spread_ranks": spreads,
     "cost": costs, "cost_gpu": gpu_costs,
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,

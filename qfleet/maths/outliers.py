@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,9 +10,12 @@ import torch
 WARMUP = 10
 """Batches in which nothing is doubted."""
 
+MOST = 4
+"""How often the limit a loss may count, where the spread is concerned."""
+
 
 class Spread(NamedTuple):
-    """Running mean and variance of the losses that were believed; of so many batches."""
+    """Running mean and variance of the losses that were seen; of so many batches."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -20,16 +24,20 @@ class Spread(NamedTuple):
 
 def believed(loss_B: torch.Tensor, spread: Spread, k: float, momentum: float = 0.1,
              warmup: int = WARMUP) -> tuple[torch.Tensor, Spread]:
-    """Whether to believe each loss [B], and the spread with the believed ones in it.
+    """Whether to believe each loss [B], and the spread with all of them in it.
 
-    Nothing is doubted in the first `warmup` batches; what is not finite is never believed.
+    Nothing is doubted in the first `warmup` batches; what is not finite is never believed, and not counted. Whatever
+    else is doubted counts, too, or an agent that expects nothing would never believe in a reward: the spread grows
+    with what recurs until that is within it, if it is more than one loss of about k² + 1. A single monster widens it
+    little, as it counts no more than MOST times the limit.
     """
-    finite = torch.isfinite(loss_B)
-    keep = finite & (loss_B <= spread.mean + k * spread.variance**0.5) if spread.batches >= warmup else finite
-    kept = loss_B[keep].double()
-    if not len(kept):
+    finite, limit = torch.isfinite(loss_B), spread.mean + k * spread.variance**0.5
+    doubts = spread.batches >= warmup
+    keep = finite & (loss_B <= limit) if doubts else finite
+    seen = loss_B[finite].double().clamp(max=MOST * limit if doubts and limit > 0 else math.inf)
+    if not len(seen):
         return keep, spread
-    mean, variance = float(kept.mean()), float(kept.var(unbiased=False))
+    mean, variance = float(seen.mean()), float(seen.var(unbiased=False))
     if spread.batches == 0:
         return keep, Spread(mean, variance, 1)
     step = mean - spread.mean

@@ -24,6 +24,7 @@ from qfleet.cli import find_verb, parse
 from qfleet.types import UserError
 from qfleet.verbs.options import fleet_overrides
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|=[A-Z]$|\.\.\.|…|[\[<|]")

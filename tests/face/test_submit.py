@@ -61,6 +61,7 @@ def test_a_ray_of_the_job_has_ports_a_folder_and_a_token_of_its_own(tmp_path):
         assert words in text
 
 
+@pytest.mark.slow
 def test_a_ray_that_does_not_start_is_tried_again_and_then_told(tmp_path):
     """A busy node: `ray start` gives up, and is started again until the time for it is over."""
     (tmp_path / "ray" / "scripts").mkdir(parents=True)

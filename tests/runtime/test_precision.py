@@ -55,6 +55,7 @@ def test_measuring_leaves_the_threads_as_they_were() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="says which instructions of x86 may be used")
+@pytest.mark.slow
 def test_a_processor_without_such_instructions_is_found_out() -> None:
     """oneDNN is told to use none but AVX2's: it then computes bfloat16 by detours."""
     code = "from qfleet.runtime.precision import bf16_gain; import json; print(json.dumps(bf16_gain()))"

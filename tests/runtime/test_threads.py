@@ -41,6 +41,7 @@ PARTS = ["env.kwargs={pixels: true}", "env.lanes=2", "replay.capacity=400", "rep
          "run.tensorboard=false", "learner.parts=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "threads"), [([], 1), (["run.threads=5"], 2)])
 def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tmp_path, monkeypatch, words, threads):
     before, divided, divide = torch.get_num_threads(), [], Learner.divide
