@@ -72,8 +72,8 @@ def main() -> None:
         words = [sys.executable, __file__, "--serve", str(socket), "--parameters", str(args.parameters)]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shard:
             assert shard.stdout is not None and shard.stdout.readline() == "here\n"
-            shelves = {way: RemoteShard(ShardChannel(socket_address(socket), TOKEN), 30.0) for way in found}
-            shelves["sent"]._shares = False
+            shelves = {way: RemoteShard(ShardChannel(socket_address(socket), TOKEN), 30.0, share=way == "shared")
+                       for way in found}
             for number in range(args.rounds + 1):
                 for place, (way, shelf) in enumerate(shelves.items()):
                     spent = measure(shelf, gradient, args.meetings, (2 * number + place) * args.meetings)

@@ -10,8 +10,8 @@ import torch
 WARMUP = 10
 """Batches in which nothing is doubted."""
 
-MOST = 4
-"""How often the limit a loss may count, where the spread is concerned."""
+MOST = 1.5
+"""How many times the limit a loss counts at most, where the spread is concerned."""
 
 
 class Spread(NamedTuple):
@@ -28,8 +28,9 @@ def believed(loss_B: torch.Tensor, spread: Spread, k: float, momentum: float = 0
 
     Nothing is doubted in the first `warmup` batches; what is not finite is never believed, and not counted. Whatever
     else is doubted counts, too, or an agent that expects nothing would never believe in a reward: the spread grows
-    with what recurs until that is within it, if it is more than one loss of about k² + 1. A single monster widens it
-    little, as it counts no more than MOST times the limit.
+    with what recurs until that is within it, if it is more than one loss in about k² + 1. It counts as no more than
+    MOST times the limit, so that one monster widens the spread of a batch of 32 by about a tenth; but if all losses
+    were zero before, it counts whole.
     """
     finite, limit = torch.isfinite(loss_B), spread.mean + k * spread.variance**0.5
     doubts = spread.batches >= warmup

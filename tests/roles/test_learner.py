@@ -6,6 +6,7 @@ import torch
 from fakes import ListMetrics, TapeReplay, linear_agent, sample_of
 
 from qfleet.agent import Loss
+from qfleet.maths.outliers import Spread, believed
 from qfleet.roles.learner import Diverged, Learner, LearnerConfig
 from qfleet.roles.weights import Mailbox
 
@@ -109,8 +110,11 @@ def test_losses_beyond_belief_are_left_out_and_counted(capture):
     doubting._update(wild)
     assert torch.allclose(doubting.flat.grad, believing * 1 / 2.5), "of 1 and 50, 1 alone counts"
     assert metrics.counts["server/outliers"] == 1
+    _, spread = believed(torch.tensor([1.0, 50.0]), Spread(1.25, 0.0625, 10), 6.0)
+    assert float(doubting._doubt.bound) == pytest.approx(spread.mean + 6 * spread.variance ** 0.5, rel=1e-4)
+    assert float(doubting._doubt.bound) < 6, "the wild one has not moved it far"
     doubting._update(usual[0])
-    assert torch.allclose(doubting.flat.grad, believing), "the wild one has not moved the bound"
+    assert torch.allclose(doubting.flat.grad, believing)
 
 
 def test_publishing_waits_for_its_period():

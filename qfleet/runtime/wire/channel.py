@@ -11,7 +11,7 @@ from qfleet.runtime.wire.fleet_pb2 import ExchangeReply, FetchReply, FetchReques
 from qfleet.runtime.wire.security import bearer
 from qfleet.types import UserError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes its meaning; both sides must say the same."""
 
 SERVICE = "qfleet.wire.v1.Fleet"

@@ -124,7 +124,7 @@ class ShardService:
             raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
                           f"{request.worker} speaks protocol {request.protocol}, this shard {PROTOCOL}: install the "
                           "same version of qfleet")
-        answer, board = None, self._board(request)
+        answer, board = None, self._board(request, shard)
         if request.sequence:
             dtype = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}.get(request.numbers)
             try:
@@ -149,16 +149,13 @@ class ShardService:
             reply.buffers = b"" if request.sequence else _packed(shown.buffers)
         return reply.SerializeToString()
 
-    def _board(self, request: MeetRequest) -> Board | None:
+    def _board(self, request: MeetRequest, shard: Shard) -> Board | None:
         if not request.HasField("board"):
             return None
         try:
-            board = self.boards.find(request.board)
+            return self.boards.find(request.board, len(shard.weights))
         except (OSError, ValueError) as error:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"{request.worker} has no board here: {error}") from None
-        if board.numbers != len(self._present().weights):
-            raise Refusal(grpc.StatusCode.NOT_FOUND, f"the board of {request.worker} is of {board.numbers} numbers")
-        return board
 
     def look(self, request: LookRequest) -> bytes:
         shard = self._present()
@@ -264,16 +261,17 @@ class Line(Protocol):
 class RemoteShard:
     """Implements `Shelf`. A shard that does not answer is asked again, the same thing, until patience ends.
 
-    To a shard of this host a worker that pushes has a board, which the next call writes to. What is asked again travels
-    instead, and there will be another board: somebody who is late may still be busy with this one.
+    To a shard of this host a worker that pushes has a board, which the next call writes to, if it shall `share`. What
+    is asked again travels, and the next push has another board: somebody may still be busy with the old one.
     `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
     """
 
-    def __init__(self, line: Line, patience_s: float, wait: Callable[[float], object] = time.sleep) -> None:
+    def __init__(self, line: Line, patience_s: float, wait: Callable[[float], object] = time.sleep,
+                 share: bool = True) -> None:
         self.address, self.patience_s, self.wait = line.address, patience_s, wait
         self._line, self._methods = line, line.methods
         self._board: OwnBoard | None = None
-        self._shares = isinstance(line.address, Address) and bool(line.address.path)
+        self._shares = share and isinstance(line.address, Address) and bool(line.address.path)
 
     def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
         request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
@@ -291,8 +289,10 @@ class RemoteShard:
             request.gradient = to_bytes(push.gradient)
 
         def without_board() -> bytes:
-            if request.HasField("board"):
+            nonlocal board
+            if board is not None:
                 self._drop_board()
+                board = None
                 request.ClearField("board")
                 if push is not None:
                     request.gradient = to_bytes(push.gradient)
@@ -305,8 +305,7 @@ class RemoteShard:
             answer = None if push is None else Answer(WORDS[reply.verdict], reply.version, reply.staleness)
             shown = None
             if pull:
-                lies_there = board is not None and request.HasField("board")
-                weights = board.weights if board is not None and lies_there else to_tensor(reply.weights, torch.float32)
+                weights = to_tensor(reply.weights, torch.float32) if board is None else board.weights
                 shown = Shown(reply.epoch, reply.version, weights, _unpacked(reply.buffers))
             if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
                 raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
@@ -358,8 +357,10 @@ class RemoteShard:
 
     def _call(self, name: str, request: bytes, again: Callable[[], bytes] | None = None) -> Callable[[], bytes]:
         """Begin a call; what is returned waits for its answer. What is asked `again` may be worded otherwise."""
-        timeout_s = CALL_S + len(request) / SLOWEST_BYTES_PER_S
-        begun = self._methods[name].future(request, timeout=timeout_s)
+        def dialled(data: bytes) -> Any:
+            return self._methods[name].future(data, timeout=CALL_S + len(data) / SLOWEST_BYTES_PER_S)
+
+        begun = dialled(request)
 
         def finish() -> bytes:
             since, call = time.monotonic(), begun
@@ -373,7 +374,7 @@ class RemoteShard:
                 except grpc.RpcError as error:
                     self._missed(error, time.monotonic() - since)
                 self.wait(RETRY_S * random.uniform(0.5, 1.0))
-                call = self._methods[name].future(again() if again else request, timeout=timeout_s)
+                call = dialled(again() if again else request)
 
         return finish
 

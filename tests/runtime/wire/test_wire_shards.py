@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import ClassVar
@@ -13,6 +15,7 @@ from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.server import Push, ServerConfig, Shard
 from qfleet.runtime.wire import board, shards
 from qfleet.runtime.wire.address import socket_address
+from qfleet.runtime.wire.shard_pb2 import Board as Ticket
 from qfleet.runtime.wire.shard_pb2 import State
 from qfleet.runtime.wire.shards import (
     RemoteShard,
@@ -69,13 +72,13 @@ def push_of(shown, sequence=1, gradient=None, **other):
 @pytest.fixture(params=["shared", "no memory to share", "not found by the shard"])
 def shared(request, monkeypatch):
     """Whether numbers lie where both see them; where that cannot be they travel."""
-    def none(name):
+    def none(name, flags):
         raise OSError(38, "Function not implemented")
 
     if request.param == "no memory to share":
-        monkeypatch.setattr(os, "memfd_create", none)
+        monkeypatch.setattr(os, "memfd_create", none, raising=False)
     elif request.param != "shared":
-        monkeypatch.setattr(board, "path_of", lambda ticket: "/proc/1/fd/4711")
+        monkeypatch.setattr(board, "_path", lambda ticket: "/proc/1/fd/4711")
     return request.param == "shared"
 
 
@@ -129,12 +132,16 @@ def test_what_is_asked_again_travels_and_a_late_answer_cannot_spoil_the_next_one
         _, shown = shelf.meet("w", None, True)()
         _, shown = shelf.meet("w", push_of(shown, 1), True)()
         first = shelf._board
+        deadlines, meet = [], shelf._methods["Meet"]
+        spied = SimpleNamespace(future=lambda data, timeout: deadlines.append(timeout) or meet.future(data, timeout))
+        shelf._methods = dict(shelf._methods, Meet=spied)
         host.service.shard, kept = None, host.service.shard  # nothing is answered now
         waiting = shelf.meet("w", push_of(shown, 2), True)
         threading.Timer(0.3, lambda: setattr(host.service, "shard", kept)).start()
         answer, again = waiting()
         assert answer.verdict == "applied" and again.version == 2
         assert again.weights.data_ptr() != first.weights.data_ptr(), "it came by itself"
+        assert deadlines[0] < deadlines[1], "as much time as its bytes may need"
         first.weights.fill_(7)  # somebody was late
         assert torch.equal(again.weights, kept.weights)
         answer, third = shelf.meet("w", push_of(again, 3), True)()
@@ -142,7 +149,7 @@ def test_what_is_asked_again_travels_and_a_late_answer_cannot_spoil_the_next_one
         assert shelf._board is not first
 
 
-@pytest.mark.parametrize("code, calls", [(0, ["pin", "let go"]), (2, ["pin"])])
+@pytest.mark.parametrize("code, calls", [(0, ["pin", "let go"]), (2, ["pin", "a kernel on cuda"])])
 def test_a_board_for_a_gpu_is_pinned_as_long_as_it_is_used_and_none_the_worse_where_it_cannot_be(
         monkeypatch, code, calls):
     class Driver:
@@ -158,12 +165,13 @@ def test_a_board_for_a_gpu_is_pinned_as_long_as_it_is_used_and_none_the_worse_wh
             assert at == made.at
             self.called.append("let go")
 
-    made = SimpleNamespace(at=0)
+    made = SimpleNamespace(at=0, one=torch.zeros(1))
     monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    monkeypatch.setattr(torch, "ones", lambda size, device: Driver.called.append(f"a kernel on {device}") or made.one)
     mine = board.OwnBoard(8, pinned=True)
     assert made.at == mine.weights.data_ptr()
     mine.weights.fill_(2.5)
-    assert board.Boards().find(mine.ticket).weights.tolist() == [2.5] * 8
+    assert board.Boards().find(mine.ticket, 8).weights.tolist() == [2.5] * 8
     mine.close()
     assert Driver.called == calls
 
@@ -172,17 +180,47 @@ def test_boards_of_those_who_are_gone_are_forgotten():
     mine, boards = [board.OwnBoard(8) for _ in range(3)], board.Boards()
     mine[0].weights.fill_(1.5)
     mine[0].gradient(torch.bfloat16).fill_(2)
-    found = boards.find(mine[0].ticket)
+    found = boards.find(mine[0].ticket, 8)
     assert found.weights.tolist() == [1.5] * 8 and found.gradient(torch.bfloat16).tolist() == [2] * 8
-    assert boards.find(mine[0].ticket) is found
-    boards.find(mine[1].ticket)
+    assert boards.find(mine[0].ticket, 8) is found
+    boards.find(mine[1].ticket, 8)
     mine[0].close()
     mine[1].close()
-    boards.find(mine[2].ticket)
+    boards.find(mine[2].ticket, 8)
     assert len(boards) == 1
-    with pytest.raises(FileNotFoundError, match="has no board qfleet-"):
-        boards.find(mine[0].ticket)
+    with pytest.raises(FileNotFoundError):
+        boards.find(mine[0].ticket, 8)
     mine[2].close()
+
+
+def test_only_a_sealed_board_of_the_right_size_and_name_is_taken():
+    mine, boards = board.OwnBoard(8), board.Boards()
+    with pytest.raises(OSError, match="has 64 bytes, not those of 9 weights"):
+        boards.find(mine.ticket, 9)
+    with pytest.raises(FileNotFoundError, match=f"process {os.getpid()} has no board qfleet-other"):
+        boards.find(Ticket(pid=os.getpid(), fd=mine.ticket.fd, name="qfleet-other"), 8)
+    with pytest.raises(PermissionError):
+        os.ftruncate(mine.ticket.fd, 8)
+    for name, words in (("qfleet-open", "or is not sealed"), ("strange", "has no board strange")):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 64)
+        with pytest.raises(OSError, match=words):
+            boards.find(Ticket(pid=os.getpid(), fd=fd, name=name), 8)
+        os.close(fd)
+    assert len(boards) == 0
+    mine.close()
+
+
+def test_a_board_is_seen_by_another_process():
+    mine = board.OwnBoard(8)
+    mine.gradient(torch.float32).fill_(3)
+    words = ("import sys; from qfleet.runtime.wire.board import Boards, Ticket; "
+             "found = Boards().find(Ticket(pid=int(sys.argv[1]), fd=int(sys.argv[2]), name=sys.argv[3]), 8); "
+             "found.weights[:] = 2 * found.gradient(found.weights.dtype)")
+    ticket = mine.ticket
+    subprocess.run([sys.executable, "-c", words, str(ticket.pid), str(ticket.fd), ticket.name], check=True, timeout=50)
+    assert mine.weights.tolist() == [6] * 8
+    mine.close()
 
 
 def test_running_figures_travel_with_a_gradient_and_come_back_without_one(tmp_path):
