@@ -230,8 +230,8 @@ def sources() -> Iterator[str]:
     """Pictures beside those of the systems that this one grew from, and how far each of our runs went."""
     told = {"figures": "pytorch-distributed's and Gorila's pictures of Pong, by learner updates and by episodes as "
                        "they drew them; theirs is read off the pictures. One run of each that is in the table, those "
-                       "of pytorch-distributed all at once, stopped by the clock; what is not in the table was not run. "
-                       "Our learners make an update for a fixed number of steps, where nothing paced theirs.",
+                       "of pytorch-distributed all at once, stopped by the clock; what is not in the table was not "
+                       "run. Our learners make an update for a fixed number of steps, where nothing paced theirs.",
             "games": "rainbow-with-ray's games and agents, and Breakout, with settings for minutes: one run of each, "
                      "four at a time on one GPU for eight minutes, about a hundredth of the 200 million decisions "
                      "after which rainbow-with-ray has the scores that are drawn dotted; those of Breakout are of the "
