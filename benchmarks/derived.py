@@ -141,7 +141,9 @@ def timed_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
                      f"{run['fresh']} |")
     spent = sorted(run["solved_s"] for run in runs if run["solved_s"] and run["solved_s"] <= IN_TIME_S)
     fresh = [run["games"]["mean_reward"] for run in runs if isinstance(run["games"], dict)]
+    paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
     return {"table": block(lines), "solved": f"{len(spent)} of {len(runs)}", "soonest": spent[0], "latest": spent[-1],
+            "slowest": min(paces), "fastest": max(paces), "starts": [min(starts), max(starts)],
             "least fresh": min(fresh), "most fresh": max(fresh)}
 
 
@@ -284,10 +286,10 @@ def spreads(data: dict[str, Any]) -> dict[str, Any]:
 
 def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
     """spread_cells.json: beside cells that sent what these share."""
-    before = spread.medians(json.loads((RESULTS / "spread_cells_sent.json").read_text())["rows"])["cells"]
-    more = [row["updates_per_s"] / before[value]["updates_per_s"]
+    before, now = document("spread_cells_sent.json")["cells"], spreads(data)
+    more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
             for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
-    return spreads(data) | {"more updates than sent": {"least": min(more), "most": max(more)}}
+    return now | {"more updates than sent": {"least": min(more), "most": max(more)}}
 
 
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -333,13 +335,13 @@ def profiles(data: dict[str, Any]) -> dict[str, Any]:
 def gpu_profile(data: dict[str, Any]) -> dict[str, Any]:
     """gpu_profile.json: the parts of an update, and the kernels of the recorded whole, by what they do."""
     (work,) = data["profile"].values()
-    lines = ["| part | ms | kernels | at best, ms | distance |", "|---|---|---|---|---|"]
+    lines = ["| part | µs | kernels | at best, µs | distance |", "|---|---|---|---|---|"]
     for part in (*work["parts"], *work["kernels"]):
         best, far = (("", "") if part["distance"] is None else
-                     (f"{part['roof_ms']:.3f}".replace("0.000", "0"), f"{part['distance']:.0f} ×"))
+                     (f"{1000 * part['roof_ms']:.1f}", f"{part['distance']:.0f} ×"))
         name = f"on the GPU: {part['name']}" if "count" in part else part["name"]
         count = f"{part['count']:.0f}" if "count" in part else ""
-        lines.append(f"| {name} | {part['ms']:.3f} | {count} | {best} | {far} |")
+        lines.append(f"| {name} | {1000 * part['ms']:.0f} | {count} | {best} | {far} |")
     products = next(kind for kind in work["kernels"] if kind["name"].startswith("matrix"))
     return {"table": block(lines), "products": products, "whole_ms": work["parts"][0]["ms"],
             "others": round(sum(kind["count"] for kind in work["kernels"]) - products["count"]),

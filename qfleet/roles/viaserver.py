@@ -128,7 +128,7 @@ class ViaServer:
         self._bytes += shown.weights.nbytes
 
     def figures(self) -> dict[str, float]:
-        """A gauge: what was sent and received for an update since it was last asked, and how long that took."""
+        """A gauge: what was exchanged for an update since it was last asked, sent or shared, and how long that took."""
         sent, made, spent, self._bytes, self._made, self._spent = self._bytes, self._made, self._spent, 0, 0, 0.0
         return {"comm/bytes_per_update": sent / made, "server/meet_ms": 1000 * spent / made} if made else {}
 
@@ -142,6 +142,6 @@ class ViaServer:
 
 
 def bytes_per_update(parameters: int, cfg: ServerConfig) -> float:
-    """What a learner sends and receives for one update: gradients up, float32 weights down."""
+    """What a learner exchanges for one update: gradients up, float32 weights down."""
     number = 2 if cfg.compress == "bf16" else 4
     return parameters * (number / cfg.push_period_updates + 4 / cfg.pull_period_updates)

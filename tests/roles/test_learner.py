@@ -110,7 +110,7 @@ def test_losses_beyond_belief_are_left_out_and_counted(capture):
     doubting._update(wild)
     assert torch.allclose(doubting.flat.grad, believing * 1 / 2.5), "of 1 and 50, 1 alone counts"
     assert metrics.counts["server/outliers"] == 1
-    unit = float(doubting.flat.net.weight.sum())
+    unit = float(doubting.flat.net.weight.detach().sum())
     _, spread = believed(unit * torch.tensor([1.0, 50.0]), Spread(1.25 * unit, (0.25 * unit) ** 2, 10), 6.0)
     assert float(doubting._doubt.bound) == pytest.approx(spread.mean + 6 * spread.variance ** 0.5, rel=1e-4)
     assert float(doubting._doubt.bound) < 6 * unit, "the wild one has not moved it far"
