@@ -168,8 +168,8 @@ SCRIPTS = sorted({found[1] for page in PAGES for line in spoken(page.read_text()
 PROSE = re.compile(r"\b[A-Z]{3,}\b(?!=)|, \w+ \w+ (?:after|by) |, one by one|\.\.\.")
 """Where a command stands for several: its options are looked at, not their values."""
 
-BASES = {"spread.py": "pong", "cost.py": "pong-fast", "curiosity_plots.py": "deep-sea", "continuous_returns.py": "halfcheetah",
-         "steady_memory.py": "pong"}
+BASES = {"cost.py": "pong-fast", "curiosity_plots.py": "deep-sea", "continuous_returns.py": "halfcheetah",
+         "steady_memory.py": "pong", "spread.py": "pong"}
 """What the settings that a script is given are set over."""
 
 
