@@ -102,13 +102,9 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         key = " ".join([one["kind"], *marks, *((algo or words) if recipe == "pong-fast" else [recipe])])
         found[key] = one | (KINDS[one["kind"]](one) if one["kind"] in KINDS else {})
         found["before"].setdefault(key, found[key])
-    for rows, words in ((found, ""), (found, " aim=18.5"), (found, " aim=19"), (found["before"], ""),
-                        (found, " norm=layer"), (found, " lanes=32 from_return=-8")):
-        runs = [rows[f"pong {seed}{words}"] for seed in (1, 2, 3)]
-        paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
-        solved = sum(run["solved_s"] is not None and run["solved_s"] <= IN_TIME_S for run in runs)
-        rows[f"pong{words}"] = {"solved": f"{solved} of {len(runs)}", "slowest": min(paces), "fastest": max(paces),
-                                "starts": [min(starts, default=None), max(starts, default=None)]}
+    for rows, words in ((found, ""), (found["before"], ""), (found, " norm=layer"),
+                        (found, " lanes=32 from_return=-8")):
+        rows[f"pong{words}"] = paces([rows[f"pong {seed}{words}"] for seed in (1, 2, 3)])
     found["eight times"] = eight_times(records)
     found["pong-fast"] = solved_pong(records)
     for batch in (32, 512):
@@ -133,18 +129,27 @@ def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
     return timed_runs(now) | {"before": timed_runs(before)}
 
 
+def in_time(runs: list[dict[str, Any]]) -> list[float]:
+    """The seconds of those that solved Pong soon enough, from the first to the last."""
+    return sorted(run["solved_s"] for run in runs if run["solved_s"] and run["solved_s"] <= IN_TIME_S)
+
+
+def paces(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    rates, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
+    return {"solved": f"{len(in_time(runs))} of {len(runs)}", "slowest": min(rates), "fastest": max(rates),
+            "starts": [min(starts, default=None), max(starts, default=None)]}
+
+
 def timed_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
     lines = ["| date | seed | aim | seconds | evaluations: step, score | 30 more games |", "|---|---|---|---|---|---|"]
     for run in runs:
         spent = f"**{run['solved_s']:.0f}**" if run["solved_s"] else "not in 150"
         lines.append(f"| {run['date']} | {run['seed']} | {run.get('aim', 18):g} | {spent} | {run['evaluations']} | "
                      f"{run['fresh']} |")
-    spent = sorted(run["solved_s"] for run in runs if run["solved_s"] and run["solved_s"] <= IN_TIME_S)
     fresh = [run["games"]["mean_reward"] for run in runs if isinstance(run["games"], dict)]
-    paces, starts = [run["steps_per_s"] for run in runs], [run["start_s"] for run in runs if run["start_s"]]
-    return {"table": block(lines), "solved": f"{len(spent)} of {len(runs)}", "soonest": spent[0], "latest": spent[-1],
-            "slowest": min(paces), "fastest": max(paces), "starts": [min(starts), max(starts)],
-            "least fresh": min(fresh), "most fresh": max(fresh)}
+    soonest, *_, latest = in_time(runs)
+    return paces(runs) | {"table": block(lines), "soonest": soonest, "latest": latest, "least fresh": min(fresh),
+                          "most fresh": max(fresh)}
 
 
 def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:

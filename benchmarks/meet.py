@@ -15,8 +15,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,14 +35,21 @@ MOST_BYTES = 1 << 30
 
 
 def serve(socket: str, parameters: int) -> None:
-    """Be a shard until the input ends."""
+    """Be a shard until killed."""
     keep_pages()
     torch.set_num_threads(1)
-    service = ShardService(lambda state: service.shard, lambda state: None)  # type: ignore[arg-type, return-value]
-    service.shard = Shard("shard 0", torch.zeros(parameters), OptimizerConfig(), ServerConfig())
-    with ShardServer(service, Path(socket), TOKEN, MOST_BYTES):
-        print("here", flush=True)
-        sys.stdin.read()
+
+    def build(state: Mapping[str, Any]) -> Shard:
+        shard = fresh(parameters)
+        shard.load_state_dict(state)
+        return shard
+
+    with ShardServer(ShardService(build, lambda state: None), Path(socket), TOKEN, MOST_BYTES):
+        threading.Event().wait()
+
+
+def fresh(parameters: int) -> Shard:
+    return Shard("shard 0", torch.zeros(parameters), OptimizerConfig(), ServerConfig())
 
 
 def measure(shelf: RemoteShard, gradient: torch.Tensor, meetings: int, sequence: int) -> float:
@@ -63,17 +73,17 @@ def main() -> None:
     parser.add_argument("--serve", metavar="SOCKET", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.serve, args.parameters)
+        serve(args.serve, args.parameters)
     keep_pages()
     torch.set_num_threads(1)
     gradient, found = torch.randn(args.parameters) / 1000, {"shared": [], "sent": []}
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "shard.sock"
         words = [sys.executable, __file__, "--serve", str(socket), "--parameters", str(args.parameters)]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shard:
-            assert shard.stdout is not None and shard.stdout.readline() == "here\n"
+        with subprocess.Popen(words) as shard:
             shelves = {way: RemoteShard(ShardChannel(socket_address(socket), TOKEN), 30.0, share=way == "shared")
                        for way in found}
+            shelves["sent"].load(fresh(args.parameters).state_dict())
             for number in range(args.rounds + 1):
                 for place, (way, shelf) in enumerate(shelves.items()):
                     spent = measure(shelf, gradient, args.meetings, (2 * number + place) * args.meetings)
@@ -88,7 +98,6 @@ def main() -> None:
                 "parameters": args.parameters, "machine": machine()}
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps({key: document[key] for key in ("ms", "rounds", "ratio")}, indent=1))
-    return None
 
 
 if __name__ == "__main__":
