@@ -147,8 +147,8 @@ def timed_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
         lines.append(f"| {run['date']} | {run['seed']} | {run.get('aim', 18):g} | {spent} | {run['evaluations']} | "
                      f"{run['fresh']} |")
     fresh = [run["games"]["mean_reward"] for run in runs if isinstance(run["games"], dict)]
-    soonest, *_, latest = in_time(runs)
-    return paces(runs) | {"table": block(lines), "soonest": soonest, "latest": latest, "least fresh": min(fresh),
+    spent = in_time(runs)
+    return paces(runs) | {"table": block(lines), "soonest": spent[0], "latest": spent[-1], "least fresh": min(fresh),
                           "most fresh": max(fresh)}
 
 
