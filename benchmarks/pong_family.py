@@ -28,6 +28,10 @@ QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimi
          "learner.target_period_updates=500", "learner.publish_period_updates=2", "replay.samples_per_insert=16"]
 FIVE = [*QUICK, "agent.n_step=5", "agent.norm=layer", "learner.learning_rate=2.5e-4", "learner.optimizer_eps=1e-5"]
 """As `pong-fast` has it."""
+CURIOUS = ["env.id=PongNoFrameskip-v4", "agent.burn_in=4", "agent.unroll=8", "agent.stride=4", "agent.arms=4",
+           "explore.arms=4", "agent.beta=0.003", "agent.episodic_capacity=7000", "replay.samples_per_insert=4",
+           "checkpoint.period_steps=500000"]
+"""Over those of `r2d2`: short sequences, since updates count more than rows, and few arms that are a little curious."""
 SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
     "iqn": [*QUICK, "explore.steps=100000"],
@@ -40,7 +44,7 @@ SETTINGS: dict[str, list[str]] = {
 }
 SETTINGS |= {"c51": [*FIVE, "explore.steps=100000"], "qrdqn": [*FIVE, "explore.steps=100000"],
              "munchausen": [*FIVE, "explore.steps=100000"], "apex": FIVE,
-             **{name: [*SETTINGS["r2d2"], "env.id=PongNoFrameskip-v4"] for name in ("ngu", "agent57")}}
+             **{name: [*SETTINGS["r2d2"], *CURIOUS] for name in ("ngu", "agent57")}}
 """Over the recipes, whose settings are for 200 million frames of any game: what suits an easy one and a short time."""
 
 

@@ -20,7 +20,7 @@ from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, ep
 from qfleet.algos import ngu, r2d2
 from qfleet.algos._values import require_effect
 from qfleet.config import Fraction
-from qfleet.maths.mixture import betas, far_gammas
+from qfleet.maths.mixture import Table, betas, far_gammas
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.types import EnvSpec, Sample, Window
@@ -62,12 +62,12 @@ class Family:
 
     def __init__(self, cfg: Config) -> None:
         self.rescale = cfg.rescale
-        self.beta = torch.tensor(betas(cfg.arms, cfg.beta))
-        self.gamma = torch.tensor(far_gammas(cfg.arms, cfg.gamma, cfg.gamma_middle, cfg.gamma_min))
+        self.beta = Table(betas(cfg.arms, cfg.beta))
+        self.gamma = Table(far_gammas(cfg.arms, cfg.gamma, cfg.gamma_middle, cfg.gamma_min))
 
     def mix(self, extrinsic: torch.Tensor, intrinsic: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
         """h(h⁻¹(Q_e) + β_j h⁻¹(Q_i)); `arm` [B] belongs to the first axis."""
-        beta = self.beta.to(extrinsic)[arm.long()].view(-1, *[1] * (extrinsic.ndim - 1))
+        beta = self.beta.at(arm, extrinsic).view(-1, *[1] * (extrinsic.ndim - 1))
         if not self.rescale:
             return extrinsic + beta * intrinsic
         return h(h_inverse(extrinsic) + beta * h_inverse(intrinsic))
@@ -124,7 +124,7 @@ def errors(rows: Tensors, q: Pair, target: Pair, chooser: Pair, cfg: Config,
            family: Family) -> tuple[Pair, torch.Tensor]:
     """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; the actions are those of the mixture."""
     arm = rows["arm"][:, cfg.burn_in].long()
-    best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.to(q[0])[arm].unsqueeze(1)
+    best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.at(arm, q[0]).unsqueeze(1)
     losses, wrong = [], []
     for values, aim, reward in zip(q, target, (rows["reward"], ngu.intrinsic(rows)), strict=True):
         with torch.no_grad():
@@ -132,7 +132,7 @@ def errors(rows: Tensors, q: Pair, target: Pair, chooser: Pair, cfg: Config,
         q_t = r2d2.taken(rows, values, cfg)
         losses.append(r2d2.error_of(q_t, y, cfg))
         wrong.append((y - q_t.detach()).abs())
-    return (losses[0], losses[1]), wrong[0] + family.beta.to(q[0])[arm].unsqueeze(1) * wrong[1]
+    return (losses[0], losses[1]), wrong[0] + family.beta.at(arm, q[0]).unsqueeze(1) * wrong[1]
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:

@@ -24,7 +24,7 @@ from qfleet.algos import r2d2
 from qfleet.algos._values import require_effect
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
-from qfleet.maths.mixture import betas, gammas
+from qfleet.maths.mixture import Table, betas, gammas
 from qfleet.maths.nearest import nearest
 from qfleet.maths.novelty import Kernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.rescale import h, h_inverse
@@ -153,9 +153,9 @@ def wonder(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curious) -> tuple[
     key = curiosity.embed(obs).float()
     near = nearest(keys, count, key, cfg.neighbours)
     known = torch.isfinite(near)
-    mean, seen = memory["distance.mean"], memory["distance.count"]
-    if known.any():
-        mean, seen = running_mean(mean, seen, near[known].mean(), cfg.novelty_horizon), seen + 1
+    mean, seen, some = memory["distance.mean"], memory["distance.count"], known.any()
+    apart = masked_mean(near.nan_to_num(posinf=0.0), known)
+    mean, seen = torch.where(some, running_mean(mean, seen, apart, cfg.novelty_horizon), mean), seen + some
     error, told = curiosity.surprise(obs), memory["surprise.count"]
     usual = running_mean(memory["surprise.mean"], told, error.mean(), cfg.novelty_horizon)
     var = running_mean(memory["surprise.var"], told, (error - usual).square().mean(), cfg.novelty_horizon)
@@ -260,12 +260,12 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     window = cfg.window
     if cfg.memory == "none":
         cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})
-    beta, gamma = torch.tensor(betas(cfg.arms, cfg.beta)), torch.tensor(gammas(cfg.arms, cfg.gamma, cfg.gamma_min))
+    beta, gamma = Table(betas(cfg.arms, cfg.beta)), Table(gammas(cfg.arms, cfg.gamma, cfg.gamma_min))
 
     def aims(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor) -> torch.Tensor:
         arm = rows["arm"][:, cfg.burn_in].long()
-        mixed = rows["reward"] + beta.to(q_BTA)[arm].unsqueeze(1) * intrinsic(rows)
-        return targets_of(rows | {"reward": mixed}, q_BTA, best_BT, cfg, gamma.to(q_BTA)[arm].unsqueeze(1))
+        mixed = rows["reward"] + beta.at(arm, q_BTA).unsqueeze(1) * intrinsic(rows)
+        return targets_of(rows | {"reward": mixed}, q_BTA, best_BT, cfg, gamma.at(arm, q_BTA).unsqueeze(1))
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         batch = as_learnt(batch, cfg, rng)

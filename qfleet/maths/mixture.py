@@ -3,6 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import torch
+
+
+class Table:
+    """A number for every arm. Devices have copies, made when they ask first: within a recording there is no copying."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._values = torch.tensor(values)
+        self._copies: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+
+    def at(self, arm: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Those of the arms, where `like` is."""
+        key = like.device, like.dtype
+        if key not in self._copies:
+            with torch.inference_mode(False):
+                self._copies[key] = self._values.to(like)
+        return self._copies[key][arm.long()]
 
 
 def betas(arms: int, largest: float) -> list[float]:

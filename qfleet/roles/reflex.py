@@ -1,10 +1,10 @@
 """Acting on a GPU without waiting for Python: newest frames go there, stacks are kept there, and a recording chooses.
 
-    host    newest frames, ε, rewards, which episodes are over ─▶ pinned memory ─▶   ┌─▶ actions, hints
-    GPU                                          stack, memory ─ network ─ choice ───┘   one CUDA graph
+    host    newest frames, arms, rewards, which episodes are over ─▶ pinned memory ─▶   ┌─▶ actions, hints
+    GPU                                             stack, memory ─ network ─ choice ───┘   one CUDA graph
 
-An Atari lane sends 7 KB per step instead of 28. What an agent remembers of an episode is kept on the GPU, too; what is
-stored of it comes back. All this happens on a stream of its own, before updates that are under way on the usual one:
+An Atari lane sends 7 KB per step instead of 28. What an agent remembers is kept on the GPU, too; what is stored of it
+comes back. All this happens on a stream of its own, before updates that are under way on the usual one:
 
     usual stream      update ─ update ─ copy of weights ─ update ─ update ─ ...
     urgent stream          choice     choice        └─▶ taken once complete ─ choice       nothing is waited for
@@ -13,6 +13,7 @@ stored of it comes back. All this happens on a stream of its own, before updates
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -28,6 +29,17 @@ log = logging.getLogger(__name__)
 WARM_UP = 2
 URGENT = -1
 """The priority of a stream whose kernels begin before those that wait on the usual one."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is the same in every lane and at every step, and so may be recorded, of `Arm`: which parts it has, too."""
+
+    noise: bool
+    index: bool
+    sigma: bool
+    theta: float
+    count: int
 
 
 class Reflex:
@@ -46,8 +58,8 @@ class Reflex:
             self._host[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, pin_memory=gpu)
             self._new[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, device=device)
             self._seen[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
-        self._side_host = torch.zeros((3, lanes), pin_memory=gpu)  # ε, 1 for lanes that go on, and rewards
-        self._side = torch.zeros((3, lanes), device=device)
+        self._side_host = torch.zeros((5, lanes), pin_memory=gpu)  # ε, 1 for lanes that go on, rewards, index, σ
+        self._side = torch.zeros((5, lanes), device=device)
         self._going, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
         self._recall = policy.agent.recall
         self._memory: Memory = None if self._recall is None else self._recall.begin(lanes, device)
@@ -58,7 +70,7 @@ class Reflex:
         # Of the weights that this stream knows to be complete. Who changes them without another version calls `begin`.
         self._version: int | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._noise: bool | None = None
+        self._kind: Kind | None = None  # of the arms that were recorded, or that could not be
         self._recorded: Decision | None = None  # where a recording leaves what it chose
 
     @staticmethod
@@ -68,8 +80,7 @@ class Reflex:
             return "it is for GPUs"
         if policy.agent.appraise is not None:
             return "the agent appraises its actions"
-        recall = policy.agent.recall
-        return "the agent has a memory that outlives episodes" if recall is not None and recall.kept else None
+        return None
 
     def refresh(self, weights: Published) -> int | None:
         """Take newer weights, which must be complete, on the stream that will choose with them."""
@@ -80,9 +91,15 @@ class Reflex:
         self._version = self.policy.version
         return gained
 
+    @torch.inference_mode()
     def begin(self) -> None:
+        """After the policy's: what outlives episodes is its own from here on, changed at every step."""
         self._going[:] = False
         self._version = None
+        if self._recall is not None and self._memory is not None:
+            for name, value in self.policy.kept().items():
+                self._memory[name].copy_(value)
+            self.policy.memory = self._memory
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         self._reward[:] = reward
@@ -106,10 +123,12 @@ class Reflex:
         self._side_host[0].copy_(arm.epsilon)
         self._side_host[1].copy_(torch.from_numpy(self._going))
         self._side_host[2].copy_(torch.from_numpy(self._reward))
+        for place, part in ((3, arm.index), (4, arm.sigma)):
+            if part is not None:
+                self._side_host[place].copy_(part)
         self._side.copy_(self._side_host, non_blocking=True)
         self._going[:] = True
-        plain = arm.index is None and arm.sigma is None
-        decision = self._choose(arm.noise) if plain else self._once(arm.to(self.policy.device))
+        decision = self._choose(Kind(arm.noise, arm.index is not None, arm.sigma is not None, arm.theta, arm.count))
         found = {"action": decision.action} | {name: decision.extras[name] for name in self.wanted}
         if self._done is not None:
             found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
@@ -119,13 +138,18 @@ class Reflex:
         arrays = {name: x.numpy() for name, x in found.items()}
         return arrays.pop("action"), arrays
 
-    def _choose(self, noise: bool) -> Decision:
-        if self._graph is not None and self._recorded is not None and noise == self._noise:
+    def _choose(self, kind: Kind) -> Decision:
+        if self._graph is not None and self._recorded is not None and kind == self._kind:
             self._graph.replay()
             return self._recorded
-        if self._done is None or noise == self._noise:  # no GPU, or recording has failed
-            return self._once(Arm(self._side[0], noise))
-        return self._record(noise)
+        if self._done is None or kind == self._kind:  # no GPU, or recording has failed
+            return self._once(self._arm(kind))
+        return self._record(kind)
+
+    def _arm(self, kind: Kind) -> Arm:
+        """Arms of this kind, as they were told last."""
+        return Arm(self._side[0], kind.noise, self._side[3].long() if kind.index else None,
+                   self._side[4] if kind.sigma else None, kind.theta, kind.count)
 
     def _once(self, arm: Arm) -> Decision:
         """Stack the newest frames on those of the same episode, choose, and remember."""
@@ -150,26 +174,26 @@ class Reflex:
             memory = self._recall.forget(self._recall.observe(memory, self._side[2].clone()), self._side[1] == 0)
         return policy.agent.act(policy.flat.net, self._seen, memory, arm, policy.rng)
 
-    def _rehearse(self, noise: bool) -> None:
+    def _rehearse(self, kind: Kind) -> None:
         """Choose a few times for nothing: libraries prepare in them. The generator is as it was, so that a policy draws
         alike whether or not it is recorded."""
         rng = self.policy.rng
         before = rng.get_state()
         try:
             for _ in range(WARM_UP):
-                aside(lambda: self._decide(Arm(self._side[0], noise)))
+                aside(lambda: self._decide(self._arm(kind)))
         finally:
             rng.set_state(before)
 
-    def _record(self, noise: bool) -> Decision:
-        self._noise = noise
+    def _record(self, kind: Kind) -> Decision:
+        self._kind = kind
 
         def choose() -> None:
-            self._recorded = self._once(Arm(self._side[0], noise))
+            self._recorded = self._once(self._arm(kind))
 
         try:
             with swift(self.policy.flat.data.dtype == torch.bfloat16):
-                self._rehearse(noise)
+                self._rehearse(kind)
                 self._graph = recorded(choose, [self.policy.rng], stream=self._urgent)
                 self._graph.replay()
             assert self._recorded is not None
@@ -178,7 +202,7 @@ class Reflex:
             log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
                         first_line(error))
             self._graph = None
-            return self._once(Arm(self._side[0], noise))
+            return self._once(self._arm(kind))
 
 
 @cache

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from fakes import ListMetrics
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qfleet.agent import Arm
-from qfleet.algos import c51, dqn, iqn, ngu, qr, r2d2
+from qfleet.algos import agent57, c51, dqn, iqn, ngu, qr, r2d2
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device import DeviceReplay
@@ -29,6 +30,8 @@ SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}
 AGENTS = [(dqn, {"dueling": True, "n_step": 3}), (c51, {"noisy": True, "atoms": 11}), (qr, {"quantiles": 7}),
           (iqn, {"munchausen": True, "n_step": 2})]
 RECURRENT = (r2d2, {"burn_in": 2, "unroll": 4, "stride": 2, "n_step": 2, "features": [16], "units": 8})
+WONDER = {"arms": 4, "embedding": 3, "episodic_capacity": 6, "neighbours": 2, "curious_hidden": [8]}
+CURIOUS = [(ngu, RECURRENT[1] | WONDER), (agent57, RECURRENT[1] | WONDER), (agent57, WONDER | {"memory": "none"})]
 
 
 def replay_of(agent, alpha=0.6, reward=1.0):
@@ -38,8 +41,9 @@ def replay_of(agent, alpha=0.6, reward=1.0):
     for step in range(150):
         obs = {"obs": rng.integers(0, 255, (2, 2, 12, 12)).astype(np.uint8)}
         last = np.array([step % 30 == 29, step % 50 == 49])
-        states = {name: rng.random((2, *shape)).astype(dtype) for name, (shape, dtype) in agent.states.items()}
-        row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last, states)
+        extras = {name: (3 * rng.random((2, *shape))).astype(dtype)
+                  for name, (shape, dtype) in {**agent.states, **agent.columns}.items()}
+        row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last, extras)
         replay.tick(2)
         for _, chunk in chunker.append(*row):
             replay.add(chunk)
@@ -60,7 +64,7 @@ def in_one(learner):
     return learner
 
 
-@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT])
+@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
@@ -177,31 +181,47 @@ def test_what_stands_in_the_way_is_said():
     assert "beyond belief" in obstacle(learner.replay, learner.gradients, True, learner.flat)
 
 
-@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT])
+@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
 def test_reflexes_choose_as_the_policy_does(module, switches):
     """Episodes end in single lanes: stacks that are kept show what the environment shows, and what an agent remembers
-    of an episode is what the policy remembers."""
+    is what the policy remembers."""
     agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
                                                        **switches}), SPEC)
     slow, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
-    wanted = (*agent.hints, *agent.states)
+    wanted = (*agent.hints, *agent.states, *agent.columns)
     reflex, rng = Reflex(quick, SPEC, 3, wanted), np.random.default_rng(0)
     shown, arm = np.zeros((3, 2, 12, 12), np.uint8), Arm(torch.tensor([0.0, 0.3, 1.0]))
-    reflex.begin()
-    for step in range(20):
-        over = rng.random(3) < 0.3
-        shown[over] = 0
-        if step:
-            reward = rng.normal(size=3).astype(np.float32)
+    for step in range(40):
+        if step in (0, 30):  # all lanes start; the second time some things are remembered
+            slow.begin(3)
+            quick.begin(3)
+            reflex.begin()
+            shown[:] = 0
+        else:
+            over, reward = rng.random(3) < 0.3, rng.normal(size=3).astype(np.float32)
+            shown[over] = 0
             slow.observe(reward, over)
             reflex.observe(reward, over)
         shown = np.concatenate([shown[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
+        if agent.columns and step % 7:  # families of policies; else the one to win with
+            arm = dataclasses.replace(arm, index=torch.from_numpy(rng.integers(4, size=3)), count=4)
+        else:
+            arm = dataclasses.replace(arm, index=None, count=0)
         action, hints = slow.act({"obs": shown}, arm)
         found, remembered = reflex.act({"obs": shown}, arm)
         np.testing.assert_array_equal(found, action)
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], hints[name])
+        assert_same(quick.kept(), slow.kept())
+    assert_same(quick.state_dict()["memory"], slow.state_dict()["memory"])
+    assert not slow.kept() or slow.kept()["distance.mean"] > 0
     assert Reflex.obstacle(quick) == "it is for GPUs"
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
 
 
 class Tape:
@@ -225,33 +245,43 @@ class Tape:
             tensor.copy_(fresh.extras[name])
 
 
-@pytest.mark.parametrize(("module", "switches"), [AGENTS[0], RECURRENT])
-def test_recorded_reflexes_choose_as_the_policy_does_between_others(monkeypatch, module, switches):
-    """Choices that are not recorded, since arms have an index, come between those that are."""
+@pytest.mark.parametrize(("module", "switches"), [AGENTS[0], RECURRENT, *CURIOUS])
+def test_recorded_reflexes_choose_as_the_policy_does_whatever_the_arms(monkeypatch, module, switches):
+    """Arms of one kind follow each other and are replayed; another kind is recorded anew."""
     agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
                                                        **switches}), SPEC)
     slow, quick, rng = Policy(agent, 4, CPU), Policy(agent, 4, CPU), np.random.default_rng(0)
-    wanted = (*agent.hints, *agent.states)
-    reflex, rehearsed = Reflex(quick, SPEC, 3, wanted), []
+    wanted = (*agent.hints, *agent.states, *agent.columns)
+    reflex, rehearsed, made = Reflex(quick, SPEC, 3, wanted), [], []
+
+    def record(do, generators, stream):
+        made.append(reflex._kind)
+        return Tape(reflex, do)
+
     monkeypatch.setattr(reflexes, "aside", lambda do: rehearsed.append(do()))
     monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(reflexes, "recorded", lambda do, generators, stream: Tape(reflex, do))
-    monkeypatch.setattr(reflex, "_choose", lambda noise: Reflex._choose(reflex, noise) if reflex._graph
-                        else reflex._record(noise))
+    monkeypatch.setattr(reflexes, "recorded", record)
+    monkeypatch.setattr(reflex, "_choose", lambda kind: Reflex._choose(reflex, kind) if reflex._kind == kind
+                        else reflex._record(kind))
     plain, seen = Arm(torch.tensor([0.0, 0.3, 1.0])), np.zeros((3, 2, 12, 12), np.uint8)
+    quick.begin(3)
+    reflex.begin()
     for step in range(24):
         if step:
             outcome = rng.normal(size=3).astype(np.float32), rng.random(3) < 0.3
             slow.observe(*outcome)
             reflex.observe(*outcome)
             seen[outcome[1]] = 0
-        arm = dataclasses.replace(plain, index=torch.zeros(3, dtype=torch.int64)) if step % 4 == 3 else plain
+        index = torch.from_numpy(rng.integers(4, size=3))
+        arm = dataclasses.replace(plain, index=index, count=4) if 8 <= step < 16 else plain
         seen = np.concatenate([seen[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
         (action, told), (found, remembered) = slow.act({"obs": seen}, arm), reflex.act({"obs": seen}, arm)
         np.testing.assert_array_equal(found, action)
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], told[name])
+        assert_same(quick.kept(), slow.kept())
     assert rehearsed and isinstance(reflex._graph, Tape)
+    assert [kind.index for kind in made] == [False, True, False]
 
 
 def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
@@ -285,25 +315,49 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
     monkeypatch.setattr(reflexes, "aside", lambda do: do())
     monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
     monkeypatch.setattr(reflexes, "recorded", lambda do, generators, stream: streams.append(stream) or Tape(reflex, do))
-    reflex._record(True)
+    reflex._record(reflexes.Kind(True, False, False, 1.0, 0))
     assert streams == [urgent], "a recording has the priority, and the workspace, of the stream that it was made on"
 
 
-def test_what_outlives_episodes_is_no_matter_of_reflex():
-    made = [module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16]}), SPEC)
-            for module in (r2d2, ngu)]
-    gpu = SimpleNamespace(type="cuda")
-    found = [Reflex.obstacle(SimpleNamespace(device=gpu, agent=agent)) for agent in made]
-    assert found == [None, "the agent has a memory that outlives episodes"]
+class NeverWaits(TorchDispatchMode):
+    """Whatever would make the host wait for a GPU, or needs what only the host knows, is refused."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, wanted = func.overloadpacket.__name__, args[1] if len(args) > 1 else ()
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique"), name
+        if name in ("index", "index_put", "index_put_"):
+            assert not any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in wanted), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
+def test_nothing_that_is_recorded_waits_for_the_host(monkeypatch, module, switches):
+    # Two that look at their numbers on a CPU alone.
+    monkeypatch.setattr(ngu, "nearest", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
+    monkeypatch.setattr(torch.nn.functional, "one_hot",
+                        lambda x, classes: (x.unsqueeze(-1) == torch.arange(classes)).long())
+    learner = learner_of(module, switches)
+    sample = learner.replay.draw(16)[1]
+    policy = Policy(learner.agent, 4, CPU)
+    policy.begin(3)
+    memory = policy.memory
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NeverWaits():
+        bool(torch.ones(()))
+    shown, arm = {"obs": torch.zeros(3, 2, 12, 12, dtype=torch.uint8)}, Arm(torch.zeros(3))
+    for one in (arm, dataclasses.replace(arm, index=torch.arange(3), count=4)):
+        with torch.inference_mode(), NeverWaits():
+            learner.agent.act(policy.flat.net, shown, memory, one, policy.rng)
+    with NeverWaits():
+        learner._eager[0](sample)
 
 
 def test_why_a_gpu_does_not_act_by_reflex_is_said_once(caplog):
     reflexes._own_up.cache_clear()
-    agent = ngu.build(ngu.Config.model_validate({"algo": "ngu", "hidden": [16]}), SPEC)
+    agent = SimpleNamespace(appraise=lambda net, obs, action: {}, recall=None)
     for device, said in ((CPU, 0), (torch.device("cuda"), 1), (torch.device("cuda"), 1)):
         assert reflexes.reflex_of(SimpleNamespace(device=device, agent=agent), SPEC, 3, ()) is None
         assert len(caplog.messages) == said
-    assert "a memory that outlives episodes" in caplog.text
+    assert "the agent appraises its actions" in caplog.text
     reflexes._own_up.cache_clear()
 
 
