@@ -114,7 +114,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     store = _store(settled, layout)
     capture = settled.learner.capture
     if capture == "auto":
-        capture = device.type == "cuda" and _recordable(settled, store)
+        capture = device.type == "cuda" and not (settled.gradients == "allreduce" and settled.allreduce.overlap)
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
         "learner": settled.learner.model_copy(update={"capture": capture})})
@@ -191,16 +191,6 @@ def _store(config: RunConfig, layout: Layout) -> str:
     log.warning("replay.store: the replay is kept compressed in main memory, not on %s, since %s; replay.store=device, "
                 "or a smaller replay.capacity, would keep it there", config.device, why)
     return "host"
-
-
-def _recordable(config: RunConfig, store: str) -> bool:
-    """Whether a GPU may record whole updates; if not, it is said why."""
-    why = ("the replay is not on the device (replay.store=host)" if store != "device" else
-           f"gradients meet those of other learners (gradients={config.gradients})" if config.gradients != "solo" else
-           None)
-    if why is not None:
-        log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s", why)
-    return why is None
 
 
 def _free_bytes(config: RunConfig) -> int | None:

@@ -22,6 +22,7 @@ from qfleet.bench.stage import Stage
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured
 from qfleet.roles.policy import PRECISIONS
+from qfleet.roles.taped import Taped
 
 SAMPLE, GATHER, FORWARD, BACKWARD = "sample", "gather, decode", "forward, loss", "backward"
 RECORDED, WHOLE = "forward, loss, backward (recorded as one)", "the whole update (recorded as one)"
@@ -158,7 +159,7 @@ def _wrap(stage: Stage, clocks: Clocks) -> None:
     for name in ("derive", "_rested"):
         derive = getattr(learner, name)
         if derive is not None:
-            recorded = isinstance(derive, Captured) and derive._play is not derive.eager
+            recorded = isinstance(derive, Captured | Taped) and derive.recorded
             setattr(learner, name, clocks.timed(RECORDED if recorded else BACKWARD, derive))
     for eager in learner._eager:
         eager.agent = replace(eager.agent, loss=clocks.timed(FORWARD, eager.agent.loss))

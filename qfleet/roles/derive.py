@@ -72,6 +72,10 @@ class Captured:
         self._play: Derive | None = None
         self._items = 0  # of one replay, batches differ in nothing else
 
+    @property
+    def recorded(self) -> bool:
+        return self._play is not None and self._play is not self.eager
+
     def __call__(self, sample: Sample) -> Derivative:
         if self._play is None or len(sample.keys) != self._items:
             first = self._undisturbed(self.eager, sample)

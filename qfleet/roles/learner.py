@@ -26,6 +26,7 @@ from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.parted import Parted, require_divisible
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import seed_for
+from qfleet.roles.taped import Taped
 from qfleet.roles.whole import Report, Whole, first_line, obstacle
 from qfleet.types import Metrics, Replay, Sample, Weights
 
@@ -50,8 +51,8 @@ class LearnerConfig(OptimizerConfig):
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back, on a CPU with actors in the process their "
-                            "choices, too: faster for small networks, and on a GPU with the replay there, where it is "
-                            "the whole update; auto: in that case")
+                            "choices, too: faster for small networks; on a GPU with the replay there and "
+                            "gradients=solo it is the whole update, else its loss and gradient; auto: on a GPU")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
@@ -133,7 +134,9 @@ class Learner:
         eager = Eager(agent, self.flat.net, self.target.net, rng)
         eager.bound = None if self._doubt is None else self._doubt.bound
         self._eager.append(eager)
-        return Captured(eager) if self.cfg.capture is True and not self.cfg.compile else eager
+        if self.cfg.capture is not True or self.cfg.compile:
+            return eager
+        return Taped(eager) if rng.device.type == "cuda" else Captured(eager)
 
     def step(self) -> bool:
         made, whole = 0, self._decide()
@@ -185,7 +188,8 @@ class Learner:
         if isinstance(self.replay, DeviceReplay) and isinstance(self.gradients, Solo) and why is None:
             self._whole = Whole(self.replay, self._eager[0], self.flat, self.gradients, self.cfg.batch_size)
         else:
-            log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s", why)
+            log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s; their losses and "
+                        "gradients are", why)
         return self._whole
 
     def _in_one(self, whole: Whole) -> bool:

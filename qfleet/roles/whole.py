@@ -174,7 +174,8 @@ def recorded(do: Callable[[], object], generators: list[torch.Generator],
     torch.cuda.synchronize()
     kept = [generator.clone_state() for generator in generators]
     try:
-        with torch.cuda.graph(graph, pool=None if beside is None else beside.pool(), stream=stream):
+        with torch.cuda.graph(graph, pool=None if beside is None else beside.pool(), stream=stream,
+                              capture_error_mode="thread_local"):  # other threads, as NCCL's, may ask about their own
             do()
     except BaseException:
         for generator, state in zip(generators, kept, strict=True):

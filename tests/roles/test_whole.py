@@ -18,11 +18,13 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device import DeviceReplay
 from qfleet.replay.layout import Layout
 from qfleet.roles import reflex as reflexes
+from qfleet.roles import taped as tapes
 from qfleet.roles.learner import Diverged, Learner, LearnerConfig
 from qfleet.roles.policy import Policy
 from qfleet.roles.reflex import Reflex
+from qfleet.roles.taped import Taped
 from qfleet.roles.weights import Mailbox
-from qfleet.roles.whole import Whole, obstacle
+from qfleet.roles.whole import WARM_UP, Whole, obstacle
 from qfleet.types import EnvSpec, Leaf
 
 CPU = torch.device("cpu")
@@ -171,6 +173,64 @@ def test_what_is_owed_is_remembered():
     again.step()
     assert again.updates == 4 and int(again.gradients.optimizer.steps) == 4
     assert again.state_dict()["owed"] == 0
+
+
+class Replayed:
+    """Like a CUDA graph of a derivative: a replay computes anew, and leaves its results where the recorded ones are."""
+
+    def __init__(self, taped, derive):
+        self.taped, self.derive = taped, derive
+        rng = taped.eager.rng.get_state()
+        derive()
+        taped.eager.rng.set_state(rng)
+        self.place = taped._found
+
+    def replay(self):
+        self.derive()
+        fresh, self.taped._found = self.taped._found, self.place
+        for kept, new in zip(tensors(self.place), tensors(fresh), strict=True):
+            kept.copy_(new)
+
+
+def tensors(found):
+    return [found.total, found.per_item, found.priority, *(grad for grad in found.grads if grad is not None),
+            *found.metrics.values(), *found.buffers.values()]
+
+
+@pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
+def test_taped_derivatives_are_the_learners_own(monkeypatch, module, switches):
+    """Where updates cannot be recorded whole: the batch is copied to where the first one lay."""
+    one, other = (learner_of(module, switches) for _ in range(2))
+    taped = other.derive = Taped(other._eager[0])
+    aside, made = [], []
+    monkeypatch.setattr(tapes, "aside", lambda do: aside.append(do()))
+    monkeypatch.setattr(tapes, "swift", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(tapes, "recorded", lambda do, generators: made.append(generators) or Replayed(taped, do))
+    for learner in (one, other):
+        learner.burst = 8
+        learner.step()
+    assert len(aside) == WARM_UP and made == [[other.rng]] and taped.recorded
+    assert torch.equal(one.flat.master, other.flat.master) and torch.equal(one.rng.get_state(), other.rng.get_state())
+    assert all(torch.equal(a, b) for a, b in zip(one.flat.net.buffers(), other.flat.net.buffers(), strict=True))
+    small = other.replay.sample(4)
+    assert len(taped(small).per_item) == 4, "batches of another size are derived as they are"
+
+
+def test_a_loss_that_cannot_be_taped_runs_as_it_is(monkeypatch, caplog):
+    one, other = (learner_of(*AGENTS[0]) for _ in range(2))
+    taped = other.derive = Taped(other._eager[0])
+
+    def refuse(do, generators):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(tapes, "aside", lambda do: do())
+    monkeypatch.setattr(tapes, "swift", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(tapes, "recorded", refuse)
+    for learner in (one, other):
+        learner.burst = 8
+        learner.step()
+    assert len(caplog.messages) == 1 and "not permitted when stream is capturing" in caplog.text
+    assert not taped.recorded and torch.equal(one.flat.master, other.flat.master)
 
 
 def test_what_stands_in_the_way_is_said():
