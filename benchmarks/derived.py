@@ -121,6 +121,22 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def taped(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """taped.jsonl: updates whose loss and gradient alone are recorded, and how many `times` those in pieces they are;
+    how far both are apart, and whole updates of the curious agents from theirs, at most."""
+    rates = {(one["batch"], one["store"], one["capture"]): one["updates_per_s"] for one in records
+             if one["kind"] == "updates"}
+    found: dict[str, Any] = {
+        f"{batch} {store}": {"taped": rate, "pieces": rates[batch, store, False],
+                             "times": rate / rates[batch, store, False]}
+        for (batch, store, capture), rate in rates.items() if capture}
+    checked = [one for one in records if one["kind"] == "check"]
+    for name, met in (("apart", True), ("whole", False)):
+        found[name] = {"early": max(one["distance_early"] for one in checked if one["met"] == met),
+                       "late": max(one["distance"] for one in checked if one["met"] == met)}
+    return found
+
+
 def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
     """All runs of `pong-fast` as it is, which are those whose policies played on then; and those `before` it looked
     five steps ahead, of which no commit was written down."""
@@ -211,9 +227,18 @@ def family(data: dict[str, Any]) -> dict[str, Any]:
         after = f"**{number(games['mean_reward'], 1)}** of {games['episodes']}" if games else "not played"
         lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | {judged} | "
                      f"{after} |")
-    onset = {name: {"onset": next((f"{step:,}" for step, score in row["training"] if score >= ONSET), None)}
-             for name, row in data["rows"].items()}
-    return {name: row | onset[name] for name, row in data["rows"].items()} | {"table": block(lines)}
+    found = {name: row | onset(row) for name, row in data["rows"].items()}
+    recurrent = [row["onset updates"] for row in found.values()
+                 if row["settings"][0] in ("r2d2", "ngu", "agent57") and "onset updates" in row]
+    return found | {"table": block(lines), "recurrent": {"least": min(recurrent), "most": max(recurrent)}}
+
+
+def onset(row: dict[str, Any]) -> dict[str, Any]:
+    """When a run of Pong had begun to score, if it did: its steps as text, and its updates."""
+    for (step, score), (updates, _) in zip(row["training"], row["training_clocks"], strict=True):
+        if score >= ONSET:
+            return {"onset": f"{step:,}", "onset updates": updates}
+    return {}
 
 
 def returns(data: dict[str, Any]) -> dict[str, Any]:
@@ -290,11 +315,15 @@ def spreads(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
-    """spread_cells.json: beside cells that sent what these share."""
-    before, now = document("spread_cells_sent.json")["cells"], spreads(data)
-    more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
-            for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
-    return now | {"more updates than sent": {"least": min(more), "most": max(more)}}
+    """spread_cells.json: how many times the updates of cells that sent what these share, and of those whose losses and
+    gradients were not recorded."""
+    found = spreads(data)
+    for name, file in (("sent", "spread_cells_sent.json"), ("pieces", "spread_cells_pieces.json")):
+        before = document(file)["cells"]
+        more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
+                for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
+        found[f"more updates than {name}"] = {"least": min(more), "most": max(more)}
+    return found
 
 
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -420,10 +449,10 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
     "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": shared_cells,
-    "spread_cells_sent": spreads, "spread_ranks": spreads,
+    "spread_cells_sent": spreads, "spread_cells_pieces": spreads, "spread_ranks": spreads,
     "cost": costs, "cost_gpu": gpu_costs,
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
     "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles,
-    "gpu_profile": gpu_profile}
+    "gpu_profile": gpu_profile, "taped": taped}
