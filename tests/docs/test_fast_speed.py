@@ -14,39 +14,41 @@ ROOT = Path(__file__).parents[2]
 
 
 class Learner:
-    """Moves its one weight by 1 per step, and by another way if recorded."""
+    """Moves its one weight by 1 per step, and by another way if recorded: whole, or its gradient if that is met."""
 
-    def __init__(self, recorded: bool, off: float) -> None:
+    def __init__(self, recorded: bool, off: float, met: bool) -> None:
         self.flat = SimpleNamespace(master=torch.zeros(1))
-        self._whole = SimpleNamespace(_graphs=("graph",)) if recorded else None
+        self._whole = SimpleNamespace(_graphs=("graph",)) if recorded and not met else None
+        self.derive = SimpleNamespace(recorded=recorded and met)
         self.burst, self._way = 0, 1 + off if recorded else 1.0
 
     def step(self) -> None:
         self.flat.master += self._way
 
 
-def checked(monkeypatch, off):
+def checked(monkeypatch, off, met=False):
     """`check` with recordings that are off by so much, by precision."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import fast_speed
 
-    def learner_of(recipe, batch, words, capacity, filled):
+    def learner_of(recipe, batch, words, capacity, filled, met):
         given = dict(word.split("=") for word in words)
-        return Learner(given["learner.capture"] == "true", off[given["learner.precision"]]), None
+        return Learner(given["learner.capture"] == "true", off[given["learner.precision"]], met), None
 
     kept = []
     monkeypatch.setattr(fast_speed, "learner_of", learner_of)
     monkeypatch.setattr(fast_speed, "keep", lambda args, record: kept.append(record))
     try:
-        fast_speed.check(argparse.Namespace(recipe="x", set=[]))
+        fast_speed.check(argparse.Namespace(recipe="x", set=[], algos=["dqn", "c51", "qr"], met=met))
     except SystemExit as error:
         return kept, str(error)
     return kept, None
 
 
-def test_recorded_updates_near_those_in_pieces_pass(monkeypatch):
-    kept, error = checked(monkeypatch, {"fp32": 0.009, "bf16": 0.09})
-    assert error is None and len(kept) == 12
+@pytest.mark.parametrize("met", [False, True])
+def test_recorded_updates_near_those_in_pieces_pass(monkeypatch, met):
+    kept, error = checked(monkeypatch, {"fp32": 0.009, "bf16": 0.09}, met)
+    assert error is None and len(kept) == 12 and {record["met"] for record in kept} == {met}
     assert {record["tolerance"] for record in kept} == {0.01, 0.1}
 
 

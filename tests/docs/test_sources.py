@@ -148,15 +148,22 @@ def test_runs_of_pong_are_told_in_a_table_and_a_picture():
     import pong_family
 
     row = {"steps": 650_000, "updates": 9_000, "seconds": 120.0, "curve": [[600_000, 12.0, 3.0], [650_000, 20.3, 0.5]],
-           "training": [[1000, -21.0], [650_000, 4.0]]}
+           "training": [[1000, -21.0], [650_000, 4.0]], "training_clocks": [[10, 1], [9_000, 300]],
+           "settings": ["ngu"]}
     rows = {"iqn": row | {"games": {"mean_reward": 20.5, "episodes": 30}}, "btr": row,
             "r2d2": row | {"curve": [], "games": {"mean_reward": -21.0, "episodes": 30}}}
+    rows["late"] = row | {"training": [[1000, -21.0], [650_000, -20.0]], "settings": ["r2d2"]}
+    found = derived.family({"rows": rows})
+    assert found["recurrent"] == {"least": 9_000, "most": 9_000} and found["iqn"]["onset"] == "650,000"
+    assert "onset" not in found["late"]
+    del rows["late"]
     lines = derived.family({"rows": rows})["table"].strip().splitlines()
     assert lines[2:] == ["| `iqn` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | **20.5** of 30 |",
                          "| `btr` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | not played |",
                          "| `r2d2` | 650,000 | 9,000 | 2.0 | none | **−21.0** of 30 |"]
-    (axis,) = pong_family.draw({"rows": rows}).axes
+    figure = pong_family.draw({"rows": rows})
+    (axis,), (legend,) = figure.axes, figure.legends
     assert [len(line.get_xdata()) for line in axis.lines[:6]] == [2, 2, 2, 2, 2, 0]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["iqn", "btr", "r2d2"]
-    (axis,) = pong_family.draw({"rows": {str(i): row for i in range(12)}}).axes
-    assert len(axis.get_legend().get_texts()) == 12, "however many there are"
+    assert [text.get_text() for text in legend.get_texts()] == ["iqn", "btr", "r2d2"]
+    (legend,) = pong_family.draw({"rows": {str(i): row for i in range(12)}}).legends
+    assert len(legend.get_texts()) == 12, "however many there are"
