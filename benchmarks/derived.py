@@ -122,18 +122,15 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def taped(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """taped.jsonl: updates whose loss and gradient alone are recorded, and how many `times` those in pieces they are;
-    how far both are apart, and whole updates of the curious agents from theirs, at most."""
+    """taped.jsonl: updates whose loss and gradient alone are recorded, and those in pieces; how far both are apart, and
+    whole updates of the curious agents from theirs, at most."""
     rates = {(one["batch"], one["store"], one["capture"]): one["updates_per_s"] for one in records
              if one["kind"] == "updates"}
-    found: dict[str, Any] = {
-        f"{batch} {store}": {"taped": rate, "pieces": rates[batch, store, False],
-                             "times": rate / rates[batch, store, False]}
-        for (batch, store, capture), rate in rates.items() if capture}
+    found: dict[str, Any] = {f"{batch} {store}": {"taped": rate, "pieces": rates[batch, store, False]}
+                             for (batch, store, capture), rate in rates.items() if capture}
     checked = [one for one in records if one["kind"] == "check"]
     for name, met in (("apart", True), ("whole", False)):
-        found[name] = {"early": max(one["distance_early"] for one in checked if one["met"] == met),
-                       "late": max(one["distance"] for one in checked if one["met"] == met)}
+        found[name] = max(one["distance"] for one in checked if one["met"] == met)
     return found
 
 
@@ -315,15 +312,11 @@ def spreads(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
-    """spread_cells.json: how many times the updates of cells that sent what these share, and of those whose losses and
-    gradients were not recorded."""
-    found = spreads(data)
-    for name, file in (("sent", "spread_cells_sent.json"), ("pieces", "spread_cells_pieces.json")):
-        before = document(file)["cells"]
-        more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
-                for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
-        found[f"more updates than {name}"] = {"least": min(more), "most": max(more)}
-    return found
+    """spread_cells.json: how many times the updates of cells whose losses and gradients were not recorded."""
+    before = document("spread_cells_pieces.json")["cells"]
+    more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
+            for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
+    return spreads(data) | {"more updates than pieces": {"least": min(more), "most": max(more)}}
 
 
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:

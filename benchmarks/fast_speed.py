@@ -55,9 +55,9 @@ def noise(layout: Any, actions: int) -> Any:
     for column in layout.columns:
         if column.dtype == "uint8":
             columns[column.name] = rng.integers(0, 255, (layout.rows, *column.shape)).astype(np.uint8)
-        else:  # whole numbers count something
+        else:  # whole numbers are arms, of which there are four at least
             values = rng.normal(size=(layout.rows, *column.shape)).astype(column.dtype)
-            columns[column.name] = abs(values) if values.dtype.kind == "i" else values
+            columns[column.name] = abs(values) % 4 if values.dtype.kind == "i" else values
     columns |= {"action": rng.integers(actions, size=layout.rows).astype(np.int32),
                 "discount": np.ones(layout.rows, np.float32), "last": np.zeros(layout.rows, bool)}
     marks = (layout.starts, len(layout.marks))
@@ -100,8 +100,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     replay.tick(10**6)
     meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
     learner = Learner(agent, replay, Mailbox(), meter, config.learner, 1, device)
-    if met:
-        learner.meet(type("Met", (Solo,), {})(config.learner))  # whoever is not Solo itself may meet others
+    learner.meet((type("Met", (Solo,), {}) if met else Solo)(config.learner))  # who is not Solo itself may meet others
     return learner, config
 
 
@@ -130,8 +129,8 @@ def updates(args: argparse.Namespace) -> None:
                     "precision": config.learner.precision, "store": config.replay.store,
                     "capture": config.learner.capture, "capacity": args.capacity, "alpha": config.replay.alpha,
                     "whole": learner._whole is not None, "taped": getattr(learner.derive, "recorded", False),
-                    "warm_up_s": round(warm_s, 2),
-                    "updates_per_s": round(statistics.median(rates), 1), "all": [round(rate, 1) for rate in rates],
+                    "warm_up_s": round(warm_s, 2), "updates_per_s": round(statistics.median(rates), 1),
+                    "all": [round(rate, 1) for rate in rates],
                     "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
         if args.profile:
             profile(learner, wait)

@@ -44,8 +44,8 @@ class Arm:
 class Recall:
     """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step
     brought [N], `forget(memory, over)` in the lanes [N] whose episode is over. `kept` names what outlives episodes and
-    belongs into a checkpoint. A memory without it has the same names, shapes and dtypes from first to last. All return
-    new tensors: those of before may still be waiting to be stored."""
+    belongs into a checkpoint. A memory has the same names, shapes and dtypes from first to last. All return new
+    tensors: those of before may still be waiting to be stored."""
 
     begin: Callable[[int, torch.device], Memory]
     observe: Callable[[Memory, torch.Tensor], Memory]

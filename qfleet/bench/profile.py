@@ -181,12 +181,16 @@ def _work(stage: Stage) -> tuple[tuple[float, float], int]:
 
     for eager in learner._eager:
         eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
+    derive, rested = learner.derive, learner._rested  # what a GPU plays back passes no counter
+    learner.derive = derive.eager if isinstance(derive, Taped) else derive
+    learner._rested = rested.eager if isinstance(rested, Taped) else rested
     with FlopCounterMode(display=False) as counter:
         if learner._whole is None:
             made = stage.learn(COUNTED)  # several, since some agents do not move all of their parts every time
-        else:  # what a GPU plays back passes no counter
+        else:
             made = 1
             learner._eager[0](sample)
+    learner.derive, learner._rested = derive, rested
     for eager, agent in zip(learner._eager, kept, strict=True):
         eager.agent = agent
     total = float(counter.get_total_flops())

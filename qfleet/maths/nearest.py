@@ -28,8 +28,13 @@ def nearest(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) 
 def by_sorting(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
     """As `nearest`, by operations of torch, on any device. A GPU compares the places of memories to come, too: who
     asked it how many there are would have to wait for the answer."""
-    size = keys.shape[1] if key.is_cuda else min(max(1, int(count.max())), keys.shape[1])
-    apart = (keys[:, :size] - key.unsqueeze(1)).square().sum(2)
+    return among(keys if key.is_cuda else keys[:, :max(1, int(count.max()))], count, key, k)
+
+
+def among(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+    """As `nearest`; nothing is asked of the device."""
+    size = keys.shape[1]
+    apart = (keys - key.unsqueeze(1)).square().sum(2)
     empty = torch.arange(size, device=key.device) >= count.unsqueeze(1)
     close = apart.masked_fill(empty, torch.inf).topk(min(k, size), 1, largest=False, sorted=False).values
     return F.pad(close, (0, k - close.shape[1]), value=torch.inf)

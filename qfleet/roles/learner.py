@@ -52,7 +52,8 @@ class LearnerConfig(OptimizerConfig):
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back, on a CPU with actors in the process their "
                             "choices, too: faster for small networks; on a GPU with the replay there and "
-                            "gradients=solo it is the whole update, else its loss and gradient; auto: on a GPU")
+                            "gradients=solo it is the whole update, else its loss and gradient; auto: on a GPU, "
+                            "unless allreduce.overlap is set")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
@@ -188,8 +189,8 @@ class Learner:
         if isinstance(self.replay, DeviceReplay) and isinstance(self.gradients, Solo) and why is None:
             self._whole = Whole(self.replay, self._eager[0], self.flat, self.gradients, self.cfg.batch_size)
         else:
-            log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s; their losses and "
-                        "gradients are", why)
+            log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s%s", why,
+                        "; their losses and gradients will be" if isinstance(self.derive, Taped) else "")
         return self._whole
 
     def _in_one(self, whole: Whole) -> bool:

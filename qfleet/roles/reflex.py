@@ -22,7 +22,7 @@ import torch
 from qfleet.agent import Arm, Decision, Memory
 from qfleet.roles.policy import Policy
 from qfleet.roles.whole import aside, first_line, recorded, swift
-from qfleet.types import EnvSpec, Obs, Published
+from qfleet.types import EnvSpec, Obs, Published, UserError
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class Reflex:
         self._urgent = torch.cuda.Stream(device, priority=URGENT) if gpu else None
         # Of the weights that this stream knows to be complete. Who changes them without another version calls `begin`.
         self._version: int | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._kind: Kind | None = None  # of the arms that were recorded, or that could not be
-        self._recorded: Decision | None = None  # where a recording leaves what it chose
+        # By the kind of arms: a recording, and where it leaves what it chose; or None where that failed.
+        self._recordings: dict[Kind, tuple[torch.cuda.CUDAGraph, Decision] | None] = {}
+        self._chosen: Decision | None = None
 
     @staticmethod
     def obstacle(policy: Policy) -> str | None:
@@ -139,10 +139,10 @@ class Reflex:
         return arrays.pop("action"), arrays
 
     def _choose(self, kind: Kind) -> Decision:
-        if self._graph is not None and self._recorded is not None and kind == self._kind:
-            self._graph.replay()
-            return self._recorded
-        if self._done is None or kind == self._kind:  # no GPU, or recording has failed
+        if (recording := self._recordings.get(kind)) is not None:
+            recording[0].replay()
+            return recording[1]
+        if self._done is None or kind in self._recordings:  # no GPU, or recording has failed
             return self._once(self._arm(kind))
         return self._record(kind)
 
@@ -162,8 +162,11 @@ class Reflex:
             seen.copy_(torch.cat([seen[:, new.shape[1]:] * going, new], 1))
         decision = self._decide(arm)
         for name, held in (self._memory or {}).items():
-            assert decision.memory is not None
-            held.copy_(decision.memory[name])
+            after = decision.memory[name]
+            if after.shape != held.shape or after.dtype != held.dtype:
+                raise UserError(f"the agent's memory {name!r} was {held.dtype} of {tuple(held.shape)} and became "
+                                f"{after.dtype} of {tuple(after.shape)}: let it stay as Recall.begin makes it")
+            held.copy_(after)
         return decision
 
     def _decide(self, arm: Arm) -> Decision:
@@ -186,22 +189,23 @@ class Reflex:
             rng.set_state(before)
 
     def _record(self, kind: Kind) -> Decision:
-        self._kind = kind
+        others = [recording[0] for recording in self._recordings.values() if recording is not None]
+        self._recordings[kind] = None
 
         def choose() -> None:
-            self._recorded = self._once(self._arm(kind))
+            self._chosen = self._once(self._arm(kind))
 
         try:
             with swift(self.policy.flat.data.dtype == torch.bfloat16):
                 self._rehearse(kind)
-                self._graph = recorded(choose, [self.policy.rng], stream=self._urgent)
-                self._graph.replay()
-            assert self._recorded is not None
-            return self._recorded
+                graph = recorded(choose, [self.policy.rng], others[0] if others else None, self._urgent)
+                graph.replay()
+            assert self._chosen is not None
+            self._recordings[kind] = graph, self._chosen
+            return self._chosen
         except RuntimeError as error:
             log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
                         first_line(error))
-            self._graph = None
             return self._once(self._arm(kind))
 
 

@@ -28,7 +28,7 @@ class Taped:
         self.eager = eager
         self._left = WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._given: list[torch.Tensor] = []
+        self._batch: Sample | None = None  # what a recording derives
         self._found: Derivative | None = None  # where a recording leaves what it found
 
     @property
@@ -36,15 +36,21 @@ class Taped:
         return self._graph is not None
 
     def __call__(self, sample: Sample) -> Derivative:
-        given = [sample.weight, *sample.rows.values()]
-        if self._graph is not None and self._found is not None and len(sample.weight) == len(self._given[0]):
-            torch._foreach_copy_(self._given, given)
-            self._graph.replay()
-            return self._found
-        if self._graph is not None or self._left < 0:
+        batch = self._batch
+        if self._graph is None or self._found is None or batch is None:
+            return self._prepare(sample)
+        if len(sample.weight) != len(batch.weight):
+            return self.eager(sample)
+        torch._foreach_copy_([batch.weight, *batch.rows.values()],
+                             [sample.weight, *(sample.rows[name] for name in batch.rows)])
+        self._graph.replay()
+        return self._found
+
+    def _prepare(self, sample: Sample) -> Derivative:
+        if self._left < 0:  # recording has failed
             return self.eager(sample)
         with swift(next(iter(self.eager.net.parameters())).dtype == torch.bfloat16):
-            return self._rehearse(sample) if self._left else self._record(sample, given)
+            return self._rehearse(sample) if self._left else self._record(sample)
 
     def _rehearse(self, sample: Sample) -> Derivative:
         """One of the first: libraries prepare in it."""
@@ -53,10 +59,9 @@ class Taped:
         self._left -= 1
         return found[0]
 
-    def _record(self, sample: Sample, given: list[torch.Tensor]) -> Derivative:
+    def _record(self, sample: Sample) -> Derivative:
         self._left -= 1
-        self._given = [tensor.clone() for tensor in given]
-        batch = Sample(sample.keys, self._given[0], dict(zip(sample.rows, self._given[1:], strict=True)))
+        batch = Sample(sample.keys, sample.weight.clone(), {name: rows.clone() for name, rows in sample.rows.items()})
 
         def derive() -> None:
             self._found = self.eager(batch)
@@ -65,10 +70,11 @@ class Taped:
             self._graph = recorded(derive, [self.eager.rng])
             self._graph.replay()
             assert self._found is not None
+            self._batch = batch
             log.info("learner.capture: loss and gradient are recorded as a CUDA graph")
             return self._found
         except RuntimeError as error:
             log.warning("learner.capture: this agent's loss cannot be recorded as a CUDA graph (%s); it runs operation "
                         "by operation", first_line(error))
-            self._graph, self._given = None, []
+            self._graph = None
             return self.eager(sample)

@@ -8,12 +8,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from qfleet.bench import kernels
 from qfleet.bench import profile as profiling
 from qfleet.bench.profile import Clocks, Part, measure, profile
 from qfleet.bench.stage import Stage
 from qfleet.cli import main
+from qfleet.roles import learner as learning
+from qfleet.roles.taped import Taped
 
 TINY = ["agent.hidden=[8]", "agent.double=false", "agent.n_step=1", "learner.batch_size=16", "run.threads=1",
         "device=cpu", "replay.capacity=2000"]
@@ -82,6 +85,24 @@ def test_a_recorded_update_is_one_part():
     found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
     assert [part.name for part in found.parts] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
     assert found.settings["gflop"] > 0
+
+
+class Unseen(Taped):
+    """Plays back what no counter sees, as a CUDA graph does."""
+
+    recorded = True
+
+    def __call__(self, sample):
+        with _disable_current_modes():
+            return self.eager(sample)
+
+
+def test_what_a_gpu_plays_back_is_counted_operation_by_operation(monkeypatch):
+    eager = profile("cartpole", [*TINY, "learner.capture=false"], 4, 64)
+    monkeypatch.setattr(learning, "Captured", Unseen)
+    found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
+    assert [part.name for part in found.parts] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
+    assert found.settings["gflop"] == pytest.approx(eager.settings["gflop"])
 
 
 @pytest.mark.parametrize(("name", "group"), [

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qfleet.maths.compiled import COMPILED
-from qfleet.maths.nearest import by_sorting, nearest, search
+from qfleet.maths.nearest import among, by_sorting, nearest, search
 
 
 def naive(keys, count, key, k):
@@ -22,7 +22,7 @@ def uncompiled(keys, count, key, k):
     return torch.from_numpy(found)
 
 
-@pytest.mark.parametrize("way", [nearest, by_sorting, uncompiled])
+@pytest.mark.parametrize("way", [nearest, by_sorting, among, uncompiled])
 def test_equals_a_naive_loop(way):
     assert COMPILED, "otherwise two of the ways are the same"
     rng = np.random.default_rng(0)
