@@ -196,7 +196,7 @@ def pong() -> Iterator[str]:
     data = read("pong_family.json")
     yield f"## {PLACES['pong_family.json']}\n"
     yield ("Every run of `python benchmarks/pong_family.py`, which is for a machine with a GPU (on two cores a run "
-           "takes days), those that failed or were ended included "
+           "takes days), those that failed or were ended included, but for trials of less than a minute "
            "([raw data](../benchmarks/results/pong_family.json), [curves](values.md#measured)). The score is that of "
            f"{data['games']} whole games of the best policy, played after training. The command has the settings that "
            "differ from the recipe, but for those of files; a run ended at its `stop_at` or when its time was up.\n")
