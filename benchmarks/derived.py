@@ -22,6 +22,8 @@ from learn import HEADS, MATRIX, TORSOS
 RESULTS = Path(__file__).parent / "results"
 IN_TIME_S = 120
 """Of the start of the process: the time in which Pong is to be learnt."""
+NO_OPS = 8
+"""Decisions by which games may differ that begin with up to 30 frames of doing nothing, and are the same otherwise."""
 ONSET = -18.5
 """A return of Pong in training, of -21 to 21, that shows that learning has begun."""
 
@@ -217,17 +219,27 @@ def pong(run: dict[str, Any]) -> dict[str, Any]:
 
 def family(data: dict[str, Any]) -> dict[str, Any]:
     """pong_family.json: its runs, when they had begun to score, and a table of them."""
-    lines = ["| agent | steps | updates | minutes | last evaluation | games afterwards |", "|---|---|---|---|---|---|"]
+    lines = ["| agent | steps | updates | minutes | last evaluation | games afterwards | differ, at least |",
+             "|---|---|---|---|---|---|---|"]
     for name, row in data["rows"].items():
         games = row.get("games")
         judged = f"{number(row['curve'][-1][1], 1)} ± {row['curve'][-1][2]:.1f}" if row["curve"] else "none"
         after = f"**{number(games['mean_reward'], 1)}** of {games['episodes']}" if games else "not played"
         lines.append(f"| `{name}` | {row['steps']:,} | {row['updates']:,} | {row['seconds'] / 60:.1f} | {judged} | "
-                     f"{after} |")
+                     f"{after} | {differing(games) if games else '-'} |")
     found = {name: row | onset(row) for name, row in data["rows"].items()}
     recurrent = [row["onset updates"] for row in found.values()
                  if row["settings"][0] in ("r2d2", "ngu", "agent57") and "onset updates" in row]
     return found | {"table": block(lines), "recurrent": {"least": min(recurrent), "most": max(recurrent)}}
+
+
+def differing(games: dict[str, Any]) -> int:
+    """How many games there are at least: those of one return whose lengths lie within the no-ops of others are one."""
+    found, last = 0, None
+    for game in sorted(zip(games["returns"], games["lengths"], strict=True)):
+        found += last is None or game[0] != last[0] or game[1] - last[1] > NO_OPS
+        last = game
+    return found
 
 
 def onset(row: dict[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def agent_of(settings: tuple[str, ...]) -> str:
     agent: Any = config.agent
     name = "TD3" if getattr(agent, "twin", False) else ALGOS.get(agent.algo, agent.algo)
     told = [name, *(word for word in ("double", "munchausen", "dueling", "noisy") if getattr(agent, word, False))]
-    told += [f"{agent.n_step} step{'s' * (agent.n_step > 1)}"]
+    traced = getattr(agent, "targets", None) == "retrace"
+    told += ["Retrace"] if traced else [f"{agent.n_step} step{'s' * (agent.n_step > 1)}"]
     told += [f"sequences of {agent.burn_in} + {agent.unroll}"] if getattr(agent, "unroll", 0) else []
     told += ["LayerNorm"] if agent.norm == "layer" else []
     told += ["prioritised"] if config.replay.alpha else []

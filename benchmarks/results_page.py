@@ -46,11 +46,15 @@ HEAD = """# Results
 What was trained, on how many seeds, and what came of it. A seed counts as solved when the mean return of 20 fresh
 greedy episodes of its best policy, played after training, reaches the threshold within the step budget of the recipe.
 The page is written by `make figures` from the files in `benchmarks/results`, failures included; a test fails if it is
-not up to date. A row is trained again, its seeds one after the other, by
+not up to date. A row of the tables from CartPole on is trained again, its seeds one after the other, by
 
 ```console
-$ python benchmarks/learn.py --only "ROW"
+$ python benchmarks/learn.py --only "ROW" --out runs/again.json
 ```
+
+(without `--out` it goes on with the committed file, and skips the seeds that are in it). Rows of `tcp+tls` are for
+fleets whose only actor joins over TCP: that command starts it, too, while the one in the table needs `--token-file` and
+an actor that joins. Other tables name their own commands.
 
 Speed and memory are on [another page](benchmarks.md).
 """
@@ -198,7 +202,9 @@ def pong() -> Iterator[str]:
     yield ("Every run of `python benchmarks/pong_family.py`, which is for a machine with a GPU (on two cores a run "
            "takes days), those that failed or were ended included, but for trials of less than a minute "
            "([raw data](../benchmarks/results/pong_family.json), [curves](values.md#measured)). The score is that of "
-           f"{data['games']} whole games of the best policy, played after training. The command has the settings that "
+           f"{data['games']} whole games of the best policy, played after training, greedily, without sticky actions; "
+           "often only a few of them differ by more than their no-ops ([how many](values.md#measured)), so that their "
+           "mean says little of other games. The command has the settings that "
            "differ from the recipe, but for those of files; a run ended at its `stop_at` or when its time was up.\n")
     yield "| row | agent | decisions | seeds | score | commit | command |"
     yield "|---|---|---|---|---|---|---|"

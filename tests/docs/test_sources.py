@@ -150,17 +150,18 @@ def test_runs_of_pong_are_told_in_a_table_and_a_picture():
     row = {"steps": 650_000, "updates": 9_000, "seconds": 120.0, "curve": [[600_000, 12.0, 3.0], [650_000, 20.3, 0.5]],
            "training": [[1000, -21.0], [650_000, 4.0]], "training_clocks": [[10, 1], [9_000, 300]],
            "settings": ["ngu"]}
-    rows = {"iqn": row | {"games": {"mean_reward": 20.5, "episodes": 30}}, "btr": row,
-            "r2d2": row | {"curve": [], "games": {"mean_reward": -21.0, "episodes": 30}}}
+    games = {"mean_reward": 20.5, "episodes": 4, "returns": [21, 20, 20, 21], "lengths": [1800, 1900, 1905, 1809]}
+    lost = {"mean_reward": -21.0, "episodes": 1, "returns": [-21], "lengths": [9]}
+    rows = {"iqn": row | {"games": games}, "btr": row, "r2d2": row | {"curve": [], "games": lost}}
     rows["late"] = row | {"training": [[1000, -21.0], [650_000, -20.0]], "settings": ["r2d2"]}
     found = derived.family({"rows": rows})
     assert found["recurrent"] == {"least": 9_000, "most": 9_000} and found["iqn"]["onset"] == "650,000"
     assert "onset" not in found["late"]
     del rows["late"]
     lines = derived.family({"rows": rows})["table"].strip().splitlines()
-    assert lines[2:] == ["| `iqn` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | **20.5** of 30 |",
-                         "| `btr` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | not played |",
-                         "| `r2d2` | 650,000 | 9,000 | 2.0 | none | **−21.0** of 30 |"]
+    assert lines[2:] == ["| `iqn` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | **20.5** of 4 | 3 |",
+                         "| `btr` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | not played | - |",
+                         "| `r2d2` | 650,000 | 9,000 | 2.0 | none | **−21.0** of 1 | 1 |"]
     figure = pong_family.draw({"rows": rows})
     (axis,), (legend,) = figure.axes, figure.legends
     assert [len(line.get_xdata()) for line in axis.lines[:6]] == [2, 2, 2, 2, 2, 0]
