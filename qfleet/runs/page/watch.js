@@ -4,7 +4,7 @@
 const live = { groups: [{ label: "" }], runs: [{ name: "", group: 0, series: { x: {}, y: {}, limits: [] }, ratio: null, alpha: null }] };
 const runs = () => live.runs;
 const place = name => document.getElementById(name);
-let version = -1, tags = "", film = null;
+let version = -1, tags = "", film = null, shown = 0;  // until when a film is left to play
 
 document.getElementById("page").replaceChildren(
   el("header", {}, el("div", {}, el("h1", { id: "name" }, "…"), el("p", { class: "soft", id: "env" })), themeButton()),
@@ -39,11 +39,14 @@ function soloRows(news) {
 }
 
 function showFilm(name) {
-  if (name === film || !name) return;
+  if (name === film || !name || performance.now() < shown) return;  // films may come faster than they can be seen
   film = name;
+  shown = performance.now() + 3000;
   const video = el("video", { controls: true, loop: true, playsinline: true, "aria-label": name, src: `film/${encodeURIComponent(name)}` });
   video.muted = true;
   video.autoplay = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+  video.addEventListener("loadedmetadata", () => { shown = performance.now() + Math.min(1000 * video.duration, 60000); });
+  video.addEventListener("error", () => { shown = 0; });
   const step = /^step-0*(\d+)/.exec(name);
   place("film").className = "";
   place("film").replaceChildren(video, el("p", { class: "small soft" }, step ? `step ${(+step[1]).toLocaleString("en")}` : name));
