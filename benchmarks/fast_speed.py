@@ -85,10 +85,12 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     from qfleet.roles.schedule import Progress, Schedule
     from qfleet.roles.weights import Mailbox
 
-    config = resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
-                              "env.lanes=8", *overrides]).config
+    class Met(Solo):
+        """Nobody is met, but a learner cannot know that: who is not Solo itself may meet others."""
+
     spec = noise_spec()
-    config = settle(config, spec)
+    config = settle(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
+                                     "env.lanes=8", *overrides]).config, spec)
     torch.set_num_threads(config.run.threads or 1)
     device, layout, agent = torch.device(config.device), layout_of(config, spec), make_agent(config, spec)
     store = DeviceReplay if config.replay.store == "device" else HostReplay
@@ -100,7 +102,8 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     replay.tick(10**6)
     meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
     learner = Learner(agent, replay, Mailbox(), meter, config.learner, 1, device)
-    learner.meet((type("Met", (Solo,), {}) if met else Solo)(config.learner))  # who is not Solo itself may meet others
+    if met:
+        learner.meet(Met(config.learner))
     return learner, config
 
 

@@ -73,6 +73,23 @@ def test_a_memory_that_does_not_stay_as_it_is_is_refused():
         reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.zeros(3)))
 
 
+def test_every_part_of_an_arm_is_told_anew_at_every_step():
+    agent, given = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC), []
+
+    def act(net, obs, memory, arm, rng):
+        given.append(dataclasses.replace(arm, epsilon=arm.epsilon.clone(), sigma=arm.sigma.clone()))
+        return agent.act(net, obs, memory, arm, rng)
+
+    reflex = Reflex(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
+    for step in (1, 2):
+        told = Arm(step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step),
+                   0.15, 8)
+        reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, told)
+        found = given[-1]
+        assert (found.noise, found.theta, found.count, found.index.tolist()) == (False, 0.15, 8, told.index.tolist())
+        assert torch.equal(found.epsilon, told.epsilon) and torch.equal(found.sigma, told.sigma)
+
+
 class Tape:
     """Like a CUDA graph: recording it does nothing, and a replay leaves its results where the recorded ones are."""
 
