@@ -149,8 +149,8 @@ def test_loss_and_priority_equal_a_naive_loop(algo):
                 bonus = cfg.munchausen_alpha * max(log_pi, cfg.munchausen_floor)
             values, probs = oracle.target(ret, scale, bonus, laws, [oracle.q(law) for law in choosing])
             loss, priority = oracle.compare(here[item][action], tau and tau[item], values, probs)
-            assert found.per_item[item].item() == pytest.approx(loss, abs=2e-3 if cfg.rescale else 1e-4), switches
-            assert found.priority[item].item() == pytest.approx(priority, abs=2e-3 if cfg.rescale else 1e-4), switches
+            assert found.per_item[item].item() == pytest.approx(loss, abs=1e-4), switches
+            assert found.priority[item].item() == pytest.approx(priority, abs=1e-4), switches
 
 
 @pytest.mark.parametrize("algo", ALGOS)

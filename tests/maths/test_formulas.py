@@ -1,5 +1,6 @@
 """Rescaling and the pieces of the Bellman error."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,30 @@ from qfleet.maths.rescale import h, h_inverse
 @given(st.lists(st.floats(-1e5, 1e5), min_size=1, max_size=20))
 def test_rescaling_is_undone_by_its_inverse(values):
     x = torch.tensor(values, dtype=torch.float64)
-    assert torch.allclose(h_inverse(h(x)), x, rtol=1e-6, atol=1e-6)
+    assert torch.allclose(h_inverse(h(x)), x, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("function", [h, h_inverse])
+def test_rescaling_in_float32_loses_no_digits_near_zero(function):
+    """The relative error is a few roundings for every size of value, so the sign is right, too."""
+    sizes = torch.logspace(-8, 4, 20_001, dtype=torch.float32)
+    x = torch.cat([sizes, -sizes, torch.zeros(1)])
+    wanted, found = function(x.double()), function(x)
+    assert torch.equal(found.sign(), x.sign())
+    assert torch.all((found - wanted).abs() <= 1e-6 * wanted.abs())
+
+
+def test_the_inverse_of_rescaling_is_the_root_of_its_equation():
+    """By bisection of h, written as in the paper."""
+    for y in (1e-3, 0.5, 7.0, 300.0, -20.0):
+        low, high = 0.0, 1e6
+        for _ in range(200):
+            middle = (low + high) / 2
+            if (middle + 1) ** 0.5 - 1 + 1e-3 * middle < abs(y):
+                low = middle
+            else:
+                high = middle
+        assert abs(float(h_inverse(torch.tensor(y, dtype=torch.float64)))) == pytest.approx(low, rel=1e-9)
 
 
 def test_rescaling_by_hand():
