@@ -41,7 +41,9 @@ class LearnerConfig(OptimizerConfig):
     batch_size: PositiveCount = Field(32, description="windows per update")
     target_period_updates: Count = Field(1000, description="updates between copies to the target network, 0 = soft")
     target_tau: Fraction = Field(0.005, description="size of the soft step towards the online network, every update")
-    publish_period_updates: PositiveCount = Field(1, description="updates between weights handed to the actors")
+    publish_period_updates: PositiveCount = Field(
+        1, description="updates between weights handed to the actors; if it is target_period_updates, they are the "
+                       "target network's")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="numbers the network computes with; auto: bf16 for images where it is measurably faster")
     parts: PositiveCount | Literal["auto"] = Field(
@@ -108,6 +110,7 @@ class Learner:
         self.burst: int | None = None
         self.laps = Laps(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published = -1
+        self._moved = 0  # the update after which the target network was copied last
         self._bad = 0
         self._owed = 0  # updates that were counted and have moved nothing: so many more are made that do not count
         self._held: Sample | None = None  # drawn, while others had nothing to draw yet
@@ -148,10 +151,29 @@ class Learner:
             self.laps.lap(UPDATE)
             self.laps.turn()
             made += 1
-        due = self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates
-        if due and self.weights.wanted:
-            self.publish()
+        if self._due and self.weights.wanted:
+            self.hand_out()
         return made > 0
+
+    @property
+    def _by_target(self) -> bool:
+        """Whether actors use the weights of the target network."""
+        return self.cfg.publish_period_updates == self.cfg.target_period_updates
+
+    @property
+    def _due(self) -> bool:
+        if self._by_target:
+            return self._published < self._moved
+        return self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates
+
+    def hand_out(self) -> None:
+        """Publish what actors use from now on. Several updates may be made at a time, so that the present weights are
+        seldom those that were copied to the target network: where actors follow it, they get its own."""
+        if not self._by_target:
+            self.publish()
+        elif self._published != self._moved:
+            self.weights.publish(self.target.state(), self._moved)
+            self._published = self._moved
 
     def publish(self) -> None:
         """Put the present weights into the mailbox, unless they are there already."""
@@ -170,7 +192,7 @@ class Learner:
         self._book(0 if self._whole is None else self._whole.unheard())
         return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradients.state_dict(),
                 "rng": self.rng.get_state(), "updates": self.updates, "published": self._published,
-                "owed": self._owed}
+                "moved": self._moved, "owed": self._owed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.flat.load(state["net"])
@@ -178,6 +200,7 @@ class Learner:
         self.gradients.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
         self.updates, self._published = state["updates"], state["published"]
+        self._moved = state.get("moved", max(0, self._published))
         self._owed = state.get("owed", 0)
 
     def _decide(self) -> Whole | None:
@@ -262,6 +285,7 @@ class Learner:
                 self.target.follow(self.flat, tau if more == 1 else 1 - (1 - tau) ** more)
         elif self._passed(self.cfg.target_period_updates, before):
             self.target.follow(self.flat)
+            self._moved = self.updates
 
     def _passed(self, period: int, before: int) -> bool:
         return self.updates // period > before // period

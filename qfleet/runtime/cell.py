@@ -107,7 +107,7 @@ class Cell:
     def republish(self) -> None:
         """Hand out the learner's weights as they are: nobody remembers which ones were handed out last."""
         self.learner.load_state_dict(self.learner.state_dict() | {"published": -1})
-        self.learner.publish()
+        self.learner.hand_out()
 
     def settle(self, state: Mapping[str, Any]) -> None:
         """The last part of a restoration: what depends on everything else, or is drawn from by it."""

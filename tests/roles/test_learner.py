@@ -130,6 +130,49 @@ def test_publishing_waits_for_its_period():
     assert weights.fetch(-1)[0] == 4
 
 
+@pytest.mark.parametrize("burst", [1, 2, 4, 7])
+def test_with_the_period_of_the_target_actors_have_the_targets_weights(burst):
+    """However many updates are made at a time, and whatever moment readers ask at; also after a resume."""
+    cfg = {"target_period_updates": 5, "publish_period_updates": 5}
+    learner, _, _, weights = learner_with([], **cfg)
+    learner.publish()
+    seen = set()
+    for turn in range(12):
+        learner.replay.samples = [sample_of([turn + 1.0, 2 - i]) for i in range(burst)]
+        learner.step()
+        version, state = weights.fetch(-1)
+        seen.add(version)
+        assert all(torch.equal(state[name], value) for name, value in learner.target.state().items())
+        if turn == 6:
+            again, _, _, others = learner_with([], **cfg)
+            again.load_state_dict(learner.state_dict())
+            others.load_state_dict(weights.state_dict())
+            learner, weights = again, others
+    assert seen == set(range(0, 12 * burst + 1, 5)) or burst > 5 and len(seen) > 8
+
+
+def test_readers_that_were_away_get_the_targets_weights_too():
+    learner, _, _, weights = learner_with([sample_of([1, 2])] * 5, target_period_updates=2, publish_period_updates=2)
+    learner.weights = Slow()
+    learner.step()
+    assert learner.updates == 5 and learner.weights.given == []
+    learner.weights.wanted = True
+    learner.step()
+    (version, state), = learner.weights.given
+    assert version == 4
+    assert all(torch.equal(state[name], value) for name, value in learner.target.state().items())
+
+
+class Slow:
+    """A mailbox whose readers have not taken what is there yet."""
+
+    def __init__(self):
+        self.wanted, self.given = False, []
+
+    def publish(self, state, version):
+        self.given.append((version, state))
+
+
 def test_published_weights_do_not_change_afterwards():
     learner, _, _, weights = learner_with([sample_of([1, 2])])
     learner.step()
