@@ -240,7 +240,7 @@ class Attempt:
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
         self.films = Films(config, directory.videos)
         self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
-                                 partial(write_roll, directory.path)))
+                                 partial(write_roll, directory.path), lambda remembered: self.store.best_score()))
         self.cell = self.run.cell
         if checkpoint is not None:
             self._restore(checkpoint)

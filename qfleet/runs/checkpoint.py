@@ -281,6 +281,11 @@ class Checkpoints:
                     _set_aside(folder)
         return None
 
+    def best_score(self) -> float | None:
+        """The mean return that earned the best policy its place; None if there is none."""
+        found = self.newest("best")
+        return None if found is None else found.manifest.notes.get("mean_reward")
+
     def series(self, name: str = "step") -> list[Path]:
         """Directories of a name, oldest first, valid or not."""
         return [folder for _, folder in sorted(self._numbered(name))]

@@ -29,7 +29,10 @@ from qfleet.types import EnvSpec, Sample, Weights
 @dataclass(frozen=True)
 class Outside:
     """What a run needs of the world around it: where figures, checkpoints and bad batches go, who films, and
-    who is told of the members of a fleet."""
+    who is told of the members of a fleet.
+
+    `best` returns the score of the best policy that is saved. A snapshot remembers one, too, which may be older.
+    """
 
     sinks: Sequence[Sink]
     save: Callable[[Snapshot], Any]
@@ -37,6 +40,7 @@ class Outside:
     on_bad: Callable[[Sample, int], None]
     film: Callable[[Policy, int], None] = lambda policy, evaluation: None
     roll: Callable[[Sequence[Mapping[str, Any]]], None] = lambda members: None
+    best: Callable[[float | None], float | None] = lambda remembered: remembered
 
 
 class Cell:
@@ -50,7 +54,7 @@ class Cell:
         self.replay: HostReplay | DeviceReplay = (
             DeviceReplay(*given) if plan.replay.store == "device" else HostReplay(*given, plan.decode_threads))
         self.stop = Stop(plan, self.progress)
-        self.best: float | None = None
+        self.best = outside.best(None)
         self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
         self.meter = Meter(outside.sinks, self.progress, spec.frames_per_step, plan.log_schedule, self.gauges)
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
@@ -112,7 +116,7 @@ class Cell:
     def settle(self, state: Mapping[str, Any]) -> None:
         """The last part of a restoration: what depends on everything else, or is drawn from by it."""
         self.meter.load_state_dict(state["meter"])
-        self.best = state["best"]
+        self.best = self.outside.best(state["best"])
         if self.best is not None:
             self.stop.score(self.best)
         torch.set_rng_state(state["torch_rng"])

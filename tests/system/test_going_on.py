@@ -1,7 +1,9 @@
 """One writer per run, what a resumed run may change, and new runs that start from trained weights."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from real_runs import (
     ENVIRONMENT,
     TINY,
+    Spy,
     assert_no_step_twice,
     command,
     newest,
@@ -24,6 +27,7 @@ from qfleet import api
 from qfleet.cli import main
 from qfleet.replay import planner
 from qfleet.roles.seeds import seed_for
+from qfleet.runs.checkpoint import Checkpoints, Meta
 from qfleet.types import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -72,6 +76,38 @@ def test_a_run_may_be_extended_moved_and_judged_otherwise():
     same = api.resume("elsewhere")
     assert (same.steps, same.updates, same.reason) == (more.steps, more.updates, "total_steps")
     assert_no_step_twice(Path("elsewhere"))
+
+
+def better_policy(run, score):
+    """Save a policy of that score, as an evaluation between the last checkpoint and a crash does; its path."""
+    last = newest(run)
+    meta = Meta(last.config_text, last.spec, {"mean_reward": score})
+    return Checkpoints(run / "checkpoints", 2).save_policy(last.manifest.step + 50, last.manifest.updates,
+                                                           last.policy(), meta)
+
+
+@pytest.mark.parametrize("engine", [[], ["gradients=allreduce"]], ids=["inline", "rank"])
+def test_a_resumed_run_does_not_replace_the_best_policy_on_disk_by_a_worse_one(engine):
+    """Killed between a new best and the next checkpoint, a run goes on from one that remembers a lower best."""
+    def stop(record):
+        if record["step"] >= 200:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result = train("cartpole", "run.name=x", "total_steps=10000", "eval.period_steps=null", "run.log_period_steps=50",
+                   *engine, sinks=[Spy(stop)])
+    assert result.exit_code == 75 and newest(result.directory).state()["best"] is None
+    best = better_policy(result.directory, 400.0)
+    again = api.resume("x", [f"total_steps={result.steps + 100}"])
+    last = [record for record in records(result.directory) if "eval/mean_reward" in record][-1]
+    assert last["eval/mean_reward"] < 400 == last["eval/best_reward"] == again.best
+    assert Checkpoints(result.directory / "checkpoints", 2).series("best") == [best]
+
+
+def test_a_best_policy_that_is_gone_is_not_remembered():
+    train("cartpole", "run.name=x", "total_steps=200")
+    shutil.rmtree(next(Path("runs/x/checkpoints").glob("best-*")))
+    again = api.resume("x", ["total_steps=300"])
+    assert Checkpoints(Path("runs/x/checkpoints"), 2).best_score() == again.best is not None
 
 
 def test_a_solved_run_goes_on_only_when_told():
