@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from qfleet.cli import main
+from qfleet.runtime.signals import ignore_late, keep_exit_code
 
 FINAL = (2, 75)
 """Misused, or told to stop: another attempt would end in the same way, or is not wanted."""
@@ -27,6 +28,14 @@ def leave(code: int, word: str | None = None) -> NoReturn:
     sys.exit(code)
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """The `qfleet` command, from the first line to the exit code."""
     stopped = os.environ.pop("QFLEET_STOPPED", None)  # it is a word of this process, not of its children
-    leave(main(), stopped)
+    keep_exit_code()
+    code = main()
+    ignore_late()
+    leave(code, stopped)
+
+
+if __name__ == "__main__":
+    run()

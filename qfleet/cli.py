@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from qfleet import __version__, verbs
 from qfleet.verbs import options
-from qfleet.verbs.telling import complain, say
+from qfleet.verbs.telling import complain, say, unread
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
@@ -277,8 +277,9 @@ def _flushed(code: int) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
+        reader_gone = unread(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes there
-        if not isinstance(error, BrokenPipeError) and code == 0:
+        if not reader_gone and code == 0:
             complain(f"error: cannot write to stdout: {error.strerror}")
             return 1
     return code

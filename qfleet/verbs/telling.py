@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import stat
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +20,21 @@ def complain(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def unread(error: OSError) -> bool:
+    """Whether stdout failed because its reader is gone: a pipe or a terminal that was closed."""
+    with contextlib.suppress(OSError):
+        return isinstance(error, BrokenPipeError) or (
+            error.errno == errno.EIO and stat.S_ISCHR(os.fstat(1).st_mode))
+    return False
+
+
 def say(text: str = "") -> None:
     """A line of the result; a reader who has left does not change how the command ends, a full disk does."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        return
     except OSError as error:
+        if unread(error):
+            return
         complain(f"error: cannot write to stdout: {error.strerror}")
         raise SystemExit(1) from None
 

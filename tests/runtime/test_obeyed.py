@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import pytest
 
 from qfleet.runtime.signals import obeyed
 
-ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -21,7 +23,8 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "reason"), list(zip(ALL, ("interrupted", "preempted", "preempted"), strict=True)))
+@pytest.mark.parametrize(("number", "reason"), list(zip(
+    ALL, ("interrupted", "preempted", "preempted", "preempted"), strict=True)))
 def test_the_first_signal_is_a_reason_and_nothing_else(stop, number, reason):
     before = [signal.getsignal(each) for each in ALL]
     with obeyed(stop):
@@ -64,3 +67,53 @@ def test_outside_the_main_thread_nothing_changes(stop):
     thread.start()
     thread.join(30)
     assert seen == [before]
+
+
+def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(stop):
+    """`nohup` starts a process so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with obeyed(stop):
+            send(signal.SIGHUP)
+            assert stop.reason is None
+            send(signal.SIGTERM)
+        assert stop.reason == "preempted" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+PROCESS = """
+import os, signal, sys
+from types import SimpleNamespace
+from qfleet import __main__ as command
+from qfleet.runtime.signals import obeyed
+
+first, *later = map(int, sys.argv[1:])
+
+class AtTheVeryEnd:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        for number in later:
+            kill(pid, number)
+
+def main():
+    stop = SimpleNamespace(reason=None)
+    with obeyed(stop):
+        if first:
+            os.kill(os.getpid(), first)
+    for number in later:
+        os.kill(os.getpid(), number)
+    sys.kept_until_the_interpreter_ends = AtTheVeryEnd()
+    return {"interrupted": 130, "preempted": 75, None: 0}[stop.reason]
+
+command.main = main
+getattr(command, "run", lambda: command.leave(main()))()
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("first", "later", "code"), [
+    (signal.SIGINT, [signal.SIGINT], 130), (signal.SIGTERM, [signal.SIGTERM] * 3, 75),
+    (signal.SIGHUP, [signal.SIGHUP, signal.SIGTERM], 75), (0, [signal.SIGTERM], -signal.SIGTERM)])
+def test_signals_after_the_one_that_ended_a_run_do_not_change_the_exit_code(first, later, code):
+    done = subprocess.run([sys.executable, "-c", PROCESS, *map(str, map(int, [first, *later]))], timeout=30)
+    assert done.returncode == code

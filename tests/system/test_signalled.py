@@ -1,6 +1,8 @@
 """Signals: the first saves and ends the run in order, a second SIGINT ends it at once, resume goes on."""
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -23,6 +25,8 @@ from real_runs import (
 from qfleet import api
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PATHS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 ENDLESS = ["total_steps=100000", "run.log_period_steps=50", "run.name=x"]
 
 
@@ -42,12 +46,13 @@ def at_step(step, *numbers):
 
 
 @pytest.mark.parametrize(("number", "code", "reason"), [
-    (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "preempted"), (signal.SIGUSR1, 75, "preempted")])
+    (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "preempted"), (signal.SIGUSR1, 75, "preempted"),
+    (signal.SIGHUP, 75, "preempted")])
 def test_one_signal_saves_and_resume_goes_on(number, code, reason):
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    before = [signal.getsignal(each) for each in ALL]
     result = train("cartpole", *ENDLESS, sinks=[at_step(150, number)])
     assert (result.exit_code, result.reason) == (code, reason)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+    assert [signal.getsignal(each) for each in ALL] == before
     assert newest(result.directory).manifest.step == result.steps
     assert not (result.directory / "lock").exists()
     assert 150 <= result.steps < 200
@@ -120,6 +125,48 @@ def test_a_signal_breaks_an_evaluation_off_and_resume_makes_up_for_it(monkeypatc
     evaluations = [record["step"] for record in records(again.directory) if "eval/mean_reward" in record]
     assert len(evaluations) == 2 and 400 < evaluations[0] < 420, "at once, and at the end"
     assert again.best == 5000
+
+
+class Chatty(gymnasium.Wrapper):
+    """Prints at every step, as environments under development do."""
+
+    def step(self, action):
+        print("a step", flush=True)
+        return self.env.step(action)
+
+
+def in_terminal(args, ready):
+    """Run the command line in a terminal of its own, close that when `ready`; the exit code."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(args[0], args, ENVIRONMENT | {"TERM": "xterm", "CI": "", "PYTHONPATH": PATHS})
+    os.set_blocking(terminal, False)
+    deadline = time.monotonic() + 60
+    try:
+        while not ready():
+            assert time.monotonic() < deadline and os.waitpid(pid, os.WNOHANG) == (0, 0)
+            with contextlib.suppress(BlockingIOError):
+                os.read(terminal, 1 << 16)
+            time.sleep(0.01)
+        os.close(terminal)
+        while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() < deadline, "goes on without a terminal"
+            time.sleep(0.01)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_goes_on_later(tmp_path):
+    """An environment that prints, and the last words of the command, find no terminal either."""
+    args = ["train", "cartpole", *TINY, *ENDLESS, "env.wrappers=[test_signalled:Chatty]"]
+    metrics = Path("runs/x/metrics.jsonl")
+    assert in_terminal(command(*args), lambda: metrics.exists() and metrics.read_text().count("\n") > 2) == 75
+    last = newest(Path("runs/x")).manifest.step
+    assert last >= 100 and not Path("runs/x/lock").exists()
+    assert api.resume("x", [f"total_steps={last + 50}"]).exit_code == 0
 
 
 def test_the_command_line_obeys_also_while_the_environment_hangs(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 
 from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.cluster.host import Host
+from qfleet.runtime.signals import deaf_to_hangups
 from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.security import write_token
 from qfleet.types import UserError
@@ -65,8 +66,9 @@ class RaySession:
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             if self.own:
-                ray.init(address="local", num_cpus=max(usable_cores(), round(cpus + 0.5)), _temp_dir=str(folder),
-                         include_dashboard=cfg.dashboard, object_store_memory=cfg.object_store_mb << 20, **quiet)
+                with deaf_to_hangups():
+                    ray.init(address="local", num_cpus=max(usable_cores(), round(cpus + 0.5)), _temp_dir=str(folder),
+                             include_dashboard=cfg.dashboard, object_store_memory=cfg.object_store_mb << 20, **quiet)
             elif not self._shared:
                 ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
