@@ -1,14 +1,17 @@
 """Agent57's way (Badia et al. 2020b): a bandit learns from what episodes brought which policy to follow in the next.
 
-It forgets: only the last episodes count, since the policies that it chooses among are learning. By UCB, or by
-UCB1-Tuned (Auer et al. 2002), which takes the spread of an arm's returns into account.
+It forgets: only the last episodes count, since the policies that it chooses among are learning. By the paper's
+simplified UCB, or by UCB1-Tuned (Auer et al. 2002), which takes the spread of an arm's returns into account.
+
+One bandit serves all lanes of an actor. It is told which arms are being played: their returns are on their way, so they
+count as trials, and an arm without returns is tried by one lane at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +31,7 @@ Rule = Literal["ucb", "ucb1_tuned"]
 class Config(Section):
     kind: Literal["bandit"] = Field("bandit", description="the kind of exploration")
     arms: PositiveCount = Field(32, description="policies to choose among, as many as agent.arms")
-    window: PositiveCount = Field(90, description="newest episodes of an actor that count, episodes")
+    window: PositiveCount = Field(90, description="newest episodes that count, episodes per lane of an actor")
     rule: Rule = Field("ucb", description="how much an arm that was tried seldom is favoured: ucb or ucb1_tuned")
     weight: NonNegative = Field(1.0, description="how much that counts, in units of return (ucb) or of its range")
     random: Fraction = Field(0.5, description="probability that an episode follows any arm")
@@ -39,57 +42,67 @@ class Config(Section):
 
 
 class Bandit:
-    """Which of N arms brings most, judged by the last `window` episodes of all its lanes."""
+    """Which of N arms brings most, judged by the last `window` episodes of all its lanes.
+
+    `playing` are the arms of the other lanes, which are in the middle of an episode. The caller keeps them: the arm of
+    a lane that is lost is lost with it.
+    """
 
     def __init__(self, arms: int, window: int, rule: Rule = "ucb", weight: float = 1.0, random: float = 0.0) -> None:
         self.arms, self.rule, self.weight, self.random = arms, rule, weight, random
-        self.history: deque[tuple[int, float]] = deque(maxlen=window)
+        self.window, self.history = window, deque[tuple[int, float]]()
+        self._returns = [deque[float]() for _ in range(arms)]  # the same, arm by arm
         self.rng = np.random.default_rng(0)
         self.dealt = 0
 
-    def choose(self) -> int:
-        """Every arm once, then the most promising one, or with probability `random` any."""
+    def choose(self, playing: Sequence[int] = ()) -> int:
+        """Every arm once, then the most promising one, of equals the one that fewest play, or with probability `random`
+        any."""
         if self.dealt < self.arms:
             self.dealt += 1
             return self.dealt - 1
         if self.rng.random() < self.random:
             return int(self.rng.integers(self.arms))
-        return int(np.argmax(self.scores()))
+        scores, under_way = self.scores(playing), Counter(playing)
+        return min(np.flatnonzero(scores == scores.max()).tolist(), key=lambda arm: under_way[arm])
 
     def tell(self, arm: int, ret: float) -> None:
         self.history.append((arm, ret))
+        self._returns[arm].append(ret)
+        if len(self.history) > self.window:
+            self._returns[self.history.popleft()[0]].popleft()
 
-    def scores(self) -> np.ndarray:
-        """Mean return plus bonus [N]; an arm of which nothing is known any more is promising beyond measure."""
-        found = np.full(self.arms, math.inf)
-        everything = [ret for _, ret in self.history]
-        for arm in range(self.arms):
-            if own := [ret for which, ret in self.history if which == arm]:
-                found[arm] = np.mean(own) + self.weight * self._bonus(own, everything)
+    def scores(self, playing: Sequence[int] = ()) -> np.ndarray:
+        """Mean return plus bonus [N]. An arm without returns comes first, or last if a lane is playing it."""
+        found, under_way = np.full(self.arms, math.inf), Counter(playing)
+        for arm, own in enumerate(self._returns):
+            if own:
+                found[arm] = sum(own) / len(own) + self.weight * self._bonus(own, len(own) + under_way[arm])
+            elif under_way[arm]:
+                found[arm] = -math.inf
         return found
 
     def best(self) -> int:
         """The arm with the greatest mean return, the first one if nothing is known."""
-        means = np.full(self.arms, -math.inf)
-        for arm in {which for which, _ in self.history}:
-            means[arm] = np.mean([ret for which, ret in self.history if which == arm])
-        return int(np.argmax(means))
+        return int(np.argmax([sum(own) / len(own) if own else -math.inf for own in self._returns]))
 
-    def _bonus(self, own: list[float], everything: list[float]) -> float:
-        trials = math.log(max(len(everything), 1)) / len(own)
+    def _bonus(self, own: Sequence[float], trials: int) -> float:
         if self.rule == "ucb":
-            return math.sqrt(trials)
-        span = max(everything) - min(everything)
-        spread = (float(np.var(own)) / span**2 if span else 0.0) + math.sqrt(2 * trials)
-        return span * math.sqrt(trials * min(0.25, spread))
+            return math.sqrt(1 / trials)
+        everything = [ret for _, ret in self.history]
+        span, log = max(everything) - min(everything), math.log(len(everything)) / trials
+        spread = (float(np.var(own)) / span**2 if span else 0.0) + math.sqrt(2 * log)
+        return span * math.sqrt(log * min(0.25, spread))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [list(pair) for pair in self.history], "dealt": self.dealt,
+        return {"history": np.array(self.history, np.float64).reshape(-1, 2), "dealt": self.dealt,
                 "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history.clear()
-        self.history.extend((int(arm), float(ret)) for arm, ret in state["history"])
+        for known in (self.history, *self._returns):
+            known.clear()
+        for arm, ret in state["history"]:
+            self.tell(int(arm), float(ret))
         self.dealt, self.rng.bit_generator.state = int(state["dealt"]), state["rng"]
 
 
@@ -98,11 +111,12 @@ class Choosing:
 
     def __init__(self, bandit: Bandit, rungs: Explorer, lanes: int, by_arm: bool = False) -> None:
         self.bandit, self.rungs, self.by_arm = bandit, rungs, by_arm
-        self._arm = np.array([bandit.choose() for _ in range(lanes)])
+        self._arm = np.zeros(lanes, np.int64)
+        self._begin()
 
     def seed(self, seed: int) -> None:
         self.bandit.rng, self.bandit.dealt = np.random.default_rng(seed), 0
-        self._arm[:] = [self.bandit.choose() for _ in self._arm]
+        self._begin()
 
     def arms(self, steps: int) -> Arm:
         index, epsilon = torch.from_numpy(self._arm.copy()), self.rungs.arms(steps).epsilon
@@ -111,7 +125,7 @@ class Choosing:
     def episode(self, lane: int, ret: float | None) -> None:
         if ret is not None:
             self.bandit.tell(int(self._arm[lane]), ret)
-        self._arm[lane] = self.bandit.choose()
+        self._arm[lane] = self.bandit.choose(np.delete(self._arm, lane).tolist())
 
     def state_dict(self) -> dict[str, Any]:
         return {"bandit": self.bandit.state_dict(), "arm": self._arm.copy()}
@@ -122,9 +136,13 @@ class Choosing:
         if len(state["arm"]) == len(self._arm):
             self._arm[:] = state["arm"]
 
+    def _begin(self) -> None:
+        for lane in range(len(self._arm)):
+            self._arm[lane] = self.bandit.choose(self._arm[:lane].tolist())
+
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Choosing:
     rungs = Rungs(base=cfg.base, alpha=cfg.alpha, warmup_steps=cfg.warmup_steps)
     by_arm = cfg.epsilon_by == "arm"
     ladder = Ladder(rungs, cfg.arms, 0, cfg.arms) if by_arm else Ladder(rungs, lanes, first, total)
-    return Choosing(Bandit(cfg.arms, cfg.window, cfg.rule, cfg.weight, cfg.random), ladder, lanes, by_arm)
+    return Choosing(Bandit(cfg.arms, cfg.window * lanes, cfg.rule, cfg.weight, cfg.random), ladder, lanes, by_arm)

@@ -9,6 +9,7 @@ import torch
 from qfleet.explore import Chooser, bandit, mixture
 from qfleet.explore.bandit import Bandit
 from qfleet.roles.actor import followed
+from qfleet.runs.parts import pack_state, unpack_state
 
 
 class Twin:
@@ -26,10 +27,10 @@ class Twin:
                 found.append(math.inf)
                 continue
             mean = sum(own) / len(own)
-            log = math.log(len(recent))
             if self.rule == "ucb":
-                found.append(mean + self.weight * math.sqrt(log / len(own)))
+                found.append(mean + self.weight * math.sqrt(1 / len(own)))
                 continue
+            log = math.log(len(recent))
             span = max(r for _, r in recent) - min(r for _, r in recent)
             variance = sum((r - mean) ** 2 for r in own) / len(own) / (span**2 or 1) + math.sqrt(2 * log / len(own))
             found.append(mean + self.weight * span * math.sqrt(log / len(own) * min(0.25, variance)))
@@ -62,6 +63,67 @@ def test_it_finds_the_best_arm_and_follows_when_that_changes():
     assert counts.argmax(1).tolist() == [2, 5] and counts.max(1).min() > 120 and ours.best() == 5
 
 
+def best_arms_share(lanes, episodes=12_000, best=5, seed=1):
+    """Of the episodes of so many lanes, whose lengths differ, the part that followed the best of 32 arms."""
+    chooser = bandit.build(bandit.Config(arms=32, window=90, random=0.5), lanes, 0, lanes)
+    chooser.seed(seed)
+    rng = np.random.default_rng(seed)
+    left, followed_best = rng.integers(50, 150, lanes), 0
+    for _ in range(episodes):
+        lane = int(left.argmin())
+        left -= left[lane]
+        arm = int(chooser.arms(0).index[lane])
+        followed_best += arm == best
+        chooser.episode(lane, float(rng.normal(50.0 * (arm == best), 10)))
+        left[lane] = rng.integers(50, 150)
+    return followed_best / episodes
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16, 64])
+def test_the_best_arm_is_exploited_with_any_number_of_lanes(lanes):
+    """Half of the choices are random: 51.6 % is the most there is. One lane forgets arms within its window of 90."""
+    assert best_arms_share(lanes) > (0.3 if lanes == 1 else 0.45)
+
+
+def test_an_arm_without_returns_is_tried_by_one_lane_at_a_time():
+    ours = Bandit(4, 100)
+    ours.dealt = 4
+    for arm in (0, 1):
+        ours.tell(arm, 5.0 - arm)
+    assert ours.choose() == 2 and ours.choose([2]) == 3, "the unknown come first"
+    assert ours.choose([2, 3]) == 0, "their returns are on their way: the best of the known"
+    assert ours.scores([0])[0] == 5 + math.sqrt(1 / 2), "an arm that is played counts as a trial"
+
+
+def test_more_lanes_than_arms_begin_with_every_arm_alike():
+    chooser = bandit.build(bandit.Config(arms=4, random=0), 12, 0, 12)
+    chooser.seed(0)
+    assert np.bincount(chooser.arms(0).index, minlength=4).tolist() == [3, 3, 3, 3]
+
+
+def test_the_window_grows_with_the_lanes():
+    assert bandit.build(bandit.Config(arms=4, window=90), 16, 0, 16).bandit.window == 90 * 16
+
+
+def test_arms_of_lanes_that_are_gone_are_not_waited_for():
+    """An actor dies in the middle of its episodes, and the next has fewer lanes: arms that were played are free."""
+    def made(lanes):
+        found = bandit.build(bandit.Config(arms=4, random=0), lanes, 0, lanes)
+        found.seed(0)
+        return found
+
+    before, after = made(4), made(1)
+    before.episode(0, 1.0)
+    before.episode(1, 2.0)
+    after.load_state_dict(unpack_state(pack_state(before.state_dict())))
+    found = []
+    for _ in range(2):
+        after.episode(0, None)
+        found.append(int(after.arms(0).index[0]))
+        after.bandit.tell(found[-1], 0.0)
+    assert found == [2, 3], "of these nothing was heard"
+
+
 def test_some_episodes_follow_any_arm():
     ours = Bandit(4, 50, weight=0.0, random=0.5)
     arms = []
@@ -70,6 +132,12 @@ def test_some_episodes_follow_any_arm():
         ours.tell(arms[-1], float(arms[-1] == 3))
     share = np.bincount(arms, minlength=4) / 800
     assert 0.5 < share[3] < 0.75 and share[:3].min() > 0.08
+
+
+def test_a_bandit_that_knows_nothing_can_be_saved():
+    ours = Bandit(4, 10)
+    ours.load_state_dict(unpack_state(pack_state(ours.state_dict())))
+    assert not ours.history and ours.best() == 0
 
 
 @pytest.mark.parametrize("kind", [bandit, mixture])

@@ -53,7 +53,7 @@ def test_a_killed_actor_goes_on_with_what_its_bandit_has_learnt(tmp_path):
     def histories(fleet):
         memories = newest(fleet.run).state()["registry"]["memories"] if fleet.checkpoints else {}
         states = {index: unpack_state(bytes(memory)) for index, memory in memories.items()}
-        return {index: state.get("bandit", state)["history"] for index, state in states.items()}
+        return {index: state.get("bandit", state)["history"].tolist() for index, state in states.items()}
 
     words = ["toy/Chain-v0", *curious("agent57", "bandit"), "explore.window=100000", "placement=processes", "actors=1",
              "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=300",
