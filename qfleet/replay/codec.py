@@ -18,6 +18,8 @@ from qfleet.replay.layout import Column, Layout
 from qfleet.types import Chunk
 
 LEVEL = 1
+MOST_WINDOW = 1 << 27
+"""Bytes of history that a frame may ask its decoder to keep: zstd's own limit where frames are read as a stream."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,18 @@ class Codec:
         return Packed(dense, blocked, chunk.valid)
 
     def unpack(self, packed: Packed) -> Chunk:
+        """Decode a chunk; ValueError if its blocks do not decode to their rows, or to numbers that are not finite."""
         columns = dict(packed.dense)
         for column in self._layout.blocked:
             columns[column.name] = self._decompress(column, packed.blocked[column.name])
         order = self._layout.columns + self._layout.marked
         return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
+
+    def verify(self, packed: Packed) -> None:
+        """Raise ValueError where `unpack` would. Integers are not put together: any bytes are some."""
+        for column in self._layout.blocked:
+            decode = self._decompress if np.dtype(column.dtype).kind == "f" else self._differences
+            decode(column, packed.blocked[column.name])
 
     def deltas(self, frames: Sequence[bytes], out: np.ndarray) -> None:
         """Decompress blocks, one after the other, into out, uint8 [rows, row_bytes]: of each its first row, then what
@@ -114,11 +123,31 @@ class Codec:
             raise ValueError(f"blocks of {out.nbytes} bytes go on after them")
 
     def _decompress(self, column: Column, blocks: Blocks) -> np.ndarray:
-        rows, size = np.empty((self._layout.rows, column.row_bytes), np.uint8), self._layout.block_rows
-        self.deltas([blocks.data], rows)
+        rows, size = self._differences(column, blocks), self._layout.block_rows
         for at in range(0, self._layout.rows, size):
             rows[at:at + size] = np.bitwise_xor.accumulate(rows[at:at + size], axis=0)
-        return rows.view(column.dtype).reshape(self._layout.rows, *column.shape)
+        values = rows.view(column.dtype).reshape(self._layout.rows, *column.shape)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"column {column.name} of a chunk is not finite")
+        return values
+
+    def _differences(self, column: Column, blocks: Blocks) -> np.ndarray:
+        """Rows as `deltas` gives them, uint8 [R, row_bytes]. Each block must be one whole frame and nothing else: then
+        `deltas` decodes any selection of blocks."""
+        rows, size = np.empty((self._layout.rows, column.row_bytes), np.uint8), self._layout.block_rows
+        for block in range(self._layout.blocks):
+            room = rows[block * size:(block + 1) * size].reshape(-1)
+            try:
+                window = zstandard.get_frame_parameters(blocks[block]).window_size
+                data = self._decompressor.decompress(blocks[block], allow_extra_data=False)
+            except zstandard.ZstdError as error:
+                raise ValueError(f"block {block} of {column.name} does not decode: {error}") from None
+            if len(data) != len(room):
+                raise ValueError(f"block {block} of {column.name} has {len(data)} bytes instead of {len(room)}")
+            if window > MOST_WINDOW:
+                raise ValueError(f"block {block} of {column.name} asks for {window} bytes of history")
+            room[:] = np.frombuffer(data, np.uint8)
+        return rows
 
     def _compress(self, values: np.ndarray) -> Blocks:
         rows = np.ascontiguousarray(values).reshape(self._layout.rows, -1).view(np.uint8)

@@ -70,6 +70,7 @@ class HostReplay(Store[Packed]):
         return self._codec.pack(chunk)
 
     def _from_packed(self, packed: Packed) -> Packed:
+        self._codec.verify(packed)
         return packed
 
     def _fits(self, held: Packed) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from qfleet.types import OBS, EnvSpec, UserError, Window
+from qfleet.types import OBS, Chunk, EnvSpec, UserError, Window
 
 BLOCKED_BYTES = 256
 """Columns of at least this many bytes per row rest compressed; smaller ones as plain arrays."""
@@ -132,6 +132,12 @@ class Layout:
     @cached_property
     def blocks(self) -> int:
         return -(-self.rows // self.block_rows)
+
+    def blank(self) -> Chunk:
+        """A chunk of zeros without a valid start."""
+        columns = {c.name: np.zeros((self.rows, *c.shape), c.dtype) for c in self.columns}
+        columns |= {c.name: np.zeros((self.starts, len(self.marks), *c.shape), c.dtype) for c in self.marked}
+        return Chunk(columns, np.zeros(self.starts, bool))
 
     def rows_of_block(self, block: int) -> int:
         return min(self.block_rows, self.rows - block * self.block_rows)

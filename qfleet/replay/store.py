@@ -60,6 +60,7 @@ class Store(ABC, Generic[H]):
         self.pace = Pace(cfg.samples_per_insert, cfg.min_steps)
         self._first = self._next = 0
         self._size = 0
+        self._dropped = 0  # chunks that did not decode
         self.elsewhere = 0  # steps that other replays of the run have counted, as far as is known
 
     @abstractmethod
@@ -75,7 +76,8 @@ class Store(ABC, Generic[H]):
     def _from_chunk(self, chunk: Chunk) -> H: ...
 
     @abstractmethod
-    def _from_packed(self, packed: Packed) -> H: ...
+    def _from_packed(self, packed: Packed) -> H:
+        """ValueError if it does not decode."""
 
     @abstractmethod
     def _put(self, slot: int, held: H) -> int:
@@ -120,9 +122,11 @@ class Store(ABC, Generic[H]):
             return None
         return self._take(self._from_chunk(chunk), priority)
 
-    def insert(self, packed: Packed, priority: np.ndarray | None = None) -> int:
-        """Store a chunk that was packed elsewhere, whatever the pace; its serial."""
-        return self._take(self._from_packed(packed), priority)
+    def insert(self, packed: Packed, priority: np.ndarray | None = None) -> int | None:
+        """Store a chunk that was packed elsewhere, whatever the pace; its serial. One that does not decode is dropped
+        and counted: None."""
+        held = self._decoded(packed)
+        return None if held is None else self._take(held, priority)
 
     def claim(self, n: int) -> bool:
         """Whether n windows may be drawn now; then they count as drawn."""
@@ -150,6 +154,8 @@ class Store(ABC, Generic[H]):
                    "replay/samples_per_insert": self.pace.ratio, "replay/clamped_priorities": clamped}
         if self._cfg.alpha > 0:
             figures["replay/beta"] = self._cfg.beta(self.steps)
+        if self._dropped:
+            figures["replay/dropped_chunks"] = self._dropped
         return {name: float(value) for name, value in figures.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,7 +163,7 @@ class Store(ABC, Generic[H]):
         live = [self._leaves(serial % self._slots) for serial in range(self._first, self._next)]
         leaves = self._shares.get(np.concatenate(live)) if live else np.zeros(0)
         return {"first": self._first, "next": self._next, "rng": self._random_state(), "leaves": leaves,
-                "pace": self.pace.state_dict(), "priorities": self._shares.state_dict()}
+                "pace": self.pace.state_dict(), "priorities": self._shares.state_dict(), "dropped": self._dropped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over counters, generator and priorities; `load_segments` must follow.
@@ -183,6 +189,7 @@ class Store(ABC, Generic[H]):
         self._sizes[:] = np.count_nonzero(everything, axis=1)
         self._size = int(self._sizes.sum())
         self.pace.load_state_dict(state["pace"])
+        self._dropped = int(state.get("dropped", 0))
         if type(state["rng"]) is type(self._random_state()):
             self._restore_random(state["rng"])
 
@@ -191,14 +198,19 @@ class Store(ABC, Generic[H]):
         return split(self._first, self._next, self._saved, lambda serial: int(self._prints[serial % self._slots]))
 
     def load_segments(self, pieces: Iterable[tuple[str, Source]]) -> None:
-        """Take back the chunks that `segments` gave; pieces of evicted chunks are skipped, missing ones refused."""
+        """Take back the chunks that `segments` gave; pieces of evicted chunks are skipped, missing ones refused. In the
+        place of a chunk that does not decode there is an empty one, of which nothing is drawn."""
         missing = set(range(self._first, self._next))
         for serial, packed in read(pieces, self._layout):
             if serial not in missing:
                 continue
             if not np.array_equal(packed.valid, self._shares.get(self._leaves(serial % self._slots)) > 0):
                 raise ValueError(f"saved replay: chunk {serial} is not the one that its priorities belong to")
-            self._place(serial, self._from_packed(packed))
+            held = self._decoded(packed)
+            if held is None:
+                self._clear(serial % self._slots)
+                held = self._from_chunk(self._layout.blank())
+            self._place(serial, held)
             missing.remove(serial)
         if missing:
             raise ValueError(f"saved replay: {len(missing)} chunks are missing, the first is {min(missing)}")
@@ -237,11 +249,25 @@ class Store(ABC, Generic[H]):
 
     def _evict(self) -> None:
         slot = self._first % self._slots
+        self._clear(slot)
+        self._drop(slot)
+        self._first += 1
+
+    def _clear(self, slot: int) -> None:
+        """Let nothing be drawn from a slot."""
         leaves = self._leaves(slot)
         self._shares.set(leaves, np.zeros(len(leaves)))
         self._count(slot, 0)
-        self._drop(slot)
-        self._first += 1
+
+    def _decoded(self, packed: Packed) -> H | None:
+        """A chunk from elsewhere; None if it does not decode, which would otherwise be found out when it is drawn."""
+        try:
+            return self._from_packed(packed)
+        except ValueError as error:
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                log.warning("a chunk that does not decode was dropped (%d so far): %s", self._dropped, error)
+            return None
 
     def _place(self, serial: int, held: H) -> None:
         slot = serial % self._slots

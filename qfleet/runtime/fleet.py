@@ -82,7 +82,9 @@ class Intake:
             replay.tick(delivery.steps)
             self.booked[index] += delivery.steps
             for packed, priority in delivery.parcels:
-                replay.insert(packed, priority)
+                if replay.insert(packed, priority) is None:
+                    meter.count("fault/bad_messages")
+                    log.warning("a chunk of member %d was dropped: it does not decode", index)
             for episode in delivery.episodes:
                 meter.episode(*episode)
         for tag, (total, count) in delivery.figures.items():

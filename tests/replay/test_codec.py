@@ -7,6 +7,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poison_kit import poisoned, raw_frame, with_blocks
 from replay_twin import Twin, append, layout_for
 
 from qfleet.replay import framing
@@ -97,6 +98,28 @@ def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
     arrays["ends.obs.image"] = np.array([8], np.uint32)
     with pytest.raises(ValueError, match="not zstd"):
         Packed.from_bytes(framing.to_bytes(arrays), layout)
+
+
+def test_blocks_that_do_not_decode_to_their_rows_are_found_without_a_draw():
+    layout = layout_for(Window(), 40)
+    codec, packed = Codec(layout), Codec(layout).pack(some_chunk(layout))
+    assert layout.blocks > 2
+    codec.verify(packed)
+    sizes = [layout.rows_of_block(block) * layout.blocked[0].row_bytes for block in range(layout.blocks)]
+    codec.verify(with_blocks(layout, packed, "obs.image", [raw_frame(bytes(size)) for size in sizes]))
+    for label, bad in poisoned(layout, packed).items():
+        for read in (codec.verify, codec.unpack):
+            with pytest.raises(ValueError, match=r"block 0 of obs\.image"):
+                read(bad)
+                pytest.fail(label)
+
+
+def test_compressed_numbers_that_are_not_finite_are_found_without_a_draw():
+    layout = layout_for(Window(), 40)
+    codec, chunk = Codec(layout), some_chunk(layout)
+    chunk.columns["obs.wide"][7, 3] = np.nan
+    with pytest.raises(ValueError, match=r"obs\.wide of a chunk is not finite"):
+        codec.verify(codec.pack(chunk))
 
 
 def test_objects_are_not_framed():

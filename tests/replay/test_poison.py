@@ -1,0 +1,96 @@
+"""A chunk that does not decode is dropped and counted where it comes in: over the wire, or out of a checkpoint."""
+
+import io
+
+import pytest
+import torch
+from poison_kit import poisoned
+from replay_twin import Twin, append, layout_for
+
+from qfleet.replay.chunker import Chunker
+from qfleet.replay.codec import Codec
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.deal import deal
+from qfleet.replay.device import DeviceReplay
+from qfleet.replay.host import HostReplay
+from qfleet.types import Window
+
+LAYOUT = layout_for(Window(future=2), 40)
+CPU = torch.device("cpu")
+STORES = {"host": lambda cfg: HostReplay(LAYOUT, cfg, 1, CPU), "host, 3 threads": lambda cfg: HostReplay(
+    LAYOUT, cfg, 1, CPU, threads=3), "device": lambda cfg: DeviceReplay(LAYOUT, cfg, 1, CPU)}
+KINDS = ["two frames", "corrupt", "cut off", "bytes after the frame", "bytes of the next block", "a window of 2 GiB"]
+
+
+@pytest.fixture(params=STORES)
+def make(request, monkeypatch):
+    """Builds an empty store of each kind; small parts, so that all threads decode."""
+    monkeypatch.setattr("qfleet.replay.decode.PART_BYTES", 20_000)
+    cfg = ReplayConfig(capacity=400, min_steps=0, samples_per_insert=1e9, alpha=0.6, chunk_steps=40)
+    return lambda: STORES[request.param](cfg)
+
+
+def chunks(count):
+    twin, chunker, found = Twin(1, 3), Chunker(LAYOUT, 1), []
+    while len(found) < count:
+        found += [chunk for _, chunk in append(chunker, twin)]
+    return [Codec(LAYOUT).pack(chunk) for chunk in found[:count]]
+
+
+def draws(replay, count=20):
+    """Sample so often that every chunk is met; which serials were."""
+    met = set()
+    replay.tick(1)
+    for _ in range(count):
+        met |= set((replay.sample(64).keys // LAYOUT.starts).tolist())
+    replay.check_valid()
+    return met
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chunk_from_elsewhere_that_does_not_decode_is_dropped_and_counted(make, kind):
+    replay, (one, two) = make(), chunks(2)
+    replay.tick(80)
+    assert replay.insert(one) == 0
+    assert "replay/dropped_chunks" not in replay.metrics()
+    assert replay.insert(poisoned(LAYOUT, two)[kind]) is None
+    assert replay.insert(two) == 1
+    assert draws(replay) == {0, 1}
+    assert replay.metrics()["replay/dropped_chunks"] == 1
+
+
+def saved_with_poison(monkeypatch):
+    """What a store that decodes only what it draws has saved: three chunks, of which the second does not decode."""
+    replay, (one, two, three) = STORES["host"](ReplayConfig(
+        capacity=400, min_steps=0, samples_per_insert=1e9, alpha=0.6, chunk_steps=40)), chunks(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(HostReplay, "_from_packed", lambda self, packed: packed)
+        replay.tick(120)
+        for packed in (one, poisoned(LAYOUT, two)["corrupt"], three):
+            replay.insert(packed)
+    return replay.state_dict(), {segment.name: b"".join(segment.blocks()) for segment in replay.segments()}
+
+
+def pieces(files):
+    return [(name, io.BytesIO(data)) for name, data in files.items()]
+
+
+def test_a_checkpoint_with_a_chunk_that_does_not_decode_resumes_without_it(make, monkeypatch):
+    state, files = saved_with_poison(monkeypatch)
+    replay = make()
+    replay.load_state_dict(state)
+    replay.load_segments(pieces(files))
+    assert replay.metrics()["replay/dropped_chunks"] == 1
+    assert draws(replay) == {0, 2}
+    again = make()  # and what is saved next is sound
+    again.load_state_dict(replay.state_dict())
+    again.load_segments(pieces({segment.name: b"".join(segment.blocks()) for segment in replay.segments()}))
+    assert draws(again) == {0, 2} and again.metrics()["replay/dropped_chunks"] == 1
+
+
+def test_a_chunk_that_does_not_decode_is_not_dealt_to_ranks(make, monkeypatch):
+    state, files = saved_with_poison(monkeypatch)
+    replay = make()
+    deal(replay, [(state, pieces(files))], 0, 1, 120)
+    assert draws(replay) == {0, 1}
+    assert replay.metrics()["replay/dropped_chunks"] == 1

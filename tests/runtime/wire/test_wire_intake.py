@@ -1,0 +1,37 @@
+"""What arrives is looked at before it is stored: a message of one member never ends the learner."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from wire_kit import LAYOUT, some_chunk
+
+from qfleet.replay.codec import Blocks, Codec, Packed
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.host import HostReplay
+from qfleet.runtime.fleet import Intake
+from qfleet.runtime.shares import Shares
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Parcel
+from qfleet.runtime.wire.inbox import Inbox
+from qfleet.runtime.wire.registry import Registry
+
+
+def test_a_chunk_that_does_not_decode_is_refused_and_the_next_one_is_stored(caplog):
+    counted = Counter()
+    replay = HostReplay(LAYOUT, ReplayConfig(capacity=80, min_steps=0, samples_per_insert=1e9, chunk_steps=8), 1,
+                        torch.device("cpu"))
+    meter = SimpleNamespace(count=lambda tag, by=1: counted.update({tag: by}))
+    cell = SimpleNamespace(replay=replay, meter=meter, layout=LAYOUT)
+    registry, inbox = Registry(1, 30.0), Inbox(4)
+    registry.hello("local/0", "actor", "here", 1, "a")
+    good = Codec(LAYOUT).pack(some_chunk())
+    data = good.blocked["obs.wide"].data + good.blocked["obs.wide"].data  # twice the rows that are announced
+    bad = Packed(good.dense, {"obs.wide": Blocks(data, np.array([len(data)], np.uint32))}, good.valid)
+    for sequence, packed in enumerate([bad, good], 1):
+        inbox.offer(ExchangeRequest(index=0, incarnation=1, sequence=sequence, steps=8,
+                                    parcels=[Parcel(chunk=packed.to_bytes())]))
+    assert Intake(cell, registry, inbox, Shares()).step()
+    assert counted == {"fault/bad_messages": 1} and "a chunk of member 0 was dropped" in caplog.text
+    replay.tick(1)
+    assert replay.sample(16) is not None and replay.metrics()["replay/dropped_chunks"] == 1
