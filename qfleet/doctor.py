@@ -19,6 +19,7 @@ from qfleet import __version__
 from qfleet.config import read_yaml
 from qfleet.runs.bottleneck import ACTING, percent, shares
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.plain import no_link, open_plain
 from qfleet.runs.state import WORDS, state_of
 from qfleet.runs.tally import Goal, Tally, amount, clock, size
 from qfleet.runs.writers import read_metrics
@@ -99,7 +100,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 def diagnose(run: RunDirectory) -> dict[str, Any]:
     """What records and logs of a run tell, as plain data. Its config is read, not validated: nothing is imported."""
-    tally = Tally(Goal.of(read_yaml(run.config) if run.config.is_file() else {}))
+    tally = Tally(Goal.of(read_yaml(run.config, no_link) if run.config.is_file() else {}))
     for record in read_metrics(run.metrics):
         tally.add(record)
     latest, mean, verdict = tally.latest, tally.typical(), tally.verdict()
@@ -163,7 +164,7 @@ def _restarts(logs: Path) -> dict[str, int]:
     found = {}
     for path in sorted(logs.glob("*.log")):
         try:
-            with path.open("rb") as lines:
+            with open_plain(path) as lines:
                 count = sum(1 for line in lines if (start := START.match(line)) and int(start[1]) > 1)
         except OSError:
             continue

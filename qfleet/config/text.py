@@ -8,7 +8,7 @@ files are refused. Nothing is ever constructed but dicts, lists, text, numbers, 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,13 @@ class _Reader(Reader, Scanner, Parser, Composer, _Resolver):
         return node
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; every way of failing is a UserError that names the file."""
+def read_yaml(path: str | Path, opener: Callable[[str, int], int] | None = None) -> dict[str, Any]:
+    """The mapping in a YAML file; every way of failing is a UserError that names the file. `opener` as of `open`."""
     path = Path(path)
     try:
         if path.is_dir():
             raise UserError(f"{path}: is a directory; a YAML file is needed")
-        with path.open("rb") as file:
+        with open(path, "rb", opener=opener) as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +13,8 @@ from qfleet.types import UserError
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
     """Where to write what becomes `target` afterwards; nothing of it is left if that fails."""
-    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
+    # A name that no link can wait at: the folder may be that of a run from elsewhere.
+    partial = target.with_name(f".{target.stem}.partial-{secrets.token_hex(8)}{target.suffix}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield partial

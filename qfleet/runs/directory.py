@@ -8,12 +8,12 @@ Every path in it is relative, so a run may be moved or renamed. Nothing is writt
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -29,7 +29,9 @@ from pydantic import Field, field_validator
 
 from qfleet import __version__
 from qfleet.config import Config, Positive, PositiveCount
+from qfleet.runs.home import fingerprint, owned
 from qfleet.runs.owner import Owner
+from qfleet.runs.plain import open_plain
 from qfleet.types import UserError
 
 GIT_TIMEOUT_S = 5
@@ -104,7 +106,7 @@ class RunDirectory:
         run = RunDirectory(root / name)
         try:
             run.lock()
-            run._write_record({"home": _home(run.path), "attempts": []})
+            run._write_record({"id": secrets.token_hex(16), "home": fingerprint(run.path), "attempts": []})
         except UserError:
             run.discard()
             raise
@@ -170,15 +172,15 @@ class RunDirectory:
     def at_home(self) -> bool:
         """Whether this user made the run, here: not so for a copy or a download, still so when moved or renamed."""
         try:
-            here = self._read_record().get("home") == _home(self.path)
-            return here and (not hasattr(os, "getuid") or self.record.stat().st_uid == os.getuid())
+            return owned(self.path, self.record) and self._read_record().get("home") == fingerprint(self.path)
         except OSError:
             return False
 
     def _read_record(self) -> dict[str, Any]:
         """run.json, or nothing where it is missing or not readable."""
         with suppress(OSError, ValueError, RecursionError):
-            found = json.loads(self.record.read_text())
+            with open_plain(self.record) as file:
+                found = json.load(file)
             return found if isinstance(found, dict) else {}
         return {}
 
@@ -268,23 +270,6 @@ def describe() -> dict[str, Any]:
         "hardware": _hardware(),
         "git": _git(),
     }
-
-
-def _home(folder: Path) -> str:
-    """What no copy has: this machine, and the number that its file system gave to the folder.
-
-    The number of the device is left out: for many file systems it changes with every boot.
-    """
-    return hashlib.sha256(f"{_machine()} {folder.stat().st_ino}".encode()).hexdigest()
-
-
-def _machine() -> str:
-    """The identity of this installation, secret enough that a stranger cannot guess it; else the host's name."""
-    for place in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        with suppress(OSError, UnicodeDecodeError):
-            if found := Path(place).read_text().strip():
-                return found
-    return platform.node()
 
 
 def _make(path: Path) -> bool:

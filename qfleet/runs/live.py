@@ -6,6 +6,7 @@ The run does not notice: only its files are read. Whoever is on this machine may
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import re
 import socket
@@ -21,12 +22,13 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from qfleet.config import read_yaml
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.plain import no_link
 from qfleet.runs.roll import FILE, Roll
 from qfleet.runs.series import Thinned, columns
 from qfleet.runs.state import WORDS, State, going_on, state_of
 from qfleet.runs.tail import Tail
 from qfleet.runs.tally import Goal, Tally
-from qfleet.runs.webpage import document, films_of, page
+from qfleet.runs.webpage import document, films_of, page, read_film
 
 SCRIPTS = ("charts.js", "panels.js", "watch.js")
 FRESH_S = 60.0
@@ -40,7 +42,7 @@ class Follower:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        settings = read_yaml(run.config) if run.config.is_file() else {}
+        settings = read_yaml(run.config, no_link) if run.config.is_file() else {}
         env = settings.get("env")
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
         replay = settings.get("replay")
@@ -122,7 +124,13 @@ class Server(ThreadingHTTPServer):
 
     @property
     def cookie(self) -> str:
+        """Its name: browsers keep the cookies of all ports of a host together."""
         return f"qfleet-{self.server_address[1]}"
+
+    @property
+    def ticket(self) -> str:
+        """What the cookie holds: a hash, since a token may have characters that a cookie cannot, and other uses."""
+        return hashlib.sha256(str(self.token).encode()).hexdigest()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that leaves in the middle of an answer is nothing to be told of."""
@@ -181,18 +189,22 @@ class Handler(BaseHTTPRequestHandler):
         except CookieError:
             cookie = None
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        return self._knows(bearer) or (cookie is not None and self._knows(cookie.value))
+        given = cookie.value if cookie is not None else ""
+        return self._knows(bearer) or hmac.compare_digest(given.encode(), self.server.ticket.encode())
 
     def _let_in(self) -> None:
-        """The token goes into a cookie, so that it stands in no address bar, history or screenshot."""
+        """A cookie takes the token's place, so that it stands in no address bar, history or screenshot."""
         self.send_response(HTTPStatus.SEE_OTHER)
         self.send_header("Location", "/")
-        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Lax; Path=/")
+        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.ticket}; HttpOnly; SameSite=Lax; Path=/")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def _film(self, path: Path) -> None:
-        data = path.read_bytes()
+        try:
+            data = read_film(path)
+        except OSError:  # it has just been deleted
+            return self._say(HTTPStatus.NOT_FOUND, b"there is nothing of that name\n")
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None:
             return self._say(HTTPStatus.OK, data, "video/mp4")

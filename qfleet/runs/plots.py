@@ -22,6 +22,7 @@ import numpy as np
 
 from qfleet.config import read_yaml
 from qfleet.runs.appear import appearing
+from qfleet.runs.plain import no_link
 from qfleet.runs.writers import read_metrics
 from qfleet.types import UserError
 
@@ -103,7 +104,7 @@ def read_run(directory: Path) -> Run:
     records = read_metrics(directory / "metrics.jsonl")
     if not records:
         raise UserError(f"{directory} has not logged anything yet: train it further, then look again")
-    config = read_yaml(directory / "config.yaml") if (directory / "config.yaml").is_file() else {}
+    config = read_yaml(directory / "config.yaml", no_link) if (directory / "config.yaml").is_file() else {}
     flat = {key: as_written(value) for key, value in _flat(config)}
     settings = {key: value for key, value in flat.items() if not key.startswith(INCIDENTAL)}
     return Run(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)

@@ -25,7 +25,7 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plots import INCIDENTAL, Group, Run, group, read_run
 from qfleet.runs.series import columns, evaluations
 from qfleet.runs.state import WORDS, state_of
-from qfleet.runs.webpage import films_of, page
+from qfleet.runs.webpage import films_of, page, read_film
 from qfleet.types import UserError
 
 FILMS = 6
@@ -111,10 +111,11 @@ def choose_films(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str
     for folder in folders:
         shown: list[dict[str, Any]] = []
         for file in films_of(folder / "videos")[:most]:
-            if (size := file.stat().st_size) <= room:
-                room -= size
-                shown.append({"name": file.name, "reel": len(reels), "bytes": size})
-                reels.append(base64.b64encode(file.read_bytes()).decode())
+            if file.lstat().st_size <= room:
+                data = read_film(file)
+                room -= len(data)
+                shown.append({"name": file.name, "reel": len(reels), "bytes": len(data)})
+                reels.append(base64.b64encode(data).decode())
         chosen.append(shown)
     return chosen, reels
 

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from qfleet.runs.plain import open_plain
+
 log = logging.getLogger(__name__)
 
 FILE, EXITS = "fleet.json", "exits.json"
@@ -56,7 +58,8 @@ def _write(path: Path, members: Sequence[Mapping[str, Any]]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text())
+        with open_plain(path) as file:
+            found = json.load(file)
         members = found.get("members") if isinstance(found, dict) else None
         if isinstance(members, list) and isinstance(found.get("at"), int | float):
             return {"at": found["at"], "members": [each for each in members if isinstance(each, dict)]}

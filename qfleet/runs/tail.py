@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from qfleet.runs.plain import open_plain
 from qfleet.runs.writers import parse_record
 
 
@@ -26,14 +27,14 @@ class Tail:
 
     def news(self) -> Iterator[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 found = os.fstat(file.fileno())
                 if self._place not in (None, (found.st_dev, found.st_ino)) or found.st_size < self._offset:
                     self._skip()
                 self._place = (found.st_dev, found.st_ino)
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, or a link
             return
         whole = data[:data.rfind(b"\n") + 1]
         self._offset += len(whole)

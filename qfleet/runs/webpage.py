@@ -11,10 +11,15 @@ import hashlib
 import html
 import json
 import math
+import os
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from qfleet.runs.plain import open_plain, plain_folder
 
 FRAME = """<!doctype html>
 <html lang="en">
@@ -73,7 +78,18 @@ def finite(value: Any) -> Any:
 
 
 def films_of(folder: Path) -> list[Path]:
-    """The newest first. A link, in a run that somebody else made, could lead to anything that this user may read."""
-    found = [path for path in folder.glob("*.mp4")
-             if path.is_file() and not path.is_symlink() and not path.name.startswith(".")]
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+    """The newest first. Links are left out, also where the folder itself is one: they could lead to any file."""
+    found: dict[str, float] = {}
+    with suppress(OSError), plain_folder(folder) as inside:
+        for name in os.listdir(inside):
+            with suppress(OSError):  # it has just been deleted
+                status = os.stat(name, dir_fd=inside, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and name.endswith(".mp4") and not name.startswith("."):
+                    found[name] = status.st_mtime
+    return [folder / name for name in sorted(found, key=lambda name: (found[name], name), reverse=True)]
+
+
+def read_film(path: Path) -> bytes:
+    """A film by a path that `films_of` returned; OSError if it is gone, or a link has taken its place."""
+    with plain_folder(path.parent) as inside, open_plain(path, inside) as file:
+        return file.read()

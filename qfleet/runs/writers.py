@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qfleet.runs.directory import replace_text
+from qfleet.runs.plain import open_plain
 from qfleet.types import UserError
 
 log = logging.getLogger(__name__)
@@ -223,9 +224,12 @@ class WandbWriter:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """All records of a metrics.jsonl that can be read, in order; None stands for a figure that was not finite."""
     try:
-        lines = Path(path).read_bytes().splitlines()
+        with open_plain(Path(path)) as file:
+            lines = file.read().splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return [record for record in map(parse_record, lines) if record is not None]
 
 

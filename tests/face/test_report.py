@@ -169,6 +169,47 @@ def test_films_are_files_of_the_run_itself(tmp_path):
     assert [path.name for path in films_of(videos)] == ["new.mp4", "old.mp4"]
 
 
+def test_a_folder_of_films_that_is_a_link_is_not_embedded(tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "home.mp4").write_bytes(b"secret")
+    run = write_run(tmp_path, "sent")
+    (run / "videos").symlink_to(private)
+    text = report([run]).read_text()
+    assert "home.mp4" not in text and base64.b64encode(b"secret").decode() not in text
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_a_run_that_links_to_a_file_elsewhere_is_refused(tmp_path, name, capsys):
+    """What the page shows of a run from elsewhere is often sent back to where it came from."""
+    run, private = write_run(tmp_path, "sent"), tmp_path / "private"
+    (run / name).rename(private)
+    (run / name).symlink_to(private)
+    for verb in ("report", "plot", "doctor"):
+        assert main([verb, str(run)]) == 2
+        err = capsys.readouterr().err
+        assert f"{name}: cannot be read (it is a link" in err and "a copy of the file" in err, err
+
+
+def test_a_record_of_starts_that_is_a_link_is_not_shown(tmp_path):
+    run, private = write_run(tmp_path, "sent"), tmp_path / "private"
+    (run / "run.json").rename(private)
+    (run / "run.json").symlink_to(private)
+    assert data_of(report([run]))["runs"][0]["attempts"] == []
+    (run / "run.json").unlink()
+    os.mkfifo(run / "run.json")
+    assert data_of(report([run]))["runs"][0]["attempts"] == [], "a pipe is not waited for"
+
+
+def test_a_page_is_not_written_through_a_link_that_waits_for_it(tmp_path):
+    run, private = write_run(tmp_path, "sent"), tmp_path / "private"
+    private.write_text("mine")
+    for number in range(os.getpid() - 3, os.getpid() + 4):
+        (run / f".report.partial-{number}.html").symlink_to(private)
+    report([run])
+    assert private.read_text() == "mine"
+
+
 def test_what_is_no_number_is_no_figure(tmp_path):
     odd = [{"step": 13_000, "time_s": "soon", "train/loss": "high", "eval/mean_reward": "great", "time/fps": [3],
             "rollout/ep_rew_mean": {"a": 1}, "train/q_mean": True, "updates": None},

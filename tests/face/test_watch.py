@@ -299,6 +299,43 @@ def test_the_token_becomes_a_cookie(served):
     assert ask(server, "/news", Authorization="Bearer secret-word", Host="evil.example")[0].status == 200
 
 
+@pytest.mark.parametrize("token", ['a;b', 'a,b', 'a"b', '"a;b\\"', "a=b&c%3B+d", "x" * 4096])
+def test_a_token_of_any_characters_lets_a_browser_in(served, token):
+    server = served(token)
+    parts = urlsplit(server.url)
+    cookie = ask(server, f"{parts.path}?{parts.query}")[0].headers["Set-Cookie"]
+    kept = cookie.partition(";")[0]
+    assert ask(server, "/news", Cookie=f"other=1; {kept}; more=2")[0].status == 200
+    assert token not in cookie, "a token may be that of a fleet, too"
+    assert ask(server, "/news", Cookie=f"{kept[:-1]}x")[0].status == 401
+
+
+def test_films_behind_a_link_are_not_served(served, run, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "home.mp4").write_bytes(b"secret")
+    server = served()
+    run.videos.symlink_to(private)
+    assert Follower(run).news(-1)["film"] is None
+    assert ask(server, "/film/home.mp4")[0].status == 404
+    run.videos.unlink()
+    run.videos.mkdir()
+    (run.videos / "home.mp4").symlink_to(private / "home.mp4")
+    assert Follower(run).news(-1)["film"] is None and ask(server, "/film/home.mp4")[0].status == 404
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "fleet.json", "exits.json"])
+def test_a_live_page_follows_no_links(run, tmp_path, name):
+    private = tmp_path / "private"
+    private.write_text('{"step": 7, "train/loss": 7.0}\n' if name == "metrics.jsonl" else json.dumps(
+        {"at": time.time(), "members": [{"name": "secret", "at": time.time(), "pid": 1, "how": "died"}]}))
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).symlink_to(private)
+    news = Follower(run).news(-1)
+    assert news["members"] == [] and news["events"] == []
+    assert news["series"]["y"] == {} or name != "metrics.jsonl"
+
+
 def test_all_addresses_are_told_as_one_that_others_can_open(run):
     server = Server(run, "0.0.0.0", 0, "secret-word")
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

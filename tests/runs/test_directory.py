@@ -17,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from qfleet.runs import directory as module
+from qfleet.runs import home
 from qfleet.runs.directory import (
     RunDirectory,
     RunSection,
@@ -274,9 +275,41 @@ def test_a_run_without_a_credible_record_is_not_at_home(tmp_path, record):
     assert not run.at_home() and not RunDirectory(tmp_path / "absent").at_home()
 
 
+def test_a_record_behind_a_link_proves_nothing(tmp_path):
+    run = made(tmp_path, "mine")
+    run.record.rename(tmp_path / "elsewhere.json")
+    run.record.symlink_to(tmp_path / "elsewhere.json")
+    assert not run.at_home(), "any file of this user may be behind a link"
+
+
+@pytest.mark.parametrize("whose", ["folder", "record"])
+def test_a_run_is_at_home_only_if_its_folder_and_record_are_this_users(tmp_path, whose):
+    if os.getuid() != 0:
+        pytest.skip("only root may give files away")
+    run = made(tmp_path, "mine")
+    os.chown(run.path if whose == "folder" else run.record, 12345, -1)
+    assert not run.at_home()
+
+
+def test_a_folder_that_gets_the_inode_of_a_deleted_run_is_not_that_run(tmp_path, monkeypatch):
+    run = made(tmp_path, "mine")
+    number, record = run.path.stat().st_ino, run.record.read_text()
+    shutil.rmtree(run.path)
+    others = [tmp_path / f"unpacked-{index}" for index in range(50)]
+    for other in others:
+        other.mkdir()
+        (other / "run.json").write_text(record)
+    same = [other for other in others if other.stat().st_ino == number]  # none where inodes are only counted up
+    assert not any(RunDirectory(other).at_home() for other in same)
+    run = made(tmp_path, "another")
+    assert run.at_home()
+    monkeypatch.setattr(home, "_created", lambda folder: 0)
+    assert not run.at_home(), "the same inode, created at another time"
+
+
 def test_another_machine_is_another_home(tmp_path, monkeypatch):
     run = made(tmp_path, "mine")
-    monkeypatch.setattr(module, "_machine", lambda: "another")
+    monkeypatch.setattr(home, "_machine", lambda: "another")
     assert not run.at_home()
 
 
