@@ -10,6 +10,7 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -19,23 +20,12 @@ from dataclasses import dataclass
 
 from qfleet import __version__, verbs
 from qfleet.verbs import options
+from qfleet.verbs.habits import unknown_options
 from qfleet.verbs.telling import complain, say, unread
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
-            "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "bench", "profile": "bench",
-            "help": "--help"}
-HABITS = {"--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=", "--algo": "agent.algo=",
-          "--total-timesteps": "total_steps=", "--timesteps": "total_steps=", "--steps": "total_steps=",
-          "-n": "total_steps=", "--num-envs": "env.lanes=", "--n-envs": "env.lanes=",
-          "--eval-freq": "eval.period_steps=", "--n-eval-episodes": "eval.episodes=",
-          "--eval-episodes": "eval.episodes=",
-          "--save-freq": "checkpoint.period_steps=", "-f": "run.root=", "--log-folder": "run.root=",
-          "--name": "run.name=", "--learning-rate": "learner.learning_rate=", "--lr": "learner.learning_rate=",
-          "--batch-size": "learner.batch_size=", "--gamma": "agent.gamma=", "--buffer-size": "replay.capacity=",
-          "--learning-starts": "replay.min_steps=", "--track": "run.wandb=", "-i": "init_from=",
-          "--trained-agent": "init_from="}
-"""Options of other frameworks, and how the same wish is written here."""
+            "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "bench", "profile": "bench"}
 
 Options = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
@@ -92,17 +82,19 @@ VERBS = (
          options.report, False,
          "Writes one HTML file that opens in any browser, offline. Runs that differ in nothing but their seed become "
          "one curve with a band; the interquartile mean of their scores comes with a bootstrap interval."),
-    Verb("recipes", "list the recipes", "[options]", (0, 0), verbs.recipes,
-         ("qfleet recipes", "qfleet recipes --json"), options.as_json),
+    Verb("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), verbs.recipes,
+         ("qfleet recipes", "qfleet recipes atari", "qfleet recipes --json"), options.as_json, False,
+         "With words, only the recipes that have all of them: in name, description, environment, algorithm or the name "
+         "of a recipe that they extend."),
     Verb("config", "show, explain or compare configurations",
          "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), verbs.config,
          ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
           "qfleet config schema > qfleet.schema.json"), options.place, True,
          "SOURCE is a recipe, a YAML file, an environment id or a run. explain says for every key where its value "
          "came from and whether it has an effect."),
-    Verb("check-env", "find out whether an environment can be trained on", "ENV_ID [key=value ...] [options]", (1, 1),
-         verbs.check_env, ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"),
-         options.as_json, True),
+    Verb("check-env", "find out whether an environment can be trained on",
+         "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), verbs.check_env,
+         ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
     Verb("doctor", "say what is installed, what a run would take, and what limits one", "[RECIPE|RUN [key=value ...]] "
          "[options]", (0, 1), verbs.doctor,
          ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
@@ -172,14 +164,15 @@ def parse(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     """Options, plain words (`args.words`) and overrides (`args.overrides`), however they were mixed."""
     parser = parser_of(verb)
     args, unknown = parser.parse_known_intermixed_args(list(argv))
-    if unknown:
-        parser.error(_unknown(parser, unknown[0], argv))
     words = list(args.words)
     args.overrides = [word for word in words if OVERRIDE.match(word)]
     args.words = [word for word in words if not OVERRIDE.match(word)]
     least, most = verb.words
+    if unknown:
+        plain = len(args.words) + sum(not (word.startswith("-") or OVERRIDE.match(word)) for word in unknown)
+        parser.error(unknown_options(parser, unknown, argv, most - plain, verb.overrides))
     if len(args.words) < least:
-        parser.error(f"{verb.usage.split(' ')[least - 1]} is missing")
+        parser.error(f"{verb.usage.split(' ')[least - 1]} is missing{_named_by_key(parser, argv, args.overrides)}")
     if len(args.words) > most:
         parser.error(f"{args.words[most]!r} is one word too many (an override is written key=value, without spaces)")
     if args.overrides and not verb.overrides:
@@ -187,20 +180,13 @@ def parse(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _unknown(parser: argparse.ArgumentParser, flag: str, argv: Sequence[str]) -> str:
-    """The message for an option that does not exist: how to write it here, or the nearest that does."""
-    name, _, value = flag.partition("=")
-    known = [option for action in parser._actions for option in action.option_strings]
-    if HABITS.get(name) == "run.root=" and "--root" in known:
-        return f"{name} is not an option here: write --root DIR"
-    if name in HABITS:
-        following = argv[argv.index(flag) + 1:][:1] if flag in argv and not value else []
-        value = value or next((word for word in following if not word.startswith("-")), "VALUE")
-        return f"{name} is not an option here: write {HABITS[name]}{'true' if name == '--track' else value}"
-    if name == "--capture-video":
-        return "--capture-video is not an option here: write --record"
-    near = difflib.get_close_matches(name, known, 1)
-    return f"unknown option {name}" + (f": did you mean {near[0]}?" if near else f" (see {parser.prog} --help)")
+def _named_by_key(parser: argparse.ArgumentParser, argv: Sequence[str], overrides: Sequence[str]) -> str:
+    """The command that was meant where the environment is given as env.id=NAME only."""
+    found = next((word for word in overrides if word.startswith("env.id=")), None)
+    if found is None:
+        return ""
+    words = [word.removeprefix("env.id=") if word == found else word for word in argv]
+    return f": write `{parser.prog} {shlex.join(words)}`"
 
 
 def find_verb(name: str) -> Verb:
@@ -234,6 +220,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(overview())
         return 0 if arguments else 2
+    if arguments[0] == "help":
+        return _dispatch([*arguments[1:2], "--help"])
     if arguments[0] in ("-V", "--version"):
         say(f"qfleet {__version__}")
         return 0

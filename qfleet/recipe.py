@@ -104,9 +104,22 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def list_recipes() -> list[tuple[str, str]]:
-    """Name and one-line description of every recipe that comes with the package."""
-    return [(name, _packaged(name).description) for name in recipe_names()]
+def list_recipes(words: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Name and one-line description of every recipe that comes with the package, or of those that have all words."""
+    wanted = [word.casefold() for word in words]
+    return [(name, _packaged(name).description) for name in recipe_names()
+            if all(word in _about(name) for word in wanted)]
+
+
+def _about(name: str) -> str:
+    """What a search finds a recipe by: its name, description, environment and algorithm, and the recipes it extends."""
+    chain = _chain(name, Path())
+    layered = Layered(kinds_of(RunConfig))
+    for recipe in chain:
+        layered = layered.over(recipe.data, recipe.source)
+    values = layered.merged()
+    facts = [(values.get("env") or {}).get("id", ""), (values.get("agent") or {}).get("algo", "")]
+    return " ".join([*(recipe.source for recipe in chain), chain[-1].description, *chain[-1].suits, *facts]).casefold()
 
 
 def _packaged(name: str) -> Recipe:

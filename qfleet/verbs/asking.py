@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 
 def recipes(args: Namespace) -> int:
-    """List the recipes."""
+    """List the recipes, or those that have all words."""
     from qfleet import recipe
+    from qfleet.types import UserError
 
-    rows = list(recipe.list_recipes())
+    rows = recipe.list_recipes(args.words)
+    if not rows:
+        raise UserError(f"no recipe is about {' '.join(args.words)}: `qfleet recipes` lists all of them")
     width = max((len(name) for name, _ in rows), default=0)
     outcome(args, [f"{name:<{width}}  {description}" for name, description in rows],
             [{"name": name, "description": description} for name, description in rows])
@@ -51,9 +54,13 @@ def check_env(args: Namespace) -> int:
     from qfleet.config import nest, validate
     from qfleet.envs import EnvConfig
     from qfleet.envs.check import check
+    from qfleet.recipe import recipe_names, resolve
 
-    settings = nest(text.removeprefix("env.") for text in args.overrides)
-    cfg = validate(EnvConfig, {**settings, "id": args.words[0]}, "command line")
+    changes = [text.removeprefix("env.") for text in args.overrides]
+    if args.words[0] in recipe_names():
+        cfg = resolve(args.words[0], [f"env.{text}" for text in changes]).config.env
+    else:
+        cfg = validate(EnvConfig, {**nest(changes), "id": args.words[0]}, "command line")
     with clean_stdout(args):
         findings = check(cfg)
     lines = [f"{finding.level:<8} {finding.text}" for finding in findings]

@@ -35,7 +35,7 @@ YOURS = {"my_env:MyEnv": "CartPole-v1", "mine.yaml": "cartpole", "my_explore:Ste
 """Files that the reader is to write, and what stands for them."""
 
 WRONG = re.compile(r"lerning_rate|agent\.n_stp|--seed 3|n_step=100|batch_size=7|train cartpole --listen 0.0.0.0:4440$"
-                   r"|--token-file loose|train cartpole --no-local-actors$|resume demo seed=4$")
+                   r"|--token-file loose|train cartpole --no-local-actors$|resume demo seed=4$|--algo dqn")
 """Commands that are shown to fail."""
 
 RESOLVED = ("train", "doctor", "check-env")

@@ -20,7 +20,7 @@ SHOWN_MISTAKES = {"learner.lerning_rate", "learner.learning_rat", "agent.n_stp"}
 EXAMPLE_KEYS = {"agent.gap"}
 """Keys of algorithms in examples/."""
 
-SHOWN_WRONG_OPTIONS = {("train", "--seed")}
+SHOWN_WRONG_OPTIONS = {("train", "--seed"), ("train", "--env"), ("train", "--algo")}
 OTHER_NAMES = {"run.json", "fleet.json", "exits.json"}
 """Look like keys and are none."""
 

@@ -11,8 +11,9 @@ import types
 import pytest
 
 from qfleet import cli, verbs
-from qfleet.cli import HABITS, VERBS, main, parse
+from qfleet.cli import VERBS, main, parse
 from qfleet.types import EnvFault, UserError
+from qfleet.verbs.habits import HABITS
 
 BY_NAME = {verb.name: verb for verb in VERBS}
 PUBLIC = [verb for verb in VERBS if not verb.hidden]
