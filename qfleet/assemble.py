@@ -27,7 +27,7 @@ from qfleet.runtime.plan import Plan
 from qfleet.runtime.precision import bf16_is_faster
 from qfleet.runtime.threads import decoding_threads, learning_parts, thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
-from qfleet.settings import RunConfig, parts_problems, shared_out
+from qfleet.settings import RunConfig, parts_problems, shared_out, wrong_actions
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,8 @@ def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_
 
 
 def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
-    algo, continuous = config.agent.algo, getattr(config.agent, "continuous", False)
-    if spec.box is not None and not continuous:
-        raise UserError(f"{spec.id} has {spec.choice}, and agent.algo={algo} chooses among numbered ones: use "
-                        f"agent.algo=ddpg or d4pg with explore.kind=gaussian, or train the id itself: "
-                        f"`qfleet train {spec.id}`")
-    if spec.box is None and continuous:
-        raise UserError(f"{spec.id} has {spec.choice}, and agent.algo={algo} is for continuous ones (Box): use "
-                        f"agent.algo=dqn with explore.kind=linear, or train the id itself: `qfleet train {spec.id}`")
+    if problem := wrong_actions(config.agent, spec):
+        raise UserError(problem)
     agent: Agent = plugin_module("qfleet.algos", config.agent.algo).build(config.agent, spec)
     return agent
 

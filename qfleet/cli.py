@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qfleet import __version__, verbs
+from qfleet import __version__, tracebacks, verbs
 from qfleet.verbs import options
 from qfleet.verbs.habits import unknown_options
 from qfleet.verbs.telling import complain, say, unread
@@ -251,12 +251,25 @@ def explain(error: Exception) -> int:
         complain("\n".join([f"out of memory: {error}", *getattr(error, "__notes__", [])]))
     elif isinstance(error, EnvFault):
         if error.__cause__ is not None:
-            complain("".join(traceback.format_exception(error.__cause__)).rstrip())
+            complain(tracebacks.of_user(error.__cause__))
         complain("\n".join([f"environment failed: {error}", *getattr(error, "__notes__", [])]))
     else:
-        complain("".join(traceback.format_exception(error)).rstrip())
-        complain(f"qfleet {__version__} failed unexpectedly; a report with the lines above is welcome")
+        _surprised(error)
     return 1
+
+
+def _surprised(error: Exception) -> None:
+    """Show the traceback of an exception that has no words of its own, and say whose code it comes from."""
+    frame, failed = tracebacks.user_frame(error)
+    where = f"your code in {frame.filename}, line {frame.lineno}, in {frame.name}" if frame else ""
+    if failed:
+        complain(tracebacks.of_user(error))
+        complain(f"error in {where}: {type(error).__name__}")
+        return
+    complain("".join(traceback.format_exception(error)).rstrip())
+    complain(f"qfleet {__version__} failed unexpectedly{f', called by {where}' if frame else ''}; "
+             + ("check what is passed there; if that is right, a" if frame else "a")
+             + " report with the lines above is welcome")
 
 
 def _flushed(code: int) -> int:

@@ -7,8 +7,8 @@ file, the command line. `Resolved` remembers for every key which of them spoke l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qfleet import envs
+from qfleet import algos, envs
 from qfleet.config import (
     DEFAULT,
     Config,
@@ -27,6 +27,7 @@ from qfleet.config import (
     inactive_keys,
     kinds_of,
     nest,
+    not_a_recipe,
     plugin_module,
     plugin_names,
     read_yaml,
@@ -40,7 +41,7 @@ from qfleet.runs.directory import RunSection
 from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.settings import ALGO, EXPLORE, RunConfig
+from qfleet.settings import ALGO, EXPLORE, RunConfig, wrong_actions
 from qfleet.types import EnvSpec, UserError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -132,6 +133,8 @@ def _is_file(name: str) -> bool:
 
 def _chain(name: str, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]:
     """A recipe or file by name and all that it extends, lowest first; `folder` is where relative files lie."""
+    if name.endswith(".py"):
+        raise UserError(not_a_recipe(folder / name))
     if _is_file(name):
         path = folder / Path(name).expanduser()
         recipe, folder = read_recipe(path, name), path.parent
@@ -157,6 +160,8 @@ def _known_recipe(name: str, above: tuple[str, ...]) -> str:
     if name and Path(name).is_dir():
         raise UserError(f"{where}{name!r} is a directory; name a recipe, a YAML file or an environment id, "
                         "or go on with a run by `qfleet resume`")
+    if absent := algos.ABSENT.get(plain.replace("-", "_")):
+        raise UserError(f"{where}{name!r} is no recipe: {absent}")
     close = get_close_matches(plain, names, 3, 0.6)
     guess = f"did you mean {' or '.join(close)}? " if close else ""
     raise UserError(f"{where}{name!r} is no recipe, YAML file or environment id; {guess}`qfleet recipes` lists the "
@@ -218,9 +223,26 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
         layered = layered.over(recipe.data, recipe.source)
     if named:
         layered = layered.over(named, COMMAND_LINE)
+    below = layered
     if user:
         layered = layered.over(user, COMMAND_LINE)
-    return Resolved(*assemble(RunConfig, layered, HINTS))
+    try:
+        return Resolved(*assemble(RunConfig, layered, HINTS))
+    except UserError as error:
+        if cause := _of_other_actions(below.merged(), layered.merged()):
+            raise UserError(f"{cause}\n{error}") from None
+        raise
+
+
+def _of_other_actions(below: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """What is behind other contradictions where the user changed the recipe's algorithm to one for other actions."""
+    old, new = (ALGO.model(data.get("agent")) for data in (below, values))
+    if old is None or new is None or getattr(old, "continuous", False) == getattr(new, "continuous", False):
+        return None
+    with suppress(Exception):  # an environment that cannot be made here is told later
+        agent = new.model_construct(algo=values["agent"]["algo"])
+        return wrong_actions(agent, _spec_of(EnvConfig.model_validate(values["env"])))
+    return None
 
 
 @dataclass(frozen=True)
@@ -312,14 +334,27 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[Difference]:
     """What a resumed run changes, all of it allowed; UserError with every key that may not change."""
     allowed = RESUMABLE - EXACT if old.run.exact_resume else RESUMABLE
     changes = diff(old, new)
-    refused = [f"{change.key}: is {change.b!r}, but the run was started with {change.a!r}"
+    refused = [f"{change.key}: is {_yaml_word(change.b)}, but the run was started with {_yaml_word(change.a)}"
                for change in changes if change.key not in allowed]
     if refused:
         exact = " (the run promises run.exact_resume)" if old.run.exact_resume else ""
         remedy = "for anything else start a new run, with init_from=RUN to keep the weights"
-        may = f"a resumed run{exact} may change {', '.join(sorted(allowed))}; {remedy}"
-        raise UserError("\n".join([*refused, may]))
+        raise UserError("\n".join([*refused, f"a resumed run{exact} may change {_changeable(old, allowed)}; {remedy}"]))
     return changes
+
+
+def _changeable(config: RunConfig, allowed: Collection[str]) -> str:
+    """Keys that may change and have an effect, in few words: `run.* (except name)` for a section of many."""
+    by_section: dict[str, list[str]] = {}
+    for key in flatten(config).keys() - inactive_keys(config).keys():
+        by_section.setdefault(key.rpartition(".")[0], []).append(key)
+    words = []
+    for section, keys in sorted(by_section.items()):
+        may, not_ = ([key for key in sorted(keys) if (key in allowed) == wanted] for wanted in (True, False))
+        whole = section and len(may) > max(2, len(not_))
+        except_ = f" (except {', '.join(key.rpartition('.')[2] for key in not_)})" if not_ else ""
+        words += [f"{section}.*{except_}"] if whole else may
+    return ", ".join(words)
 
 
 def key_table() -> str:

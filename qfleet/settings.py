@@ -19,7 +19,7 @@ from qfleet.roles.server import ServerConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.types import UserError, Window
+from qfleet.types import EnvSpec, UserError, Window
 
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
@@ -233,7 +233,21 @@ def _noise_on_numbers(cfg: RunConfig) -> list[str]:
     if getattr(cfg.agent, "continuous", False) or cfg.explore.kind not in ("gaussian", "ou"):
         return []
     return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and those of agent.algo="
-            f"{cfg.agent.algo} are numbered: set explore.kind=linear, or agent.algo=ddpg"]
+            f"{cfg.agent.algo} are numbered: set agent.algo=ddpg, or explore.kind=linear if the environment's are "
+            "numbered, too"]
+
+
+def wrong_actions(agent: Config, spec: EnvSpec) -> str | None:
+    """Why an agent cannot act in an environment, if its actions are of the other kind."""
+    algo, continuous = agent.algo, getattr(agent, "continuous", False)  # type: ignore[attr-defined]
+    if spec.box is not None and not continuous:
+        return (f"{spec.id} has continuous actions ({spec.choice}), and agent.algo={algo} chooses among numbered ones: "
+                f"use agent.algo=ddpg or d4pg with explore.kind=gaussian, or train the id itself: `qfleet train "
+                f"{spec.id}`")
+    if spec.box is None and continuous:
+        return (f"{spec.id} has {spec.choice}, and agent.algo={algo} is for continuous ones (Box): use agent.algo=dqn "
+                f"with explore.kind=linear, or train the id itself: `qfleet train {spec.id}`")
+    return None
 
 
 def parts_problems(cfg: RunConfig) -> list[str]:

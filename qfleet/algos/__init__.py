@@ -10,3 +10,17 @@ ELSEWHERE = {
     "btr": "agent.algo=iqn with most other options, as in the recipe btr",
 }
 """Names that people look for, and what they are here."""
+
+_CONTINUOUS = "for continuous actions use agent.algo=ddpg, which is TD3 in the recipe control, or agent.algo=d4pg"
+_OFF_POLICY = "qfleet learns values off-policy (the DQN family, R2D2, NGU, Agent57, DDPG, TD3, D4PG)"
+ABSENT = {
+    **{name: f"{_OFF_POLICY} and has no {name.upper()}, which learns on-policy"
+       for name in ("ppo", "a2c", "a3c", "trpo", "reinforce", "acktr", "grpo")},
+    **{name: f"qfleet has no {title}; {_CONTINUOUS}"
+       for name, title in {"sac": "SAC", "tqc": "TQC", "crossq": "CrossQ", "redq": "REDQ"}.items()},
+    **{name: f"{_OFF_POLICY} from its own environment steps and has no {title}"
+       for name, title in {"impala": "IMPALA", "vtrace": "V-trace", "dreamer": "Dreamer", "dreamerv3": "DreamerV3",
+                           "muzero": "MuZero", "cql": "CQL", "iql": "IQL", "bc": "behaviour cloning",
+                           "qmix": "QMIX"}.items()},
+}
+"""Algorithms that people look for and that are not here."""

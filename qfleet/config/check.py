@@ -63,7 +63,7 @@ def assemble(model: type[M], layered: Layered, hints: Mapping[str, str]) -> tupl
     sets β, the command line turns prioritisation off), it quietly falls back to its default.
     """
     values = _with_sections(model, layered.merged())
-    sound, problems = _collect(model, values, hints)
+    sound, problems = _collect(model, values, hints, layered)
     idle, superseded = _judge_inactive(model, sound, layered)
     problems += [problem for problem in idle if not _echoes(problem, problems)]
     if problems:
@@ -84,7 +84,8 @@ def _blame(layered: Layered, key: str, text: str) -> str:
     return " and ".join(found) or (layered.layers[-1][0] if layered.layers else "config")
 
 
-def _collect(model: type[M], values: dict[str, Any], hints: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+def _collect(model: type[M], values: dict[str, Any], hints: Mapping[str, str],
+             layered: Layered) -> tuple[dict[str, Any], list[Problem]]:
     """Validate, set the faulty keys aside and validate the rest, so that no problem hides behind another."""
     problems: list[Problem] = []
     rest = values
@@ -93,7 +94,7 @@ def _collect(model: type[M], values: dict[str, Any], hints: Mapping[str, str]) -
             model.model_validate(rest)
             return rest, problems
         except ValidationError as error:
-            found = _translate(error, rest, _known(model, rest), hints)
+            found = _translate(error, rest, _known(model, rest), hints, layered)
             problems += [problem for problem in found if not _echoes(problem, problems)]
             before = rest
             for key, _ in found:
@@ -127,12 +128,13 @@ def _known(model: type[Config], values: Any, path: str = "") -> dict[str, FieldI
 
 
 def _translate(error: ValidationError, data: Mapping[str, Any], known: Mapping[str, FieldInfo],
-               hints: Mapping[str, str]) -> list[Problem]:
+               hints: Mapping[str, str], layered: Layered) -> list[Problem]:
     """pydantic's errors by dotted key, in plain words; the branches of a union become one problem."""
     grouped: dict[str, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
         grouped.setdefault(_locate(item["loc"], data, known), []).append(item)
-    return [(key, line) for key, items in grouped.items() for line in _describe(key, items, known, hints).splitlines()]
+    return [(key, line) for key, items in grouped.items()
+            for line in _describe(key, items, known, hints, layered).splitlines()]
 
 
 def _locate(loc: Iterable[int | str], data: Any, known: Mapping[str, FieldInfo]) -> str:
@@ -147,7 +149,8 @@ def _locate(loc: Iterable[int | str], data: Any, known: Mapping[str, FieldInfo])
     return path
 
 
-def _describe(key: str, items: list[ErrorDetails], known: Mapping[str, FieldInfo], hints: Mapping[str, str]) -> str:
+def _describe(key: str, items: list[ErrorDetails], known: Mapping[str, FieldInfo], hints: Mapping[str, str],
+              layered: Layered) -> str:
     first, field = items[0], known.get(key)
     if first["type"] == "extra_forbidden":
         return _unknown(key, known, hints)
@@ -160,7 +163,7 @@ def _describe(key: str, items: list[ErrorDetails], known: Mapping[str, FieldInfo
         return text
     if whole and "section" not in text and "mapping" not in text:
         text = f"is a single value, not a section; it {text}"
-    return f"{text} (got {_show(first['input'])}){_remedy(key, first, field)}"
+    return f"{text} (got {_show(first['input'])}){_remedy(key, first, field, layered)}"
 
 
 def _phrase(item: ErrorDetails) -> str:
@@ -172,7 +175,7 @@ def _phrase(item: ErrorDetails) -> str:
     return _TYPES.get(kind.partition("_")[0], item["msg"])
 
 
-def _remedy(key: str, item: ErrorDetails, field: FieldInfo | None) -> str:
+def _remedy(key: str, item: ErrorDetails, field: FieldInfo | None, layered: Layered) -> str:
     value = item["input"]
     if item["type"] == "literal_error" and isinstance(value, str):
         choices = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
@@ -180,6 +183,8 @@ def _remedy(key: str, item: ErrorDetails, field: FieldInfo | None) -> str:
             return f"; did you mean {close[0]}?"
     if item["type"] == "string_type" and isinstance(value, (int, float)):
         return f"; quote it: {key}='\"{_show(value)}\"'"
+    if beneath := layered.beneath(key):
+        return f"; in {beneath[0]} it is {_show(beneath[1])}"
     if field is None or field.default is PydanticUndefined or isinstance(field.default, Config):
         return ""
     return f"; the default is {_show(field.default)}"

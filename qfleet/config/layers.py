@@ -51,6 +51,13 @@ class Layered:
         found = [source for leaf, source in self.sources().items() if leaf == key or leaf.startswith(key + ".")]
         return ", ".join(dict.fromkeys(found)) or DEFAULT
 
+    def beneath(self, key: str) -> tuple[str, Any] | None:
+        """The source and the value that a key would have without the layer that gave its value."""
+        index = self._origins().get(key, len(self.layers))
+        under = replace(self, layers=self.layers[:index])
+        found = dict(leaves(under.merged()))
+        return (under.source(key), found[key]) if key in found else None
+
     def _origins(self) -> dict[str, int]:
         origins: dict[str, int] = {}
         values: dict[str, Any] = {}

@@ -6,6 +6,7 @@ package names `my_module:my_object`, where the object (a module, class or namesp
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pkgutil
@@ -70,6 +71,19 @@ def _import(name: str, reference: str) -> Any:
                         f"see `python -c 'import {name}'`") from error
 
 
+def not_a_recipe(path: Path) -> str:
+    """What to write instead of a Python file's name: the environments that its text defines. It is not run for that."""
+    try:
+        classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+        module = ".".join(path.resolve().relative_to(Path.cwd()).with_suffix("").parts)
+    except (OSError, ValueError, SyntaxError):
+        return f"{path} is a Python file: name what is in it, as module:Class, in the folder of the file"
+    envs = [node for node in classes if any(ast.unparse(base).endswith("Env") for base in node.bases)]
+    found = [f"{module}:{node.name}" for node in envs or classes]
+    meant = f"did you mean {' or '.join(found[:3])}?" if found else f"name an environment in it, as {module}:Class"
+    return f"{path} is a Python file: {meant}"
+
+
 def _close(name: str, names: list[str]) -> str:
     close = get_close_matches(name, [other for other in names if not other.startswith("_")], 3, 0.7)
     return f"; did you mean {' or '.join(close)}?" if close else ""
@@ -92,7 +106,10 @@ def plugin_module(package: str, name: str) -> Any:
     known = plugin_names(package)
     canonical = name.replace("-", "_")
     if canonical not in known:
-        meant = getattr(importlib.import_module(package), "ELSEWHERE", {}).get(canonical.casefold())
+        home, plain = importlib.import_module(package), canonical.casefold()
+        if absent := getattr(home, "ABSENT", {}).get(plain):
+            raise UserError(absent)
+        meant = getattr(home, "ELSEWHERE", {}).get(plain)
         hint = f"; it is {meant}" if meant else _close(canonical, known)
         raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{hint}")
     return importlib.import_module(f"{package}.{canonical}")

@@ -10,20 +10,21 @@ import importlib
 import inspect
 import logging
 import os
-import traceback
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import find_highest_version, load_env_creator
 
 from qfleet.config import load_attribute
 from qfleet.envs import EnvConfig
 from qfleet.envs.lanes import GymLanes, Rules
 from qfleet.envs.spaces import View
 from qfleet.screen import screen
+from qfleet.tracebacks import of_user
 from qfleet.types import EnvFault, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:
     if callable(target):
         build, limit = _from_callable(cfg, target, render), None
     else:
+        if ":" in cfg.id and name not in gymnasium.registry:
+            raise UserError(_not_found(cfg.id, target))
         build, limit = _from_registry(cfg, name, render)
     return wrapped(build, cfg), cfg.max_episode_steps or limit
 
@@ -94,11 +97,11 @@ def explained(cfg: EnvConfig) -> Iterator[None]:
         raise UserError(str(error)) from None
     except TypeError as error:
         if "argument" not in str(error):
-            raise EnvFault(f"{cfg.id} could not be built:\n{traceback.format_exc()}") from None
+            raise EnvFault(f"{cfg.id} could not be built:\n{of_user(error)}") from None
         raise UserError(f"{cfg.id} could not be built with env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}: "
                         f"{error}") from None
-    except Exception:
-        raise EnvFault(f"{cfg.id} could not be built:\n{traceback.format_exc()}") from None
+    except Exception as error:
+        raise EnvFault(f"{cfg.id} could not be built:\n{of_user(error)}") from None
 
 
 def close_matches(id: str) -> list[str]:
@@ -115,6 +118,22 @@ def close_matches(id: str) -> list[str]:
     return list(dict.fromkeys(names[name] for name in near))[:4]
 
 
+def _not_found(id: str, target: Any) -> str:
+    """What is wrong with `module:name` where the module can be imported: nothing has that name, or nothing callable."""
+    module, _, name = id.partition(":")
+    if target is not None:
+        return f"{id} is neither an environment nor a function that makes one"
+    there = vars(sys.modules[module])
+    own = [key for key, value in there.items()
+           if isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == module]
+    own += [key for key, spec in gymnasium.registry.items() if str(spec.entry_point).partition(":")[0] == module]
+    near = difflib.get_close_matches(name, {*own, *there}, 3, 0.7)
+    hint = _hint([f"{module}:{key}" for key in near])
+    if not near and own:
+        hint = f"; it has {', '.join(f'{module}:{key}' for key in own[:4])}"
+    return f"{module} has no {name!r}, neither as an attribute nor as an environment that it registers{hint}"
+
+
 def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool) -> Build:
     kwargs = dict(cfg.kwargs)
     if render and "render_mode" in inspect.signature(target).parameters:
@@ -129,6 +148,7 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
         _register_atari()
         raise UserError(f"no environment '{name}' is registered{_hint(close_matches(name))} "
                         "(your own: env.id=module:Class, or module:Id if importing the module registers it)") from None
+    _warn_outdated(spec)
     limit = cfg.max_episode_steps or spec.max_episode_steps
     spec = copy.deepcopy(spec)
     spec.disable_env_checker, spec.max_episode_steps = True, limit
@@ -145,6 +165,18 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
         if render:
             return lambda: _followed(gymnasium.make(spec, **kwargs), kwargs), limit
     return lambda: gymnasium.make(spec, **kwargs), limit
+
+
+def _warn_outdated(spec: GymSpec) -> None:
+    """Say once what gymnasium.make says of an id, and does not of a spec: that there is a newer version."""
+    newest = find_highest_version(spec.namespace, spec.name)
+    if spec.version is not None and newest is not None and newest > spec.version:
+        _tell_outdated(spec.id, spec.id.removesuffix(f"-v{spec.version}") + f"-v{newest}")
+
+
+@functools.cache
+def _tell_outdated(id: str, newest: str) -> None:
+    log.warning("%s is out of date: %s is its newest version", id, newest)
 
 
 def _prepare_mujoco() -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,7 @@ import numpy as np
 from qfleet.envs import EnvConfig
 from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_step
 from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
+from qfleet.tracebacks import of_user
 from qfleet.types import EnvFault, EnvSpec, Obs, Outcome, UserError
 
 log = logging.getLogger("qfleet.envs")
@@ -168,7 +168,7 @@ class GymLanes:
         except FAILURES as error:
             if lane.steps == 0:  # what comes later is a slip in some corner of it, which building it anew may mend
                 self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_step(answer))
-            self._restart(i, row, self._rebuild(i, traceback.format_exc()))
+            self._restart(i, row, self._rebuild(i, of_user(error)))
             return
         lane.steps += 1
         if not math.isfinite(score):
@@ -198,7 +198,7 @@ class GymLanes:
                 break
             except FAILURES as error:
                 self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_reset(answer))
-                seed, rebuilt = self._rebuild(i, traceback.format_exc()), True
+                seed, rebuilt = self._rebuild(i, of_user(error)), True
         lane.steps, lane.over = 0, False
         self._write(i, frames, raw)
         return rebuilt
@@ -236,8 +236,8 @@ class GymLanes:
             try:
                 lane.env = self._build()
                 break
-            except FAILURES:
-                reason = traceback.format_exc()
+            except FAILURES as error:
+                reason = of_user(error)
         lost = self.faults()
         if lost & (lost - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: heard of, and never a flood
             log.warning("%s: lane %d failed and was built anew, its episode is lost (%d so far): %s", self.spec.id, i,

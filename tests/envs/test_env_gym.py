@@ -190,7 +190,7 @@ def test_where_nothing_can_draw_mujoco_plays_and_is_not_filmed(monkeypatch):
 
 
 def test_mistakes_in_the_users_module(module, tmp_path):
-    with pytest.raises(UserError, match="no environment 'Mien' is registered"):
+    with pytest.raises(UserError, match="has no 'Mien', neither as an attribute nor as an environment"):
         make(EnvConfig(id=f"{module}:Mien"), 1)
     with pytest.raises(UserError, match=r"a gymnasium\.Env is needed"):
         make(EnvConfig(id=f"{module}:wrong"), 1)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from qfleet import recipe
 from qfleet.cli import main
-from qfleet.recipe import list_recipes, recipe_names
+from qfleet.envs import gym
+from qfleet.recipe import changed_on_resume, list_recipes, recipe_names, resolve
+from qfleet.types import UserError
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("mine", None)
 
 
 def told(capsys, *argv, code=2):
@@ -66,3 +73,90 @@ def test_recipes_are_searched_by_words(capsys):
 def test_check_env_takes_a_recipe(capsys):
     assert main(["check-env", "catch", "env.max_episode_steps=7"]) == 0
     assert "the agent chooses among 3 actions" in capsys.readouterr().out
+
+
+MY_ENV = """
+import gymnasium
+
+class Helper:
+    pass
+
+class Mine(gymnasium.Env):
+    def __init__(self):
+        raise ValueError("no map")
+
+LEVEL = 3
+"""
+
+
+@pytest.mark.parametrize(("command", "answer"), [
+    ("train cartpole learner.learning_rate=-1", "(got -1); in recipe cartpole it is 0.001"),
+    ("train mine.py", "mine.py is a Python file: did you mean mine:Mine?"),
+    ("train gone.py", "gone.py is a Python file: name what is in it, as module:Class"),
+    ("train mine:Nope", "mine has no 'Nope', neither as an attribute nor as an environment that it registers; it has "
+                        "mine:Mine"),
+    ("train mine:Mime", "did you mean mine:Mine?"),
+    ("train mine:LEVEL", "mine:LEVEL is neither an environment nor a function that makes one"),
+    ("train CartPole-v1 agent.algo=ppo", "has no PPO, which learns on-policy"),
+    ("train Pendulum-v1 agent.algo=sac", "qfleet has no SAC; for continuous actions use agent.algo=ddpg"),
+    ("train ppo", "'ppo' is no recipe: qfleet learns values off-policy"),
+])
+def test_the_cause_of_a_mistake_is_told_with_its_remedy(command, answer, capsys, place):
+    (place / "mine.py").write_text(MY_ENV)
+    assert answer in told(capsys, *command.split(), "--dry-run")
+
+
+@pytest.mark.parametrize("source", ["Pendulum-v1", "pendulum"])
+def test_an_algorithm_for_other_actions_is_the_first_cause_that_is_told(source, capsys):
+    first = told(capsys, "train", source, "agent.algo=dqn").splitlines()[1]
+    assert "Pendulum-v1 has continuous actions" in first and "use agent.algo=ddpg" in first
+
+
+def test_a_refused_change_on_resume_is_answered_in_few_words():
+    old = resolve("cartpole").config
+    with pytest.raises(UserError) as caught:
+        changed_on_resume(old, resolve("cartpole", ["learner.learning_rate=1", "env.wrappers=[a:B]"]).config)
+    *_, changed, may = str(caught.value).splitlines()
+    assert changed == "learner.learning_rate: is 1.0, but the run was started with 0.001"
+    assert "total_steps" in may and "eval.*" in may and "checkpoint.*" in may and "init_from=RUN" in may and len(may) < 400
+
+
+def test_the_frames_of_the_package_are_left_out_before_the_users_own_exception(capsys, place):
+    (place / "mine.py").write_text(MY_ENV)
+    assert main(["check-env", "mine:Mine"]) == 1
+    checked = capsys.readouterr().out
+    assert main(["train", "mine:Mine"]) == 1
+    trained = capsys.readouterr().err
+    for text in (checked, trained):
+        assert "mine:Mine could not be built:" in text and "ValueError: no map" in text and "mine.py" in text
+        assert "/qfleet/" not in text.replace(str(place), "")
+
+
+def test_an_outdated_version_of_an_environment_is_told_once(capsys, caplog):
+    gym._tell_outdated.cache_clear()
+    assert main(["train", "CartPole-v0", "--dry-run"]) == 0
+    assert caplog.text.count("CartPole-v0 is out of date: CartPole-v1 is its newest version") == 1
+    assert main(["train", "CartPole-v1", "--dry-run"]) == 0
+    assert caplog.text.count("out of date") == 1
+
+
+@pytest.mark.parametrize(("code", "said", "kept"), [
+    ("def broken():\n    return 1 / 0\n", "error in your code in {file}, line 2, in broken: ZeroDivisionError", False),
+    ("from qfleet.config import parse_override\n\ndef broken():\n    parse_override(None)\n",
+     "called by your code in {file}, line 4, in broken", True)])
+def test_a_bug_of_the_users_own_code_is_reported_as_such(code, said, kept, capsys, place, monkeypatch):
+    (place / "mine.py").write_text(code)
+    space = {}
+    exec(compile(code, str(place / "mine.py"), "exec"), space)
+    monkeypatch.setattr(recipe, "list_recipes", lambda words: space["broken"]())
+    assert main(["recipes"]) == 1
+    text = capsys.readouterr().err
+    assert said.format(file=place / "mine.py") in text and ("a report with the lines above is welcome" in text) == kept
+    assert ("asking.py" in text) == kept
+
+
+def test_a_bug_of_the_package_is_still_asked_to_be_reported(capsys, monkeypatch):
+    monkeypatch.setattr(recipe, "RECIPES", 3)
+    assert main(["recipes"]) == 1
+    text = capsys.readouterr().err
+    assert "failed unexpectedly; a report with the lines above is welcome" in text and "your code" not in text

@@ -33,10 +33,11 @@ ROOMS: dict[str, set[str]] = {
     "config": set(),
     "types": set(),
     "screen": set(),
+    "tracebacks": set(),
 }
-"""Room -> the rooms it may import, beside itself, types, screen and config."""
+"""Room -> the rooms it may import, beside itself, types, screen, tracebacks and config."""
 
-COMMON = {"types": set[str](), "screen": set[str](), "config": {"types"}}
+COMMON = {"types": set[str](), "screen": set[str](), "tracebacks": set[str](), "config": {"types"}}
 """Everyone may import these; of them, config may import types."""
 
 CONFINED: dict[str, tuple[str, ...]] = {
