@@ -22,6 +22,11 @@ def grads_of(total, net, prefix):
                     strict=True))
 
 
+@pytest.mark.parametrize(("algo", "policy", "critic"), [("ddpg", 1e-4, 1e-3), ("d4pg", 1e-4, 1e-4)])
+def test_without_settings_the_policy_learns_at_the_papers_part_of_the_critics_rate(algo, policy, critic):
+    assert ALGOS[algo].Config().policy_rate == pytest.approx(policy / critic)
+
+
 @pytest.mark.parametrize("spec", [SPEC, PICTURES], ids=["vector", "pixels"])
 @pytest.mark.parametrize("switches", [{}, TD3], ids=["plain", "td3"])
 @pytest.mark.parametrize("algo", ALGOS)
