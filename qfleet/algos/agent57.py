@@ -73,9 +73,9 @@ class Family:
         return h(h_inverse(extrinsic) + beta * h_inverse(intrinsic))
 
 
-def recall_of(cfg: Config) -> Recall:
+def recall_of(cfg: Config, spec: EnvSpec) -> Recall:
     """As NGU's, with a second recurrent state."""
-    first = ngu.recall_of(cfg)
+    first = ngu.recall_of(cfg, spec)
 
     def begin(lanes: int, device: torch.device) -> Memory:
         memory = first.begin(lanes, device)
@@ -166,5 +166,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     states = r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {}
     return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.actions),
                  loss=loss, window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
-                 hints={"q_e": hint, "q_i": hint}, priority=priority, recall=recall_of(cfg), arms=cfg.arms,
+                 hints={"q_e": hint, "q_i": hint}, priority=priority, recall=recall_of(cfg, spec), arms=cfg.arms,
                  states=states | {own: states[name] for name, own in SECOND.items() if name in states})

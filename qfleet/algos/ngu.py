@@ -30,7 +30,7 @@ from qfleet.maths.novelty import Kernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
-from qfleet.nets.curiosity import Curiosity
+from qfleet.nets.curiosity import Curiosity, weights_of, with_weights
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head
 from qfleet.types import EnvSpec, Sample, Window
@@ -126,15 +126,19 @@ def curiosity_of(cfg: Curious, spec: EnvSpec) -> Curiosity:
 KEPT = ("distance.mean", "distance.count", "surprise.mean", "surprise.var", "surprise.count")
 
 
-def recall_of(cfg: Any) -> Recall:
+def recall_of(cfg: Any, spec: EnvSpec) -> Recall:
     """An episode's embeddings are forgotten with it; how far apart and how surprising things are is not."""
     lstm = r2d2.recall_of(cfg.units) if cfg.memory == "lstm" else None
+    with torch.random.fork_rng(devices=[]):
+        weights = weights_of(curiosity_of(cfg, spec).embed).shape
 
     def begin(lanes: int, device: torch.device) -> Memory:
         memory = {} if lstm is None else lstm.begin(lanes, device)
         keys = torch.zeros(lanes, cfg.episodic_capacity, cfg.embedding, device=device)
         count = torch.zeros(lanes, dtype=torch.int64, device=device)
-        return memory | {"episodic.keys": keys, "episodic.count": count} | {
+        held = {name: torch.zeros(weights, device=device) for name in ("episodic.old", "episodic.new")}
+        held["episodic.newer"] = torch.zeros(lanes, dtype=torch.bool, device=device)
+        return memory | {"episodic.keys": keys, "episodic.count": count} | held | {
             name: torch.zeros((), device=device) for name in KEPT}
 
     def observe(memory: Memory, reward: torch.Tensor) -> Memory:
@@ -147,10 +151,56 @@ def recall_of(cfg: Any) -> Recall:
     return Recall(begin, observe, forget, KEPT)
 
 
+def renewed(embed: nn.Module, memory: Memory, capacity: int) -> Memory:
+    """The memory with weights of the embedding for every lane, the same from the first to the last of its memories.
+
+    Embeddings by different weights cannot be compared: any drift makes what is known look new. Two versions are held
+    (`episodic.old` and `episodic.new` [P]), and every lane uses one of them (`episodic.newer` [N]) until its episode is
+    over:
+
+        a lane begins    it uses `new`, which become the newest weights unless another lane uses them
+        `old` is free    `new` becomes `old`, and the lanes that use it go on with that
+
+    So newer weights wait for the longest episode under way. A full memory whose weights are out of date begins anew, so
+    that an episode without end keeps the others waiting for as many steps as it has memories, and not for ever.
+    """
+    count, newer, old, new = (memory[f"episodic.{name}"] for name in ("count", "newer", "old", "new"))
+    now, begun = weights_of(embed), count == 0
+    used = (~newer & ~begun).any()
+    old, newer = torch.where(used, old, new), newer & used
+    begun = begun | ((count >= capacity) & ~newer & (old != now).any())
+    new = torch.where((newer & ~begun).any(), new, now)
+    return memory | {"episodic.old": old, "episodic.new": new, "episodic.newer": newer | begun,
+                     "episodic.count": torch.where(begun, 0, count)}
+
+
+def embedded(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.Tensor:
+    """Embeddings [N, D] by the weights that each lane uses."""
+    newer, found = memory["episodic.newer"], None
+    for name, lanes in (("episodic.old", ~newer), ("episodic.new", newer)):
+        if unseen(lanes):
+            keys = with_weights(embed, memory[name], obs).float()
+            found = keys if found is None else torch.where(lanes.unsqueeze(1), keys, found)
+        elif lanes.any():
+            keys = with_weights(embed, memory[name], {name: leaf[lanes] for name, leaf in obs.items()}).float()
+            found = keys.new_empty(len(lanes), keys.shape[1]) if found is None else found
+            found[lanes] = keys
+    assert found is not None
+    return found
+
+
+def unseen(tensor: torch.Tensor) -> bool:
+    """Whether to compute all that may be needed: asking a GPU what it is takes a wait, and a recording cannot ask."""
+    return tensor.is_cuda
+
+
 def wonder(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curious) -> tuple[torch.Tensor, Memory]:
     """The intrinsic reward [N] of arriving at these observations, and the memory with them in it."""
+    filled = memory["episodic.count"]
+    if unseen(filled) or ((filled == 0) | (filled >= cfg.episodic_capacity)).any():
+        memory = renewed(curiosity.embed, memory, cfg.episodic_capacity)
     keys, count = memory["episodic.keys"], memory["episodic.count"]
-    key = curiosity.embed(obs).float()
+    key = embedded(curiosity.embed, obs, memory)
     near = nearest(keys, count, key, cfg.neighbours)
     known = torch.isfinite(near)
     mean, seen, some = memory["distance.mean"], memory["distance.count"], known.any()
@@ -290,5 +340,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.actions), loss=loss,
                  window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
-                 hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg),
+                 hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg, spec),
                  states=r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {})

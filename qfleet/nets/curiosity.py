@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import Dense
@@ -32,6 +34,19 @@ class Trunk(nn.Module):
     def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         found: torch.Tensor = self.out(self.hidden(self.encoder(obs, self.out.weight.dtype)))
         return found
+
+
+def weights_of(net: nn.Module) -> torch.Tensor:
+    """All parameters of a network as one float32 vector [P], a copy."""
+    return torch.cat([parameter.detach().float().reshape(-1) for parameter in net.parameters()])
+
+
+def with_weights(net: nn.Module, weights: torch.Tensor, *args: Any) -> Any:
+    """What the network would say if its parameters were these [P], as `weights_of` has them."""
+    own = dict(net.named_parameters())
+    pieces = weights.split([parameter.numel() for parameter in own.values()])
+    given = {name: piece.view(own[name].shape).to(own[name].dtype) for name, piece in zip(own, pieces, strict=True)}
+    return functional_call(net, given, args)
 
 
 def orthogonal(module: nn.Module) -> None:

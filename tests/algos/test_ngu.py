@@ -36,7 +36,7 @@ def test_wonder_equals_a_naive_walk_through_lists():
     cfg = config()
     torch.manual_seed(0)
     net = ngu.curiosity_of(cfg, SPEC)
-    recall = ngu.recall_of(cfg)
+    recall = ngu.recall_of(cfg, SPEC)
     memory, lists = recall.begin(3, torch.device("cpu")), [[], [], []]
     kernel = Kernel(3, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity)
     distance, surprise, rng = [], [], np.random.default_rng(1)

@@ -39,6 +39,10 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
             shown[over] = 0
             slow.observe(reward, over)
             reflex.observe(reward, over)
+        if step % 5 == 3:  # the learner goes on in mid-episode
+            learnt = {name: value + 0.02 if name.endswith("weight") else value for name, value in slow.flat.state().items()}
+            slow.load(learnt, step)
+            quick.load(learnt, step)
         shown = np.concatenate([shown[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
         if agent.columns and step % 7:  # families of policies; else the one to win with
             arm = dataclasses.replace(arm, index=torch.from_numpy(rng.integers(4, size=3)), count=4)
