@@ -58,6 +58,10 @@ class Chunker:
                 chunks.append((lane, self._cut(lane)))
         return chunks
 
+    def newest(self) -> dict[str, np.ndarray]:
+        """A copy of the row that each lane was given last [N, ...]; anything where a stream has just begun."""
+        return {name: rows[self._lanes, self._fill - 1] for name, rows in self._rows.items()}
+
     def flush(self) -> list[tuple[int, Chunk]]:
         """Ship what is left, in short chunks, and begin new streams; meant for when every lane has just ended."""
         return [item for lane in range(len(self._lanes)) for item in self._close(lane)]

@@ -46,8 +46,7 @@ class Recorder:
         self.priority = agent.priority if prioritised else None
         hints = agent.hints if self.priority is not None else {}
         self.layout = replace(layout, extras={**layout.extras, **hints})
-        self._blank = {name: np.zeros((lanes, *shape), dtype)
-                       for name, (shape, dtype) in {**self.layout.extras, **layout.states}.items()}
+        self._extras = [*self.layout.extras, *layout.states]
         self.chunker = Chunker(self.layout, lanes, padding)
         self.outbox: deque[tuple[Chunk, np.ndarray | None]] = deque()
         self._shipped = [column.name for column in layout.columns + layout.marked]
@@ -67,11 +66,15 @@ class Recorder:
         self._pack(self.chunker.append(obs, action, reward, discount, last, extras))
 
     def end(self, obs: Obs) -> None:
-        """Make the observations the final rows of their episodes, and ship the unfinished chunks, too."""
+        """Make the observations the final rows of their episodes, and ship the unfinished chunks, too.
+
+        Nothing was chosen there: arm, hints and all else that the agent adds to a row are those of the row before.
+        """
+        before = self.chunker.newest()
         zeros = np.zeros(self.lanes, np.float32)
         shape, dtype = self.layout.spec.action
         nothing = np.zeros((self.lanes, *shape), dtype)
-        self.row(obs, (nothing, self._blank), zeros, zeros, np.ones(self.lanes, bool))
+        self.row(obs, (nothing, {name: before[name] for name in self._extras}), zeros, zeros, np.ones(self.lanes, bool))
         self._pack(self.chunker.flush())
 
     def _pack(self, chunks: Sequence[tuple[int, Chunk]]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
 
@@ -17,7 +18,7 @@ from qfleet.roles.weights import Mailbox
 from qfleet.types import Window
 
 
-def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None):
+def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None, prioritised=False):
     agent = agent or linear_agent()
     tape = []
     env = TapeEnv(lengths, truncate, tape)
@@ -25,7 +26,7 @@ def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None):
     metrics = ListMetrics()
     weights = Mailbox()
     layout = Layout(SPEC, Window(future=future), chunk_steps, agent.columns, agent.states)
-    recorder = Recorder(agent, layout, env.lanes, replay)
+    recorder = Recorder(agent, layout, env.lanes, replay, prioritised)
     policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
     actor.begin(list(range(env.lanes)))
@@ -108,6 +109,31 @@ def test_an_exact_boundary_truncates_every_lane_and_reseeds():
     assert actor.steps == 8
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_the_final_row_of_an_episode_that_is_cut_keeps_arm_and_hints(steps, resumed):
+    """The bootstrap there is that of the arm that played, and first priorities are judged by values, not by zeros."""
+    def act(net, obs, memory, arm, rng):
+        found = 7 + obs["obs"][:, 0]
+        return Decision(torch.zeros(len(found), dtype=torch.int64), None, {"arm": found.int(), "q": found[:, None]})
+
+    judged = []
+    agent = dataclasses.replace(linear_agent(), act=act, columns={"arm": ((), "int32")}, hints={"q": ((1,), "float32")},
+                                priority=lambda rows: judged.append(rows["q"]) or torch.ones(len(rows["q"])))
+    actor, _, replay, _, _, _ = actor_with([99], chunk_steps=4, agent=agent, prioritised=True)
+    for _ in range(steps):
+        actor.step()
+    if resumed:
+        before, (actor, _, replay, _, _, _) = actor, actor_with([99], chunk_steps=4, agent=agent, prioritised=True)
+        actor.load_state_dict(before.state_dict())
+    else:
+        actor.cut([1])
+    chunk = replay.chunks[-1]
+    end = int(chunk.columns["last"].argmax())
+    assert chunk.columns["arm"][end] == chunk.columns["arm"][end - 1] > 7
+    assert judged[-1][end - 1, 1] == judged[-1][end - 1, 0] > 7
+
+
 def test_a_waiting_replay_holds_the_actor_and_loses_nothing():
     actor, _, replay, _, _, _ = actor_with([99], chunk_steps=2)
     replay.waiting = True
@@ -154,7 +180,7 @@ def test_what_the_agent_remembers_of_its_choice_travels_with_the_row():
     assert replay.chunks[0].columns["mu"][:5].tolist() == [0, 10, 20, 30, 40]
     other, _, resumed, _, _, _ = actor_with([50], chunk_steps=4, agent=agent)
     other.load_state_dict(actor.state_dict())
-    assert resumed.chunks[0].columns["mu"][:2].tolist() == [40, 0], "the final row has none"
+    assert resumed.chunks[0].columns["mu"][:2].tolist() == [40, 40], "the final row repeats the one before"
 
 
 def counting_agent():
@@ -188,9 +214,10 @@ def test_each_lane_remembers_its_own_episode_and_no_other():
     _, replay = interrupted(counting_agent())
     assert len(replay.chunks) > 10
     for chunk in replay.chunks:
-        steps, cut = chunk.columns["obs.obs"][:, 0], chunk.columns["last"] & (chunk.columns["count"] == 0)
+        steps, before = chunk.columns["obs.obs"][:, 0], np.roll(chunk.columns["count"], 1)
+        cut = chunk.columns["last"] & (chunk.columns["count"] == before)  # the row before, once more
         for name in ("count", "paid"):
-            assert (chunk.columns[name] == np.where(cut, 0, steps)).all()
+            assert (chunk.columns[name] == np.where(cut, before, steps)).all()
     assert replay.chunks[-1].columns["kept"].max() > 10, "of this nothing is forgotten"
 
 

@@ -40,7 +40,7 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
             slow.observe(reward, over)
             reflex.observe(reward, over)
         if step % 5 == 3:  # the learner goes on in mid-episode
-            learnt = {name: value + 0.02 if name.endswith("weight") else value for name, value in slow.flat.state().items()}
+            learnt = {name: value + 0.02 * name.endswith("weight") for name, value in slow.flat.state().items()}
             slow.load(learnt, step)
             quick.load(learnt, step)
         shown = np.concatenate([shown[:, 1:], rng.integers(0, 255, (3, 1, 12, 12)).astype(np.uint8)], 1)
