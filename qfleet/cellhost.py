@@ -38,7 +38,7 @@ from qfleet.runtime.wire.server import Server
 from qfleet.runtime.wire.shards import RemoteShard
 from qfleet.session import Attempt, TrainResult, memory_advised, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec
+from qfleet.types import EnvSpec, RunLost
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def run_cell(private: Path) -> int:
         with heeded(sys.exit), sole_writer(Path(orders.directory)):  # told to stop before there is anything to save
             learn(orders, tether, Reception(private), lambda config: shelves_of(config, private))
         return 0
-    except Diverged as error:
+    except (Diverged, RunLost) as error:
         log.error("training failed: %s", error)  # here, where no restart would be of use
         return VAIN
 

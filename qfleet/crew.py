@@ -44,9 +44,9 @@ from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure
 from qfleet.runtime.tether import Tie
 from qfleet.runtime.threads import usable_cores
-from qfleet.session import Attempt, TrainResult, require_same, source_of_weights
+from qfleet.session import Attempt, TrainResult, concluded, require_same, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, ProcessFault, UserError, VectorEnv
+from qfleet.types import EnvSpec, ProcessFault, RunLost, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> 
             return before or _bystander(directory, "total_steps")
         with playing(config, size) as env:
             config = settle(config.model_copy(update={"cells": size}), env.spec)
-            return Part(config, env, directory, peers, checkpoint, Post(place)).work(sinks, _job(), None)
+            source = source_of_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
+            return Part(config, env, directory, peers, checkpoint, Post(place)).work(sinks, _job(), source)
 
 
 def run_rank(private: Path) -> int:
@@ -100,7 +101,7 @@ def run_rank(private: Path) -> int:
             result = be_rank(Orders.read(private), Post(place))
             if place.rank == 0:
                 replace_text(private / Orders.RESULT, as_text(result))
-        except (UserError, Diverged) as error:
+        except (UserError, RunLost, Diverged) as error:
             log.error("%s", error)
             told = {"text": str(error), "ours": not isinstance(error, UserError)}
             replace_text(private / Launch.HOPELESS, json.dumps(told))
@@ -272,7 +273,7 @@ class Part:
         if checkpoint is None and source is not None:
             attempt.begin_from(source)
         attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
-        return attempt.execute()
+        return concluded(self.directory, attempt.execute)
 
     def _follow(self, stack: ExitStack) -> TrainResult:
         keep_pages()

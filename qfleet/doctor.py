@@ -20,7 +20,7 @@ from qfleet.config import read_yaml
 from qfleet.runs.bottleneck import ACTING, percent, shares
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plain import no_link, open_plain
-from qfleet.runs.state import WORDS, state_of
+from qfleet.runs.state import state_of, words_of
 from qfleet.runs.tally import Goal, Tally, amount, clock, size
 from qfleet.runs.writers import read_metrics
 from qfleet.screen import screen
@@ -106,8 +106,9 @@ def diagnose(run: RunDirectory) -> dict[str, Any]:
     latest, mean, verdict = tally.latest, tally.typical(), tally.verdict()
     steps_s, updates_s = tally.rates()
     lag = mean.get("fleet/policy_lag", mean.get("actor/policy_lag"))
+    state = state_of(run)
     return {
-        "run": str(run.path), "state": state_of(run),
+        "run": str(run.path), "state": state, "words": words_of(run, state),
         "steps": latest.get("step", 0), "updates": latest.get("updates", 0), "seconds": latest.get("time_s", 0.0),
         "limit": None if verdict is None else asdict(verdict),
         "rates": {"steps_per_s": steps_s, "updates_per_s": updates_s},
@@ -122,7 +123,7 @@ def diagnose(run: RunDirectory) -> dict[str, Any]:
 def explain(report: Mapping[str, Any]) -> list[str]:
     """A diagnosis in lines for people: the limit and the remedy first."""
     limit, rates, ratio = report["limit"], report["rates"], report["samples_per_insert"]
-    rows = [("run", f"{report['run']} {WORDS[report['state']]}"),
+    rows = [("run", f"{report['run']} {report['words']}"),
             ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {clock(report['seconds'])}")]
     if limit is None:
         rows.append(("limited by", "not known: there are no records yet that say where the time goes"))

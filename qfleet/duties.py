@@ -37,7 +37,7 @@ from qfleet.runtime.wire.server import Answers
 from qfleet.runtime.wire.shards import RemoteShard
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
-from qfleet.types import UserError
+from qfleet.types import RunLost, UserError
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def lead(host: Host, orders: Orders, shards: Sequence[Any] = ()) -> int:
     try:
         with sole_writer(_seen(orders)):
             learn(orders, host.line, Reception(host), shelves_of(shards))
-    except Diverged as error:
+    except (Diverged, RunLost) as error:
         host.word = f"training failed: {error}"
         return VAIN
     return DONE
@@ -106,7 +106,7 @@ def average(host: Host, orders: Orders, place: Place) -> int:
             result = be_rank(orders, Post(replace(place, attempt=host.number), host.line, reception if first else None))
         if first:
             reception.tell(result)
-    except Diverged as error:
+    except (Diverged, RunLost) as error:
         host.word = f"training failed: {error}"
         return VAIN
     except RankLost as error:

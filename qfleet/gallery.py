@@ -192,8 +192,9 @@ class Seating:
         self.audience = inline.evaluator = Audience(evaluator, gallery)
 
     def checked(self, result: TrainResult) -> TrainResult:
-        if self.audience is not None and self.audience.failure is not None:
-            raise self.audience.failure
+        if self.audience is not None and (failure := self.audience.failure) is not None:
+            RunDirectory(result.directory).conclude("failed", str(failure).partition("\n")[0])
+            raise failure
         return result
 
 

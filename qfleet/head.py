@@ -29,6 +29,7 @@ from qfleet.roles.metrics import Sink
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import foreign_names
+from qfleet.runs.presence import Presence
 from qfleet.runs.roll import note_exit
 from qfleet.runs.tail import Tail
 from qfleet.runtime.life import surroundings
@@ -40,6 +41,7 @@ from qfleet.runtime.wire.security import read_token, server_credentials, write_t
 from qfleet.session import (
     EXIT_CODES,
     TrainResult,
+    concluded,
     reopened,
     require_same,
     show_plan,
@@ -55,6 +57,9 @@ GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 60.0
 """After so long without a record, and again and again, people are told that there was none."""
+
+PRESENCE_S = 1.0
+"""So often the head looks whether the run's directory is still there."""
 
 REBUILD_S = 120.0
 """The longest that the process of an isolated environment may take to start."""
@@ -76,7 +81,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         try:
             replace_text(directory.config, to_yaml(config))
             head = (kind or Head)(config, spec, directory, sinks, {"sources": dict(provenance)})
-            return head.run()
+            return concluded(directory, head.run)
         except BaseException as error:
             if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # which names a log in there
                 directory.discard()  # or its name would be taken by a run that never began
@@ -91,10 +96,11 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
         if before is not None:
             return before
         spec = _look_at(config)
-        require_same(checkpoint, spec)
+        if checkpoint is not None:
+            require_same(checkpoint, spec)
         config = checked(settle(config, spec))
         replace_text(directory.config, to_yaml(config))
-        return (kind or Head)(config, spec, directory, sinks, {}).run()
+        return concluded(directory, (kind or Head)(config, spec, directory, sinks, {}).run)
 
 
 def _look_at(config: RunConfig) -> EnvSpec:
@@ -134,12 +140,12 @@ class Head:
         self.orders = Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin))
         self.orders.write(self.private)
         write_token(self.private / Orders.TOKEN)
-        self.tail = Tail(directory.metrics)
+        self.tail, self.presence = Tail(directory.metrics), Presence(directory)
         fleet = config.fleet
         patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
         self.supervisor = self._supervised(patience)
         self._forwarded = self._door_shown = False
-        self._news_at = self._said_at = time.monotonic()
+        self._news_at = self._said_at = self._checked_at = time.monotonic()
 
     def run(self) -> TrainResult:
         """Until the cell has ended in order; raises what made it impossible."""
@@ -147,6 +153,7 @@ class Head:
             show_plan(self.sinks, self.rows)
             with obeyed(self):
                 drive([self.supervisor, self], self._over, lambda nap_s: rest(TURN_S))
+            self.presence.check()  # the cause, if a child failed for it
             self.step()
             failure = self.supervisor.failure
             if failure is not None and not (self._ending and failure.name == self.main):
@@ -164,6 +171,9 @@ class Head:
 
     def step(self) -> bool:
         """Show what is new, and pass on what we were told."""
+        if time.monotonic() - self._checked_at >= PRESENCE_S:
+            self._checked_at = time.monotonic()
+            self.presence.check()
         for record in self.tail.news():
             self._news_at = self._said_at = time.monotonic()
             for sink in self.sinks:

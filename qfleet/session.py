@@ -24,6 +24,7 @@ from qfleet.roles.schedule import Progress
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
 from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
 from qfleet.runs.find import find_checkpoint
+from qfleet.runs.presence import Presence
 from qfleet.runs.roll import write_roll
 from qfleet.runs.transfer import fitting
 from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
@@ -34,7 +35,7 @@ from qfleet.runtime.neighbours import Courtesy
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.threads import usable_cores
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, Sample, UserError, VectorEnv
+from qfleet.types import EnvSpec, ProcessFault, RunLost, Sample, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         except BaseException:
             directory.discard()  # or its name would be taken by a run that never began
             raise
-        return attempt.execute()
+        return concluded(directory, attempt.execute)
 
 
 def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
@@ -99,25 +100,54 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
             return before
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
-        require_same(checkpoint, env.spec)
+        if checkpoint is not None:
+            require_same(checkpoint, env.spec)
         config = settle(config, env.spec)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         build = _inline(config, env, directory, arrange, stack)
         attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
         stack.callback(attempt.close)
-        attempt.open({"resumed_from": checkpoint.path.name})
-        return attempt.execute()
+        if checkpoint is None and (source := source_of_weights(config, env.spec)) is not None:
+            attempt.begin_from(source)
+        attempt.open({} if checkpoint is None else {"resumed_from": checkpoint.path.name})
+        return concluded(directory, attempt.execute)
 
 
-def reopened(directory: RunDirectory, config: RunConfig, stack: ExitStack) -> tuple[Checkpoint, TrainResult | None]:
-    """Hold a run, and look where it stands: its newest valid checkpoint, and how it ended if nothing is left to do."""
+def concluded(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
+    """Do the work of an attempt, and write into the run how it ended, for those who look at it later."""
+    try:
+        result = work()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            directory.conclude("interrupted")
+        elif not isinstance(error, RunLost) and directory.ending() is None:
+            words = str(error).partition("\n")[0]
+            kind = "" if isinstance(error, UserError | ProcessFault) else f"{type(error).__name__}: "
+            directory.conclude("failed", f"{kind}{words}".removesuffix(": "))
+        raise
+    if result.exit_code == 1:
+        directory.conclude("failed", "the last checkpoint could not be saved")
+    else:
+        directory.conclude(result.reason)
+    return result
+
+
+def reopened(directory: RunDirectory, config: RunConfig,
+             stack: ExitStack) -> tuple[Checkpoint | None, TrainResult | None]:
+    """Hold a run, and look where it stands: its newest valid checkpoint, and how it ended if nothing is left to do.
+
+    A run that died before its first checkpoint has none, and starts again from its beginning.
+    """
     directory.lock()
     stack.callback(directory.unlock)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
-    if checkpoint is None:
-        raise UserError(f"{directory.path} has no valid checkpoint to resume from: start anew with `qfleet train "
-                        f"{directory.config}` and another run.name")
-    return checkpoint, ended(directory, config, checkpoint)
+    if checkpoint is not None:
+        return checkpoint, ended(directory, config, checkpoint)
+    if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
+        raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
+                        f"anew with `qfleet train {directory.config}` and another run.name")
+    log.warning("%s has no checkpoint yet: it starts again from its first step", directory.path)
+    return None, None
 
 
 def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
@@ -238,7 +268,7 @@ class Attempt:
         if checkpoint is None and directory.metrics.exists():
             self._resume = (0, 0)  # an attempt that died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
-        self.films = Films(config, directory.videos)
+        self.films, self.presence = Films(config, directory.videos), Presence(directory)
         self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
                                  partial(write_roll, directory.path), lambda remembered: self.store.best_score()))
         self.cell = self.run.cell
@@ -269,6 +299,7 @@ class Attempt:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
         self.sinks.extend(self.guests)
+        self.sinks.insert(0, self.presence)
 
     def close(self) -> None:
         """Let go of the records."""
@@ -278,6 +309,7 @@ class Attempt:
         """Train until the run ends or is told to."""
         with obeyed(self.cell.stop, hurry=self.config.placement == "inline"):  # a fleet has a head for that
             reason = self.run.run()
+        self.presence.check()
         now = self.cell.progress()
         code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
         saved = self.run.checkpointer.saved_at
@@ -292,11 +324,13 @@ class Attempt:
         self.store.follow(checkpoint)
 
     def _save(self, snapshot: Snapshot) -> None:
+        self.presence.check()
         steps, updates = snapshot.progress
         self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
                         Meta(self.text, self.spec))
 
     def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> bool:
+        self.presence.check()
         notes = {"mean_reward": score.mean, "std_reward": score.std, "episodes": float(len(score.returns))}
         try:
             self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes))

@@ -33,6 +33,10 @@ class ProcessFault(Exception):
     """A process of a fleet died again and again; the text holds what it wrote the first time; exit 1."""
 
 
+class RunLost(ProcessFault):
+    """The directory of a run was deleted or replaced while the run wrote to it; exit 1."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of an observation.

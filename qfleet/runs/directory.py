@@ -36,6 +36,7 @@ from qfleet.types import UserError
 
 GIT_TIMEOUT_S = 5
 NAME_BYTES = 200
+ERROR_CHARACTERS = 300
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco")
 
 
@@ -106,7 +107,8 @@ class RunDirectory:
         run = RunDirectory(root / name)
         try:
             run.lock()
-            run._write_record({"id": secrets.token_hex(16), "home": fingerprint(run.path), "attempts": []})
+            run._write_record({"id": secrets.token_hex(16), "home": fingerprint(run.path), "attempts": [],
+                               "ended": None})
         except UserError:
             run.discard()
             raise
@@ -162,7 +164,18 @@ class RunDirectory:
         """Append one start or resume, as `describe` saw it, to run.json: versions may differ between attempts."""
         record = self._read_record()
         attempts = record.get("attempts")
-        self._write_record(record | {"attempts": [*(attempts if isinstance(attempts, list) else []), description]})
+        self._write_record(record | {"attempts": [*(attempts if isinstance(attempts, list) else []), description],
+                                     "ended": None})
+
+    def conclude(self, reason: str, error: str = "") -> None:
+        """Write to run.json how the last attempt ended: a reason of `Stop`, or `failed` and why."""
+        with suppress(OSError):  # a disk that is full has been complained about
+            self._write_record(self._read_record() | {"ended": {"reason": reason, "error": error[:ERROR_CHARACTERS]}})
+
+    def ending(self) -> dict[str, Any] | None:
+        """What `conclude` wrote; None while the last attempt goes on, or if it died. Empty in runs of qfleet 0.1."""
+        found = self._read_record().get("ended", {})
+        return found if isinstance(found, dict) else None
 
     def attempts(self) -> list[dict[str, Any]]:
         """Every start and resume, as `describe` saw it; what is not readable is left out."""

@@ -25,7 +25,7 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plain import no_link
 from qfleet.runs.roll import FILE, Roll
 from qfleet.runs.series import Thinned, columns
-from qfleet.runs.state import WORDS, State, going_on, state_of
+from qfleet.runs.state import WORDS, State, going_on, state_of, words_of
 from qfleet.runs.tail import Tail
 from qfleet.runs.tally import Goal, Tally
 from qfleet.runs.webpage import document, films_of, page, read_film
@@ -33,6 +33,9 @@ from qfleet.runs.webpage import document, films_of, page, read_film
 SCRIPTS = ("charts.js", "panels.js", "watch.js")
 FRESH_S = 60.0
 """A run logs more often than that; clocks of hosts and shared disks may differ by a part of it."""
+
+HEALTH: dict[State, str] = {"running": "healthy", "ended": "ended", "interrupted": "ended", "failed": "lost",
+                            "died": "lost"}
 
 LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
 
@@ -81,7 +84,7 @@ class Follower:
     def _health(self, state: State) -> tuple[str, str]:
         """How well the learner is, and the words for it: of another host only its files, on a shared disk, tell."""
         if state != "elsewhere":
-            return {"running": "healthy", "ended": "ended", "died": "lost"}[state], WORDS[state]
+            return HEALTH[state], words_of(self.run, state)
         times = [path.stat().st_mtime for path in (self.run.metrics, self.run.path / FILE) if path.exists()]
         silent = time.time() - max(times, default=0.0)
         if silent > FRESH_S:

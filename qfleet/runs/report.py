@@ -24,7 +24,7 @@ from qfleet.runs.bottleneck import bottleneck, untried
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plots import INCIDENTAL, Group, Run, group, read_run
 from qfleet.runs.series import columns, evaluations
-from qfleet.runs.state import WORDS, state_of
+from qfleet.runs.state import state_of, words_of
 from qfleet.runs.webpage import films_of, page, read_film
 from qfleet.types import UserError
 
@@ -75,7 +75,8 @@ def describe_run(run: Run, folder: Path) -> dict[str, Any]:
                                               flat("learner.capture") == "true"))
     final = judged[-1][1] if judged else None
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
-            "state": WORDS[state_of(directory)], "steps": last.get("step"), "updates": last.get("updates"),
+            "state": words_of(directory, state_of(directory)),
+            "steps": last.get("step"), "updates": last.get("updates"),
             "frames": last.get("frames"), "episodes": last.get("episodes"), "time_s": last.get("time_s"),
             "final": final, "best": max((score for _, score in judged), default=None), "evaluations": len(judged),
             "human": None if final is None else scores.human_normalised(run.env_id, final),

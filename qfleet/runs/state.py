@@ -1,4 +1,4 @@
-"""Whether a run is going on: told from outside, by the lock that its writer holds."""
+"""Whether a run is going on, and how it ended: told from outside, by the lock that its writer holds and by run.json."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Literal
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.owner import Owner
 
-State = Literal["running", "ended", "died", "elsewhere"]
+State = Literal["running", "ended", "interrupted", "failed", "died", "elsewhere"]
 
 WORDS: dict[State, str] = {
     "running": "is running",
     "ended": "has ended",
-    "died": "is not running: its process died without ending it; `qfleet resume` goes on from its newest checkpoint",
+    "interrupted": "was interrupted",
+    "failed": "has failed",
+    "died": "is not running: its process died without ending it",
     "elsewhere": "runs on another host, or did: from here nobody can tell",
 }
 
@@ -24,7 +26,28 @@ def going_on(state: State) -> bool:
 
 def state_of(run: RunDirectory) -> State:
     owner = Owner.of(run.path / "lock")
-    if owner is None:
-        return "ended"
-    alive = owner.alive()
-    return "elsewhere" if alive is None else "running" if alive else "died"
+    alive = owner.alive() if owner is not None else False
+    if alive is not False:
+        return "elsewhere" if alive is None else "running"
+    ending = run.ending()
+    if ending is None or (owner is not None and not ending):
+        return "died"
+    reason = ending.get("reason")
+    if reason in ("interrupted", "preempted"):
+        return "interrupted"
+    return "failed" if reason == "failed" else "ended"
+
+
+def words_of(run: RunDirectory, state: State) -> str:
+    """The state for people: what went wrong, and what `qfleet resume` would do about it."""
+    if going_on(state) or state == "ended":
+        return WORDS[state]
+    error = (run.ending() or {}).get("error")
+    why = f": {_printable(error)}" if state == "failed" and isinstance(error, str) and error else ""
+    saved = any(run.checkpoints.glob("step-*"))
+    remedy = "goes on from its newest checkpoint" if saved else "starts it again, there is no checkpoint yet"
+    return f"{WORDS[state]}{why}; `qfleet resume` {remedy}"
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -28,12 +28,12 @@ def report(args: Namespace) -> int:
 
 def watch(args: Namespace) -> int:
     """Serve a page that follows a run, until Ctrl-C."""
-    from qfleet.runs.state import WORDS, state_of
+    from qfleet.runs.state import state_of, words_of
 
     run = _named_or_newest(args)
     server = _served(args, run)
     state = state_of(run)
-    lines = [f"{run.path} {WORDS[state]}", f"open  {server.url}", *(f"or    {url}" for url in server.urls[1:])]
+    lines = [f"{run.path} {words_of(run, state)}", f"open  {server.url}", *(f"or    {url}" for url in server.urls[1:])]
     if args.listen:
         lines.append("whoever has this address may look on, and nothing is encrypted: across networks use ssh -L")
     lines.append("Ctrl-C ends this page, not the run")

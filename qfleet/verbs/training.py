@@ -105,14 +105,16 @@ def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
 @contextlib.contextmanager
 def _watched(view: ProgressView) -> Iterator[None]:
     """Leave the terminal in order whatever happens, and tell who meets a crash where the run can go on from."""
-    from qfleet.types import UserError
+    from qfleet.types import RunLost, UserError
 
     try:
         yield
     except Exception as error:
-        if view.run is not None and not isinstance(error, UserError):
+        begun = view.run is not None and Path(view.run).is_dir()
+        if view.run is not None and begun and not isinstance(error, UserError | RunLost):
             saved = sorted(path.name for path in Path(view.run, "checkpoints").glob("step-*"))
-            state = f"its last checkpoint is {saved[-1]}: qfleet resume {view.run}" if saved else "no checkpoint yet"
+            state = f"its last checkpoint is {saved[-1]}: qfleet resume {view.run}" if saved else (
+                f"no checkpoint yet: qfleet resume {view.run} starts it again")
             error.add_note(f"the run is in {view.run}; {state}")
         raise
     finally:

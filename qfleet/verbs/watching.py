@@ -23,12 +23,12 @@ POLL_S = 0.25
 def top(args: Namespace) -> int:
     """Show a run until it ends or the viewer leaves; the run does not notice either."""
     from qfleet.runs.directory import RunDirectory
-    from qfleet.runs.state import WORDS, state_of
+    from qfleet.runs.state import state_of, words_of
 
     run = RunDirectory.open(args.words[0], args.root)
     if args.json or args.once:
         tally, state = _tally(run), state_of(run)
-        outcome(args, [f"{run.path} {WORDS[state]}", *_lines(tally, state)], _document(run, tally, state))
+        outcome(args, [f"{run.path} {words_of(run, state)}", *_lines(tally, state)], _document(run, tally, state))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _follow(run)
@@ -37,13 +37,13 @@ def top(args: Namespace) -> int:
 
 def _follow(run: RunDirectory) -> None:
     from qfleet.runs.progress import ProgressView
-    from qfleet.runs.state import WORDS, going_on, state_of
+    from qfleet.runs.state import going_on, state_of, words_of
     from qfleet.runs.tail import Tail
 
     tail = Tail(run.metrics, from_start=True)
     view = ProgressView(_goal(run), stream=sys.stdout)
     state = state_of(run)
-    view.plan([("run", f"{run.path} {WORDS[state]}")])
+    view.plan([("run", f"{run.path} {words_of(run, state)}")])
     try:
         view.catch_up(tail.news())
         while going_on(state) and view.watched:
@@ -54,7 +54,7 @@ def _follow(run: RunDirectory) -> None:
     finally:
         view.close()
     if not going_on(state) and view.watched:
-        say(f"{run.path} {WORDS[state]}")
+        say(f"{run.path} {words_of(run, state)}")
 
 
 def _tally(run: RunDirectory) -> Tally:

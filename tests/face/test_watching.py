@@ -65,6 +65,30 @@ def test_the_lock_tells_whether_a_run_goes_on(run, owner, state):
     assert state_of(RunDirectory(run.path)) == state
 
 
+RESUME = "; `qfleet resume` starts it again, there is no checkpoint yet"
+
+
+@pytest.mark.parametrize(("ended", "state", "words"), [
+    (None, "died", f"is not running: its process died without ending it{RESUME}"),
+    ({"reason": "total_steps"}, "ended", "has ended"), ({"reason": "stop_at"}, "ended", "has ended"),
+    ({"reason": "interrupted"}, "interrupted", f"was interrupted{RESUME}"),
+    ({"reason": "preempted"}, "interrupted", f"was interrupted{RESUME}"),
+    ({"reason": "failed", "error": "Pruned: a \x1b[31mword"}, "failed", f"has failed: Pruned: a  [31mword{RESUME}"),
+    ({"reason": 3, "error": []}, "ended", "has ended")])
+@pytest.mark.parametrize("lock", [None, DEAD], ids=["unlocked", "stale lock"])
+def test_a_run_that_does_not_go_on_says_how_it_ended(run, capsys, lock, ended, state, words):
+    """Whoever tried to resume it, and failed, has taken the stale lock away; that ends no run."""
+    (run.path / "run.json").write_text(json.dumps({"attempts": [{}], "ended": ended}))
+    if lock is not None:
+        run.lock(lock)
+    run.write(record(1000))
+    assert main(["top", "x", "--json"]) == 0 and json.loads(capsys.readouterr().out)["state"] == state
+    assert main(["top", "x", "--once"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"runs/x {words}"
+    assert main(["doctor", "x"]) == 0 and words in capsys.readouterr().out
+    assert main(["report", "x", "-o", "page.html"]) == 0 and json.dumps(words)[1:-1] in Path("page.html").read_text()
+
+
 def test_once_says_where_the_run_stands(run, capsys):
     run.write(record(1000, **{"eval/mean_reward": 12.5, "eval/best_reward": 13.0}), record(2000))
     assert main(["top", "x", "--once"]) == 0

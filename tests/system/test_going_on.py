@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,17 @@ from real_runs import (
     weights_hash,
 )
 
-from qfleet import api
+from qfleet import api, head
 from qfleet.cli import main
 from qfleet.replay import planner
 from qfleet.roles.seeds import seed_for
+from qfleet.runs import progress
 from qfleet.runs.checkpoint import Checkpoints, Meta
-from qfleet.types import UserError
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.owner import Owner
+from qfleet.runs.state import state_of
+from qfleet.runtime.life import Child
+from qfleet.types import ProcessFault, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -78,6 +85,13 @@ def test_a_run_may_be_extended_moved_and_judged_otherwise():
     assert_no_step_twice(Path("elsewhere"))
 
 
+DEAD = Owner(Owner.current().host, 2**22 + 1, "")
+
+
+def lock(run, owner):
+    (run / "lock").write_text(f"{owner}\n")
+
+
 def better_policy(run, score):
     """Save a policy of that score, as an evaluation between the last checkpoint and a crash does; its path."""
     last = newest(run)
@@ -101,6 +115,80 @@ def test_a_resumed_run_does_not_replace_the_best_policy_on_disk_by_a_worse_one(e
     last = [record for record in records(result.directory) if "eval/mean_reward" in record][-1]
     assert last["eval/mean_reward"] < 400 == last["eval/best_reward"] == again.best
     assert Checkpoints(result.directory / "checkpoints", 2).series("best") == [best]
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(record):
+    if record["step"] >= 200:
+        raise Broken("a sink of the user's")
+
+
+@pytest.mark.parametrize("engine", [[], ["gradients=allreduce"]], ids=["inline", "rank"])
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(engine, capsys):
+    with pytest.raises(Broken):
+        train("cartpole", "run.name=x", "total_steps=10000", "run.log_period_steps=50", *engine, sinks=[Spy(broken)])
+    run = Path("runs/x")
+    assert main(["top", "x", "--once"]) == 0
+    assert "has failed: Broken: a sink of the user's; `qfleet resume` starts it again" in capsys.readouterr().out
+    result = api.resume("x", ["total_steps=300"])
+    assert result.exit_code == 0 and result.steps >= 300 and newest(run).manifest.step == result.steps
+    assert_no_step_twice(run)
+    assert main(["top", "x", "--once"]) == 0 and capsys.readouterr().out.startswith("runs/x has ended\n")
+
+
+def test_a_failed_resume_does_not_change_how_a_run_ended():
+    with pytest.raises(Broken):
+        train("cartpole", "run.name=x", "total_steps=10000", "run.log_period_steps=50", sinks=[Spy(broken)])
+    lock(Path("runs/x"), DEAD)
+    ended = json.loads(Path("runs/x/run.json").read_text())["ended"]
+    Path("runs/x/checkpoints/step-000000000100.corrupt").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no valid checkpoint to resume from, only step-000000000100.corrupt"):
+        api.resume("x")
+    assert state_of(RunDirectory(Path("runs/x"))) == "failed" and ended["reason"] == "failed"
+
+
+def delete(run):
+    shutil.rmtree(run)
+
+
+def replace(run):
+    run.rename("elsewhere")
+    shutil.copytree("elsewhere", run)
+
+
+@pytest.mark.parametrize("lose", [delete, replace])
+def test_a_run_whose_directory_is_deleted_or_replaced_fails_and_says_so(lose, monkeypatch, capsys):
+    lost = []
+
+    def act(record):
+        if record["step"] >= 200 and not lost:
+            lost.append(lose(Path("runs/x")))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(progress.ProgressView, "write", lambda view, record: act(record))
+        assert main(["train", "cartpole", *TINY, "run.name=x", "total_steps=600", "run.log_period_steps=50"]) == 1
+    err = capsys.readouterr().err
+    assert "the run directory runs/x" in err and "deleted, moved or replaced" in err and "Traceback" not in err
+    assert "qfleet resume" not in err
+    if lose is delete:
+        assert not list(Path("runs/x").rglob("*")), "nothing is made anew"
+    else:
+        assert not list(Path("runs/x").rglob("step-*")) and state_of(RunDirectory(Path("runs/x"))) == "died"
+
+
+def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
+    """The head notices by itself, whatever its children do; here one that sleeps, and would end well."""
+    child = Child(head.CELL, [sys.executable, "-c", "import time; time.sleep(10)"], {}, Path("cell.log"))
+    monkeypatch.setattr(head.Head, "_children", lambda self: [child])
+    deletion = threading.Timer(0.5, delete, [Path("runs/x")])
+    deletion.start()
+    with pytest.raises(ProcessFault, match="the run directory runs/x is gone"):
+        train("cartpole", "run.name=x", "placement=processes", "actors=1")
+    deletion.join()
+    assert not Path("runs/x").exists()
 
 
 def test_a_best_policy_that_is_gone_is_not_remembered():
