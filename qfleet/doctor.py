@@ -100,7 +100,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 def diagnose(run: RunDirectory) -> dict[str, Any]:
     """What records and logs of a run tell, as plain data. Its config is read, not validated: nothing is imported."""
-    tally = Tally(Goal.of(read_yaml(run.config, no_link) if run.config.is_file() else {}))
+    tally = Tally(Goal.of(read_yaml(run.config, no_link) if run.config.is_file() else {}, run.has_gpu()))
     for record in read_metrics(run.metrics):
         tally.add(record)
     latest, mean, verdict = tally.latest, tally.typical(), tally.verdict()

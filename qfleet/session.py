@@ -142,6 +142,9 @@ def reopened(directory: RunDirectory, config: RunConfig,
     stack.callback(directory.unlock)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
     if checkpoint is not None:
+        if not directory.owns(checkpoint.manifest.run):
+            raise UserError(f"{checkpoint.path} is a checkpoint of another run: move it out of {directory.checkpoints} "
+                            f"and resume, or start a new run with its weights, init_from={checkpoint.path}")
         return checkpoint, ended(directory, config, checkpoint)
     if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
         raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
@@ -201,11 +204,13 @@ def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange:
     return build
 
 
-def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any]) -> None:
-    """Write down what is about to be run."""
+def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any], known: str | None) -> str:
+    """Write down what is about to be run; the run's id, which is known from a checkpoint if not from run.json."""
     try:
+        run = directory.identify(known)
         replace_text(directory.config, to_yaml(config))
         directory.add_attempt(describe() | dict(origin))
+        return run
     except OSError as error:
         raise UserError(f"cannot write to the run {directory.path}: {error.strerror}; make room there, or choose "
                         "another folder with run.root") from error
@@ -265,6 +270,7 @@ class Attempt:
         self.text = to_yaml(config)
         self.sinks: list[Sink] = []
         self.guests, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
+        self.id = checkpoint.manifest.run if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
             self._resume = (0, 0)  # an attempt that died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
@@ -294,7 +300,7 @@ class Attempt:
         if self.config.run.wandb:  # first, since it may be missing
             self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
                                           self.config.model_dump(mode="json")))
-        _introduce(self.directory, self.config, origin)
+        self.id = _introduce(self.directory, self.config, origin, self.id)
         if self.config.run.tensorboard:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
@@ -327,13 +333,13 @@ class Attempt:
         self.presence.check()
         steps, updates = snapshot.progress
         self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
-                        Meta(self.text, self.spec))
+                        Meta(self.text, self.spec, run=self.id))
 
     def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> bool:
         self.presence.check()
         notes = {"mean_reward": score.mean, "std_reward": score.std, "episodes": float(len(score.returns))}
         try:
-            self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes))
+            self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes, self.id))
         except OSError as error:
             self.cell.meter.count("fault/checkpoints_failed")
             log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)

@@ -80,9 +80,9 @@ class Verdict:
     advice: str
 
 
-def untried(device: object, precision: object, captured: bool) -> tuple[str, ...]:
-    """What makes an update faster, and a run has not got."""
-    has = (str(device).startswith("cuda"), precision == "bf16", captured)
+def untried(device: object, precision: object, captured: bool, gpu: bool = True) -> tuple[str, ...]:
+    """What makes an update faster, and a run does not use; `gpu` is whether its machine has one, as far as is known."""
+    has = (not gpu or str(device).startswith("cuda"), precision == "bf16", captured)
     return tuple(way for way, there in zip(FASTER, has, strict=True) if not there)
 
 

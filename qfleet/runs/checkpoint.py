@@ -36,8 +36,9 @@ from qfleet.types import EnvSpec, Segment, UserError
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
-"""1 kept equal arrays of the state as often as they occurred; 2 keeps them once, those of the policy in its file only.
+FORMAT_VERSION = 3
+"""1 kept equal arrays of the state as often as they occurred; 2 keeps them once, those of the policy in its file only;
+3 names the run in the manifest.
 Older ones are read for ever; whoever changes what is written raises this and adds a checkpoint to tests/runs/golden."""
 MANIFEST, POLICY, CONFIG = "manifest.json", "policy.safetensors", "config.yaml"
 STATE, ARRAYS, SEGMENT = "state.json", "state.safetensors", ".seg"
@@ -68,6 +69,7 @@ class Manifest(BaseModel):
     step: int = Field(ge=0)
     updates: int = Field(ge=0)
     created: str
+    run: Annotated[str, StringConstraints(max_length=64)] | None = None
     env: dict[str, Any]
     notes: dict[str, float | None]
     files: dict[Annotated[str, StringConstraints(pattern=f"^(?:{FILE_NAME})$")], FileEntry]
@@ -87,11 +89,12 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Meta:
-    """What a checkpoint says of its run: the resolved config as YAML, the environment, figures such as a score."""
+    """What a checkpoint says of its run: resolved config as YAML, environment, figures such as a score, the run's id."""
 
     config: str
     spec: EnvSpec
     notes: Mapping[str, float] = field(default_factory=dict)
+    run: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ def export_policy(checkpoint: Checkpoint, out: str | Path) -> Path:
         raise UserError(f"{target} exists already: choose another place, or delete it")
     was = checkpoint.manifest
     notes = {name: math.nan if value is None else value for name, value in was.notes.items()}
-    meta = Meta(checkpoint.config_text, checkpoint.spec, notes)
+    meta = Meta(checkpoint.config_text, checkpoint.spec, notes, was.run)
     try:
         with drafting(target) as draft:
             _write_policy(draft, checkpoint.policy(), meta)
@@ -336,7 +339,7 @@ def _seal(draft: Draft, kind: Literal["full", "policy"], step: int, updates: int
     """Write the manifest, last of all: a directory without one was never finished."""
     manifest = Manifest(
         format_version=FORMAT_VERSION, qfleet=__version__, kind=kind, step=step, updates=updates,
-        created=datetime.now().astimezone().isoformat(timespec="seconds"), env=meta.spec.to_json(),
+        created=datetime.now().astimezone().isoformat(timespec="seconds"), run=meta.run, env=meta.spec.to_json(),
         notes={name: value if math.isfinite(value) else None for name, value in meta.notes.items()},
         files=dict(draft.files),
     )

@@ -177,10 +177,30 @@ class RunDirectory:
         found = self._read_record().get("ended", {})
         return found if isinstance(found, dict) else None
 
+    def owns(self, run: str | None) -> bool:
+        """Whether this is the run of that id, or a copy of it. Unknown counts as yes: checkpoints of earlier versions
+        name no run, and run.json may be lost."""
+        record = self._read_record()
+        return run is None or not record or record.get("id") == run
+
+    def identify(self, known: str | None) -> str:
+        """The run's id. One that has none yet, in run.json, is given the known one, or a new one."""
+        record = self._read_record()
+        found = record.get("id") or known or secrets.token_hex(16)
+        if record.get("id") != found:
+            self._write_record(record | {"id": found})
+        return str(found)
+
     def attempts(self) -> list[dict[str, Any]]:
         """Every start and resume, as `describe` saw it; what is not readable is left out."""
         found = self._read_record().get("attempts")
         return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
+
+    def has_gpu(self) -> bool:
+        """Whether the machine of the newest attempt has a GPU; if it is not known, yes."""
+        attempts = self.attempts()
+        hardware = attempts[-1].get("hardware") if attempts else None
+        return not isinstance(hardware, dict) or bool(hardware.get("gpus", True))
 
     def at_home(self) -> bool:
         """Whether this user made the run, here: not so for a copy or a download, still so when moved or renamed."""

@@ -50,7 +50,7 @@ class Follower:
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
         replay = settings.get("replay")
         self.alpha = replay.get("alpha") if isinstance(replay, dict) else None
-        self.tally = Tally(Goal.of(settings))
+        self.tally = Tally(Goal.of(settings, run.has_gpu()))
         self.known = Thinned()  # so that what a page costs each second does not grow with the run
         self._tail, self._roll = Tail(run.metrics, from_start=True), Roll(run.path)
         self._version = 0

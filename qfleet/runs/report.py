@@ -72,7 +72,7 @@ def describe_run(run: Run, folder: Path) -> dict[str, Any]:
     last: Mapping[str, Any] = run.records[-1]
     flat = run.config.get
     verdict = bottleneck(run.records, untried(flat("device"), flat("learner.precision"),
-                                              flat("learner.capture") == "true"))
+                                              flat("learner.capture") == "true", directory.has_gpu()))
     final = judged[-1][1] if judged else None
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
             "state": words_of(directory, state_of(directory)),

@@ -91,14 +91,17 @@ class Goal:
     faster: tuple[str, ...] = FASTER
 
     @staticmethod
-    def of(settings: Mapping[str, Any]) -> Goal:
-        """What a config says, as it was written: nothing of it is validated, so nothing is imported for it."""
+    def of(settings: Mapping[str, Any], gpu: bool = True) -> Goal:
+        """What a config says, as it was written: nothing of it is validated, so nothing is imported for it.
+
+        `gpu` is whether the machine has one, as far as is known.
+        """
         replay, learner = (found if isinstance(found := settings.get(name), Mapping) else {}
                            for name in ("replay", "learner"))
         steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
         return Goal(None if steps is None else int(steps), None if updates is None else int(updates),
                     _number(replay.get("samples_per_insert")),
-                    untried(settings.get("device"), learner.get("precision"), learner.get("capture") is True))
+                    untried(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu))
 
     def fraction(self, record: Record) -> float:
         parts = [float(record.get(name) or 0) / limit

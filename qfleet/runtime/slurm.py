@@ -9,7 +9,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -22,6 +23,7 @@ WARNING_S = 120
 """So long before the end of its time a job is told to save."""
 
 ANSWER_S = 120.0
+CANCELLED = "cancelled() { :; }  # scancel has told all tasks; and a function of the user's environment is not called\n"
 HERE = Path(__file__).parent
 
 
@@ -81,8 +83,7 @@ class Job:
 def script(job: Job, local: bool = False) -> str:
     """The batch script; `local` runs the same without Slurm."""
     parts = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job)), "", *_settings(job), ""]
-    if local:
-        parts += [(HERE / "slurm_local.sh").read_text()]
+    parts += [(HERE / "slurm_local.sh").read_text() if local else CANCELLED]
     return "\n".join([*parts, (HERE / "slurm.sh").read_text()])
 
 
@@ -123,13 +124,41 @@ def write(job: Job, local: bool = False) -> Path:
     """Put the script where all nodes find it."""
     try:
         job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = job.script.with_suffix(".new")
-        beside.write_text(script(job, local))
-        beside.replace(job.script)  # the shell of an earlier job may still read the old one
+        _place(job, script(job, local))
     except OSError as error:
         raise UserError(f"cannot write the job {job.folder}: {error.strerror}; choose a folder that all nodes see and "
                         "you may write to with run.root") from error
     return job.script
+
+
+def _place(job: Job, text: str | None) -> None:
+    """Replace the script, or remove it."""
+    beside = job.script.with_suffix(".new")
+    try:
+        if text is None:
+            job.script.unlink(missing_ok=True)
+        else:
+            beside.write_text(text)
+            beside.replace(job.script)  # the shell of an earlier job may still read the old one
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def written(job: Job, local: bool = False) -> Iterator[None]:
+    """The script lies in its place; if what is done with it fails, everything is as it was before."""
+    new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
+    before = job.script.read_text() if job.script.is_file() else None
+    try:
+        write(job, local)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            _place(job, before)
+        with suppress(OSError):  # a folder in which something has been put meanwhile stays
+            for path in new:
+                path.rmdir()
+        raise
 
 
 def hand_over(job: Job) -> str:
@@ -141,8 +170,8 @@ def hand_over(job: Job) -> str:
         done = subprocess.run(["sbatch", "--parsable", str(job.script)], capture_output=True, text=True,
                               timeout=ANSWER_S)
     except subprocess.TimeoutExpired:
-        raise UserError(f"sbatch did not answer for {ANSWER_S:.0f} s: `scontrol ping` says whether slurmctld lives"
-                        ) from None
+        raise UserError(f"sbatch did not answer for {ANSWER_S:.0f} s: `scontrol ping` says whether slurmctld lives, "
+                        "`squeue --me` whether it took the job all the same, which would then fail") from None
     if done.returncode:
         why = "; ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.strip().splitlines())
         raise UserError(f"sbatch refused the job: {why}; `sinfo` lists partitions and what their nodes have, --sbatch "

@@ -172,7 +172,7 @@ batch() {
     local code lives=${SLURM_RESTART_COUNT:-0} before=${SLURM_RESTART_COUNT:-0}
     told='' over=''
     trap tell USR1
-    trap 'told="" over=1; ! declare -F cancelled > /dev/null || cancelled' TERM INT  # it is not to come back
+    trap 'told="" over=1; cancelled' TERM INT  # it is not to come back
     while true; do
         begin
         srun --ntasks="$tasks" --ntasks-per-node="$tasks_per_node" --cpus-per-task="$task_cpus" --kill-on-bad-exit=0 \

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,20 +28,11 @@ def submit(args: Namespace) -> int:
     if args.dry_run:
         say(slurm.script(job, args.local).rstrip())
         return 0
-    new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
-    slurm.write(job, args.local)
-    if args.local:
-        complain(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
-        slurm.run_here(job)
-    try:
+    with slurm.written(job, args.local):
+        if args.local:
+            complain(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
+            slurm.run_here(job)
         number = slurm.hand_over(job)
-    except UserError:
-        if new:
-            shutil.rmtree(job.folder, ignore_errors=True)
-        with suppress(OSError):  # whoever put something there meanwhile keeps it
-            for path in new[1:]:
-                path.rmdir()
-        raise
     lines = [("job", number), ("output", str(job.output)), ("script", str(job.script)),
              ("watch", f"qfleet top {job.run}"), ("cancel", f"scancel {number}")]
     outcome(args, [*(f"{name:<10} {text}" for name, text in lines), str(job.run)],

@@ -71,7 +71,7 @@ def resume(args: Namespace) -> int:
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
     _as_rank(args, goal.get("gradients"))
     _require_finish(args)
-    view = ProgressView(Goal.of(goal), mode=_mode(args))
+    view = ProgressView(Goal.of(goal, _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
     document = _finish(args, result)
@@ -91,12 +91,18 @@ def _as_rank(args: Namespace, gradients: str | None) -> bool:
     return place is not None and place.attempt > 0
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.device_count() > 0
+
+
 def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
     from qfleet import api
     from qfleet.runs.progress import ProgressView
     from qfleet.runs.tally import Goal
 
-    view = ProgressView(Goal.of(plan.config.model_dump(mode="json")), mode=_mode(args))
+    view = ProgressView(Goal.of(plan.config.model_dump(mode="json"), _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.train(plan.config, sinks=[view], provenance=plan.provenance)
     return result.exit_code, _finish(args, result)

@@ -69,9 +69,10 @@ def _tally(run: RunDirectory) -> Tally:
 
 def _goal(run: RunDirectory) -> Any:
     from qfleet.config import read_yaml
+    from qfleet.runs.plain import no_link
     from qfleet.runs.tally import Goal
 
-    return Goal.of(read_yaml(run.config) if run.config.is_file() else {})
+    return Goal.of(read_yaml(run.config, no_link) if run.config.is_file() else {}, run.has_gpu())
 
 
 def _lines(tally: Tally, state: State) -> Iterator[str]:

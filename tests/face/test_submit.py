@@ -1,9 +1,11 @@
 """`qfleet submit slurm`: what the script says for each layout, and what is refused before Slurm sees it."""
 
+import errno
 import os
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -74,6 +76,79 @@ def test_a_ray_that_does_not_start_is_tried_again_and_then_told(tmp_path):
                           env=os.environ | {"PYTHONPATH": str(tmp_path), "ray_s": "4"})
     assert done.returncode == 1 and "error: ray did not start on" in done.stderr and "timed out" in done.stderr
     assert len((tmp_path / "tries").read_text()) > 1 and not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """An sbatch that does what it is told."""
+    (tmp_path / "bin").mkdir()
+
+    def told(text):
+        path = tmp_path / "bin" / "sbatch"
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o700)
+
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return told
+
+
+def left(tmp_path):
+    return {str(path.relative_to(tmp_path)): path.read_text() if path.is_file() else None
+            for path in tmp_path.rglob("*") if "bin" not in path.relative_to(tmp_path).parts}
+
+
+def test_a_refused_submission_leaves_nothing_and_an_earlier_script_as_it_was(tmp_path, sbatch, capsys):
+    sbatch("echo 'sbatch: error: invalid partition' >&2; exit 1")
+    assert main(["submit", "slurm", "cartpole", "--name", "x", "--prefix", "group"]) == 2
+    assert "invalid partition" in capsys.readouterr().err and left(tmp_path) == {}
+    sbatch("echo 7")
+    assert main(["submit", "slurm", "cartpole", "--name", "x"]) == 0
+    before = left(tmp_path)
+    assert "runs/slurm/x/job.sh" in before
+    sbatch("exit 1")
+    assert main(["submit", "slurm", "cartpole", "seed=5", "--name", "x"]) == 2
+    assert left(tmp_path) == before, "the job that was accepted may still wait, and its tasks run this script"
+    (tmp_path / "runs" / "slurm" / "x" / "job.sh").unlink()
+    assert main(["submit", "slurm", "cartpole", "--name", "x"]) == 2
+    assert "runs/slurm/x/job.sh" not in left(tmp_path)
+
+
+def test_a_submission_that_cannot_be_written_or_is_interrupted_leaves_nothing(tmp_path, sbatch, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full)
+        assert main(["submit", "slurm", "cartpole", "--name", "x"]) == 2
+    assert left(tmp_path) == {}
+    monkeypatch.setattr("qfleet.runtime.slurm.hand_over", interrupted)
+    assert main(["submit", "slurm", "cartpole", "--name", "x"]) == 130 and left(tmp_path) == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_function_of_the_environment_is_not_called_when_a_job_is_cancelled(tmp_path):
+    given = job("cartpole", "--name", "x")
+    write(given)
+    (tmp_path / "srun").write_text("#!/bin/bash\ntouch begun\nuntil [[ -e go ]]; do sleep 0.05; done\n")
+    (tmp_path / "srun").chmod(0o700)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1",
+                        "BASH_FUNC_cancelled%%": "() { touch called; }"}
+    process = subprocess.Popen(["bash", str(given.script)], cwd=tmp_path, stdout=subprocess.DEVNULL, env=env)
+    try:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+        time.sleep(0.3)
+        (tmp_path / "go").touch()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "called").exists()
 
 
 def test_options_of_slurm_stand_in_the_script(tmp_path):

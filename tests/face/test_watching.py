@@ -208,6 +208,16 @@ def test_the_doctor_says_what_limits_a_run_and_what_to_change(run, capsys):
     assert rows["policy lag"] == "42 updates" and rows["memory"] == "5.4 MB of replay" and rows["faults"] == "none"
 
 
+@pytest.mark.parametrize("gpus", [[], ["H200"]])
+def test_a_gpu_is_advised_only_where_there_is_one(run, capsys, gpus):
+    run.write(record(1000), record(2000))
+    (run.path / "run.json").write_text(json.dumps({"attempts": [{"hardware": {"gpus": gpus}}]}))
+    for verb in (["doctor", "x"], ["top", "x", "--once"]):
+        assert main(verb) == 0
+        out = capsys.readouterr().out
+        assert ("a GPU (device=cuda)" in out) == bool(gpus) and "learner.capture=true may make" in out, out
+
+
 def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, capsys):
     run.write(record(1000), record(2000, **{"fault/env_rebuilds": 3, "fault/bad_updates": 2, "wire/retries": 9,
                                             "replay/samples_per_insert": 6.0, "replay/clamped_priorities": 0.0}))

@@ -120,9 +120,9 @@ def test_nothing_valid_is_none(tmp_path):
 def test_a_newer_format_is_refused_not_set_aside(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     path = save(checkpoints, 1)
-    rewrite_manifest(path, lambda body: body.update(format_version=3, qfleet="9.0.0", unknown=[1]))
+    rewrite_manifest(path, lambda body: body.update(format_version=4, qfleet="9.0.0", unknown=[1]))
     for read in (lambda: open_checkpoint(path), checkpoints.newest):
-        with pytest.raises(UserError, match=r"has format 3, written by qfleet 9.0.0.*reads up to format 2"):
+        with pytest.raises(UserError, match=r"has format 4, written by qfleet 9.0.0.*reads up to format 3"):
             read()
     assert path.exists()
 

@@ -76,7 +76,9 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
         process.wait()
     result = json.loads(out)
     assert process.returncode == 0 and result["reason"] == "total_steps" and 6000 <= result["steps"] < 6010
-    assert len(json.loads((run / "run.json").read_text())["attempts"]) == 2, "one death, one restart"
+    record = json.loads((run / "run.json").read_text())
+    assert len(record["attempts"]) == 2, "one death, one restart"
+    assert newest(run).manifest.run == record["id"]
     assert_goes_forward(run)
     assert [r for r in records(run) if "eval/mean_reward" in r][-1]["step"] == result["steps"], "the last are judged"
     state = newest(run).state()

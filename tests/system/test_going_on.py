@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_kit import rewrite_manifest
 from real_runs import (
     ENVIRONMENT,
     TINY,
@@ -196,6 +197,38 @@ def test_a_best_policy_that_is_gone_is_not_remembered():
     shutil.rmtree(next(Path("runs/x/checkpoints").glob("best-*")))
     again = api.resume("x", ["total_steps=300"])
     assert Checkpoints(Path("runs/x/checkpoints"), 2).best_score() == again.best is not None
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed(capsys):
+    train("cartpole", "run.name=x", "total_steps=100")
+    other = newest(train("cartpole", "run.name=other", "total_steps=200", "seed=7").directory).path
+    strange = shutil.copytree(other, Path("runs/x/checkpoints") / other.name)
+    before = {path: path.read_bytes() for path in Path("runs/x").rglob("*") if path.is_file()}
+    assert main(["resume", "x", "total_steps=300"]) == 2
+    err = capsys.readouterr().err
+    assert f"{strange} is a checkpoint of another run" in err and f"init_from={strange}" in err, err
+    assert {path: path.read_bytes() for path in Path("runs/x").rglob("*") if path.is_file()} == before
+    assert api.evaluate(strange, episodes=1).episodes == 1
+    assert train("cartpole", "run.name=new", "total_steps=100", f"init_from={strange}").exit_code == 0
+    shutil.rmtree(strange)
+    assert api.resume("x", ["total_steps=130"]).exit_code == 0
+
+
+def test_checkpoints_are_exchanged_between_copies_of_a_run_and_taken_without_an_id():
+    first = train("cartpole", "run.name=x", "total_steps=100").directory
+    copy = shutil.copytree(first, "runs/copy")
+    later = newest(api.resume(copy, ["total_steps=150"]).directory).path
+    shutil.copytree(later, first / "checkpoints" / later.name)
+    assert api.resume("x", ["total_steps=200"]).steps >= 200, "a copy is the same run"
+    record = json.loads((first / "run.json").read_text())
+    (first / "run.json").unlink()
+    assert api.resume("x", ["total_steps=220"]).exit_code == 0
+    assert json.loads((first / "run.json").read_text())["id"] == record["id"], "known from the checkpoint"
+    for path in (first / "checkpoints").glob("step-*"):  # as an earlier version wrote them, and run.json
+        rewrite_manifest(path, lambda body: (body.update(format_version=2), body.pop("run")))
+    (first / "run.json").write_text(json.dumps({"home": "", "attempts": []}))
+    assert api.resume("x", ["total_steps=240"]).exit_code == 0
+    assert newest(first).manifest.run == json.loads((first / "run.json").read_text())["id"] != record["id"]
 
 
 def test_a_solved_run_goes_on_only_when_told():

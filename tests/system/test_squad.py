@@ -1,5 +1,6 @@
 """Whole runs with a parameter server: alone a cell is Solo to the bit; killed, told to stop, and going on otherwise."""
 
+import json
 import signal
 import time
 
@@ -34,6 +35,7 @@ def test_one_cell_is_solo(tmp_path, monkeypatch, overrides, further):
         api.resume(run, further)
     assert weights_hash(solo) == weights_hash(one)
     a, b = newest(solo).state(), newest(one).state()
+    assert newest(one).manifest.run == json.loads((one / "run.json").read_text())["id"]
     assert [name for name, _ in newest(solo).segments()] == [name for name, _ in newest(one).segments()]
     for name in ("mean", "square", "steps"):
         assert torch.equal(a["learner"]["gradients"][name], b["learner"]["gradients"][name])
