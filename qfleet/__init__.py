@@ -16,3 +16,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'qfleet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What Tab offers."""
+    return __all__

@@ -25,15 +25,18 @@ from qfleet.config import parse_mapping, validate
 from qfleet.envs.spaces import Interpreter, Misfit, Stray
 from qfleet.explore.constant import Constant
 from qfleet.roles.evaluator import evaluate as judge
-from qfleet.roles.metrics import Sink
+from qfleet.roles.metrics import Sink, as_sink
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds
 from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import Place, Which, find_checkpoint, require_trusted
+from qfleet.runs.find import Place, Which, find_checkpoint, foreign_names, require_trusted
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Obs, UserError
+
+Listener = Sink | Callable[[Mapping[str, Any]], object]
+"""Who gets metric records: a sink, or a function."""
 
 
 @dataclass(frozen=True)
@@ -66,24 +69,28 @@ class Step:
 
 
 def train(config: RunConfig | Mapping[str, Any] | Place, overrides: Sequence[str] = (), *,
-          sinks: Sequence[Sink] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
-    """Train a new run. `config` is a RunConfig, a recipe, file or environment id, or nested settings as in a file."""
-    pairs = _pairs(overrides)
+          sinks: Sequence[Listener] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
+    """Train a new run. `config` is a RunConfig, a recipe, file or environment id, or nested settings as in a file.
+
+    `sinks` get every metric record: objects with write(record), flush() and close(), or functions that take a record.
+    """
+    pairs, listeners = _pairs(overrides), _sinks(sinks)
     if not isinstance(config, RunConfig):
-        resolved = recipe.resolve(config if isinstance(config, Mapping) else str(config), pairs)
+        resolved = recipe.resolve(config if isinstance(config, Mapping) else _name(config), pairs)
         config, provenance = resolved.config, resolved.provenance
     elif pairs:
         raise UserError("overrides belong to a recipe, file or environment id; this config is complete already")
-    return _engine(config).start(config, sinks, provenance or {})
+    _require_importable(config)
+    return _engine(config).start(config, listeners, provenance or {})
 
 
-def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] = (), root: Place = "runs",
+def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Listener] = (), root: Place = "runs",
            trust: bool = False) -> TrainResult:
     """Continue a run from its newest valid checkpoint; some keys may change, see `recipe.RESUMABLE`.
 
     A run that was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
     """
-    pairs = _pairs(overrides)
+    pairs, listeners = _pairs(overrides), _sinks(sinks)
     directory = RunDirectory.open(run, root)
     if not trust:
         require_trusted(directory)
@@ -91,7 +98,8 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Sink] =
     new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)
     new = unsettled(old, new, [pair.partition("=")[0] for pair in pairs])
-    return _engine(new).go_on(directory, new, sinks)
+    _require_importable(new)
+    return _engine(new).go_on(directory, new, listeners)
 
 
 def _engine(config: RunConfig) -> Any:
@@ -106,6 +114,7 @@ def _engine(config: RunConfig) -> Any:
 def plan(config: RunConfig) -> list[tuple[str, str]]:
     """What a run would do and take, in words, without training."""
     with closing(make_env(config.env, 1)) as env:
+        session.source_of_weights(config, env.spec)  # that it is there
         return describe_plan(settle(config, env.spec), env.spec)
 
 
@@ -181,6 +190,10 @@ class TrainedAgent:
             raise UserError(f"checkpoint {checkpoint.path}: the weights are not those of the network that its config "
                             f"describes ({error}); it was not written by qfleet as it is now") from error
 
+    def __repr__(self) -> str:
+        return (f"TrainedAgent({self.spec.id}, {self.config.agent.algo}, {self.checkpoint.path.name}, "
+                f"{self.policy.device})")
+
     def reset(self) -> None:
         """Forget everything: an episode starts."""
         self.policy.memory = None
@@ -195,6 +208,9 @@ class TrainedAgent:
         the network sees them (see `spec`), with or without a batch axis. Stacked images are leaves.
         """
         leaves, single = self._leaves(obs)
+        for name, leaf in leaves.items():
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise UserError(f"observation {name!r} holds NaN or infinity: there is no action for it")
         lanes = len(next(iter(leaves.values())))
         if self.policy.memory is not None:
             self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
@@ -255,6 +271,35 @@ def _pairs(overrides: Sequence[str]) -> list[str]:
         raise UserError(f"overrides={overrides!r}: must be a list of key=value texts, such as "
                         '["seed=3", "learner.learning_rate=3e-4"]')
     return pairs
+
+
+def _sinks(sinks: Sequence[Listener]) -> list[Sink]:
+    """All of them, checked before anything is built; of one alone it is said that a list is needed."""
+    if callable(sinks) or hasattr(sinks, "write"):
+        raise UserError("sinks: must be a list, such as [print]")
+    return [as_sink(sink) for sink in sinks]
+
+
+def _name(source: Any) -> str:
+    """A recipe, file or environment id as text; an environment itself is not one, since processes make it by name."""
+    if isinstance(source, str | Path):
+        return str(source)
+    made = source if hasattr(source, "__qualname__") else type(source)
+    raise UserError("an environment is given by its name, so that every process can make it, not as an object: put it "
+                    f'into a module and name it as "{made.__module__}:{made.__qualname__}"; or give a recipe, a file '
+                    "or settings as a dict")
+
+
+def _require_importable(config: RunConfig) -> None:
+    """Refuse names that only this process can import, where other processes must."""
+    starts = {f"placement={config.placement}": config.placement != "inline", "eval.beside=true": config.eval.beside,
+              f"gradients={config.gradients}": config.gradients != "solo", "env.isolate=true": config.env.isolate}
+    others = [key for key, is_set in starts.items() if is_set]
+    names = [name for name in foreign_names(config.model_dump(mode="json")) if name.startswith("__main__:")]
+    if others and names:
+        raise UserError(f"{', '.join(names)}: what a script or notebook defines cannot be imported by other processes, "
+                        f"which {others[0]} starts: put it into a file, my_module.py, and name it as "
+                        f"my_module:{names[0].partition(':')[2]}")
 
 
 def _require(**counts: Any) -> None:

@@ -240,7 +240,7 @@ def _of_other_actions(below: Mapping[str, Any], values: Mapping[str, Any]) -> st
     if old is None or new is None or getattr(old, "continuous", False) == getattr(new, "continuous", False):
         return None
     with suppress(Exception):  # an environment that cannot be made here is told later
-        agent = new.model_construct(algo=values["agent"]["algo"])
+        agent = new.model_validate({"algo": values["agent"]["algo"]})
         return wrong_actions(agent, _spec_of(EnvConfig.model_validate(values["env"])))
     return None
 

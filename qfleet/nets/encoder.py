@@ -47,11 +47,11 @@ class Encoder(nn.Module):
 
     def _leaf(self, name: str, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if leaf.kind == "category":
-            columns = x.reshape(len(x), -1)
+            columns = _rows(x)
             ones = [columns[:, i, None] == torch.arange(n, device=x.device) for i, n in enumerate(leaf.sizes)]
             return torch.cat(ones, 1).to(dtype)
         if leaf.kind == "vector":
-            return x.reshape(len(x), -1).to(dtype)
+            return _rows(x).to(dtype)
         torso = self.get_submodule(self.names[name])
         features: torch.Tensor = torso(self._pixels(torso, leaf, x, dtype))
         return features
@@ -62,6 +62,11 @@ class Encoder(nn.Module):
             return x  # laid out already, or by the layer itself
         pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
         return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[B, ...] -> [B, N], for any B: an exported network must not keep the batch size that it was traced with."""
+    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
 
 
 def first_layer(torso: nn.Module) -> nn.Module | None:

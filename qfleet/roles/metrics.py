@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from qfleet.roles.schedule import Progress, Schedule
+from qfleet.types import UserError
 
 RECENT = 100
 
@@ -18,6 +20,50 @@ class Sink(Protocol):
     def write(self, record: Mapping[str, Any]) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
+
+
+class FunctionSink:
+    """A function that is called with every record, as a sink."""
+
+    def __init__(self, function: Callable[[Mapping[str, Any]], object]) -> None:
+        self._function = function
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._function(record)
+
+    def flush(self) -> None:
+        """A function holds nothing back."""
+
+    def close(self) -> None:
+        """And nothing open."""
+
+
+def as_sink(sink: Sink | Callable[[Mapping[str, Any]], object]) -> Sink:
+    """A sink, or a function as one; UserError now for what would fail in the middle of a training, or after it."""
+    if isinstance(sink, type):
+        raise UserError(f"sinks: {sink.__name__} is a class: pass an instance, such as {sink.__name__}()")
+    name = getattr(sink, "__name__", type(sink).__name__)
+    missing = [method for method in ("write", "flush", "close") if not callable(getattr(sink, method, None))]
+    if callable(sink) and "write" in missing:
+        _require_call(name, sink, "write(record)", {})
+        return FunctionSink(sink)
+    if missing:
+        raise UserError(f"sinks: {name} has no method {' and no '.join(missing)}: a sink has write(record), flush() "
+                        "and close(); or pass a function that takes a record")
+    found = cast(Sink, sink)
+    _require_call(name, found.write, "write(record)", {})
+    _require_call(name, found.flush, "flush()")
+    _require_call(name, found.close, "close()")
+    return found
+
+
+def _require_call(name: str, function: Callable[..., object], call: str, *arguments: object) -> None:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise UserError(f"sinks: {name} cannot be called as {call} is: {error}") from None
+    except ValueError:  # a builtin may have no signature to look at
+        return
 
 
 class Meter:

@@ -130,6 +130,19 @@ def test_what_is_no_observation_is_refused(obs, message):
         agent.act(obs)
 
 
+def test_an_agent_says_what_it_is_and_refuses_observations_that_are_not_finite():
+    records = []
+    result = api.train("CartPole-v1", [*TINY, "total_steps=100", "run.name=x"], sinks=[records.append])
+    assert records and records[-1]["step"] == result.steps, "a plain function gets the records"
+    agent = api.load(result.directory, which="latest")
+    assert repr(agent) == f"TrainedAgent(CartPole-v1, dqn, step-{result.steps:012d}, cpu)"
+    for bad in (np.nan, np.inf):
+        with pytest.raises(UserError, match="observation 'obs' holds NaN or infinity"):
+            agent.act(np.array([0, bad, 0, 0], np.float32))
+        with pytest.raises(UserError, match="observation 'obs' holds NaN or infinity"):
+            agent.act(np.array([[0, 0, 0, 0], [0, bad, 0, 0]], np.float32))
+
+
 def test_stacked_frames_are_taken_as_the_network_sees_them():
     agent = trained("test_api:picture", "env.stack=2")
     assert agent.act(np.zeros((6, 12, 10), np.uint8)) in (0, 1)

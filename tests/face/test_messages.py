@@ -118,7 +118,7 @@ def test_a_refused_change_on_resume_is_answered_in_few_words():
         changed_on_resume(old, resolve("cartpole", ["learner.learning_rate=1", "env.wrappers=[a:B]"]).config)
     *_, changed, may = str(caught.value).splitlines()
     assert changed == "learner.learning_rate: is 1.0, but the run was started with 0.001"
-    assert "total_steps" in may and "eval.*" in may and "checkpoint.*" in may and "init_from=RUN" in may and len(may) < 400
+    assert all(word in may for word in ("total_steps", "eval.*", "checkpoint.*", "init_from=RUN")) and len(may) < 400
 
 
 def test_the_frames_of_the_package_are_left_out_before_the_users_own_exception(capsys, place):

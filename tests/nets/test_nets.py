@@ -153,3 +153,32 @@ def test_unknown_and_unfit_torsos_are_refused():
         find_torso("natur")
     with pytest.raises(UserError, match="at least 36"):
         find_torso("nature")((1, 10, 5), "none")
+
+
+class _Positional(nn.Module):
+    """An encoder that takes its leaves in order, as tracing wants them."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, *leaves):
+        return self.encoder(dict(zip(self.encoder.leaves, leaves, strict=True)), torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_encoder_traced_with_one_item_takes_any_number_of_them():
+    leaves = {"grid": Leaf((1, 8, 8), "uint8", "image"), "speed": Leaf((2, 3), "float32", "vector"),
+              "height": Leaf((), "float32", "vector"), "room": Leaf((), "int32", "category", sizes=(3,)),
+              "doors": Leaf((2,), "int32", "category", sizes=(3, 2))}
+    encoder = _Positional(Encoder(leaves, "small", "none"))
+
+    def batch(items):
+        return (torch.randint(0, 255, (items, 1, 8, 8), dtype=torch.uint8), torch.randn(items, 2, 3),
+                torch.randn(items), torch.randint(0, 3, (items,), dtype=torch.int32),
+                torch.randint(0, 2, (items, 2), dtype=torch.int32))
+
+    traced = torch.jit.trace(encoder, batch(1))
+    for items in (1, 3):
+        seen = batch(items)
+        assert torch.equal(traced(*seen), encoder(*seen)), items
