@@ -58,7 +58,8 @@ class Orders:
     RESULT: ClassVar = "result.json"
     DOOR: ClassVar = "door.json"
     SOCKET: ClassVar = "fleet.sock"
-    TOKEN: ClassVar = "token"
+    TOKEN: ClassVar = "token"  # of the run's own processes
+    JOIN_TOKEN: ClassVar = "join-token"  # for members that join, where the config names no file
 
     def write(self, private: Path) -> None:
         replace_text(private / self.FILE, json.dumps(asdict(self)))
@@ -120,7 +121,7 @@ def learn(orders: Orders, tether: Tie | None, reception: Open,
     directory, spec = RunDirectory(Path(orders.directory)), EnvSpec.from_json(orders.spec)
     config = recipe.resolve(str(directory.config), []).config
     desk = Desk(to_yaml(config), json.dumps(orders.spec), config.actors)
-    registry = Registry(config.actors, config.fleet.heartbeat_timeout_s)
+    registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
     if config.gradients != "server":
         shelves = None
     inbox = Inbox(config.fleet.inbox_messages, *([] if shelves else [config.waiting_steps(config.env.lanes)]))
@@ -176,8 +177,11 @@ def sole_writer(run: Path) -> Iterator[None]:
 
 
 def _tokens(config: RunConfig, private: Path) -> list[str]:
+    """First that of the run's own processes, then that of members that join, if they can."""
     own = read_token(private / Orders.TOKEN)
-    return [own] if config.fleet.token_file is None else [own, read_token(config.fleet.token_file)]
+    if config.fleet.address is None:
+        return [own]
+    return [own, read_token(config.fleet.token_file or private / Orders.JOIN_TOKEN)]
 
 
 def _former_port(private: Path) -> int | None:

@@ -140,6 +140,7 @@ class Head:
         self.orders = Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin))
         self.orders.write(self.private)
         write_token(self.private / Orders.TOKEN)
+        write_token(self.private / Orders.JOIN_TOKEN)
         self.tail, self.presence = Tail(directory.metrics), Presence(directory)
         fleet = config.fleet
         patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
@@ -263,7 +264,7 @@ class Head:
         port = json.loads((self.private / Orders.DOOR).read_text())["port"]
         host = os.uname().nodename if fleet.address.is_wildcard else fleet.address.host
         words = ["qfleet", "join", fleet.advertise or str(Address(host, port)),
-                 "--token-file", fleet.token_file or str(self.private / Orders.TOKEN)]
+                 "--token-file", fleet.token_file or str(self.private / Orders.JOIN_TOKEN)]
         if fleet.tls_cert:
             words += ["--tls-ca", fleet.tls_cert]
         if fleet.tls_ca:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Patience, Supervisor
 from qfleet.runtime.wire.address import parse_address
 from qfleet.runtime.wire.channel import silence
-from qfleet.runtime.wire.security import read_token
+from qfleet.runtime.wire.security import claimed_name, read_token, write_token
 from qfleet.types import ProcessFault, UserError
 
 log = logging.getLogger(__name__)
@@ -35,8 +34,9 @@ class Join:
     def __init__(self, contact: Contact, actors: int) -> None:
         self.reason: str | None = None  # set by a signal
         self.logs = Path(tempfile.mkdtemp(prefix="qfleet-join-"))
-        host = f"{os.uname().nodename}-{secrets.token_hex(4)}"
-        members = [replace(contact, name=f"{host}/{index}", siblings=actors) for index in range(actors)]
+        claim = write_token(self.logs / "claim")  # the names are ours as long as this process lives
+        members = [replace(contact, name=claimed_name(os.uname().nodename, claim, index), siblings=actors,
+                           claim_file=str(self.logs / "claim")) for index in range(actors)]
         words = [sys.executable, "-m", "qfleet", "_member", "actor"]
         children = [Child(member.name, [*words, *member.words()], surroundings(),
                           self.logs / f"actor-{index}.log") for index, member in enumerate(members)]

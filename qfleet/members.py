@@ -78,6 +78,7 @@ class Contact:
     tls_key: str | None = None
     siblings: int = 1  # actors that share this host's cores
     trust: bool = False
+    claim_file: str | None = None  # of a member that joins: the secret behind its name
 
     def credentials(self) -> ChannelCredentials | None:
         if self.tls_ca is not None:
@@ -89,7 +90,12 @@ class Contact:
 
     @property
     def trusted(self) -> bool:
-        """Whether whoever answers must be the fleet that was meant: by certificate, or since it is this very host."""
+        """Whether the config that comes over this line may name modules to import.
+
+        The other side has always proved that it knows the token before its config is read. On this host, that is
+        enough; over the network every member that knows the token could answer in the fleet's place, unless a
+        certificate says who it is.
+        """
         address = parse_address(self.address)
         return self.trust or self.tls_ca is not None or bool(address.path) or address.is_loopback
 
@@ -103,12 +109,14 @@ class Contact:
 
     def link(self, role: str) -> Link:
         caller = Caller(parse_address(self.address), read_token(self.token_file), self.credentials())
-        return Link(caller, self.name, role, self.patience_s)
+        claim = "" if self.claim_file is None else read_token(self.claim_file)
+        return Link(caller, self.name, role, self.patience_s, claim)
 
     def words(self) -> list[str]:
         """The same on a command line."""
         given = {"--token-file": self.token_file, "--patience": f"{self.patience_s:g}", "--tls-ca": self.tls_ca,
-                 "--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--siblings": str(self.siblings)}
+                 "--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--siblings": str(self.siblings),
+                 "--claim-file": self.claim_file}
         words = [self.address, self.name, *(word for key, value in given.items() if value for word in (key, value))]
         return [*words, "--trust"] if self.trust else words
 

@@ -30,7 +30,7 @@ SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", 
 EPSILONS = {"constant": "epsilon", "linear": "start", "ladder": "base"}
 """Which key of an exploration says how much there is of it."""
 
-DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors")
+DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
 """What of it is for actors that join from elsewhere."""
 
 RAY_ACTORS = ("ray.elastic", "ray.actor_cpus", "ray.actor_gpus", "ray.actor_memory_mb", "ray.actor_resources")

@@ -21,15 +21,19 @@ from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.plan import Plan, drive, rest
 from qfleet.runtime.shares import Shares
 from qfleet.runtime.wire.desk import Desk
-from qfleet.runtime.wire.fleet_pb2 import Part
-from qfleet.runtime.wire.inbox import Delivery, Inbox, unpack
-from qfleet.runtime.wire.registry import ACTOR, Registry
+from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Part
+from qfleet.runtime.wire.inbox import MOST_STEPS, Delivery, Inbox, unpack
+from qfleet.runtime.wire.registry import ACTOR, EVALUATOR, Registry
+from qfleet.runtime.wire.rules import MOST_TAGS, expected_weights, require_allowed, require_sound
 from qfleet.types import EnvSpec
 
 log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN = 32
 """Between two updates; more would only wait for the replay."""
+
+FEWEST_STEPS = 1 << 16
+"""So many steps any message of an actor's may tell of."""
 
 ROLL_S = 1.0
 
@@ -50,6 +54,9 @@ class Intake:
         self.booked: Counter[int] = Counter()  # steps of every sender
         self.on_part: Callable[[int, Part], None] = lambda index, part: None
         self._held_since: float | None = None
+        # An actor waits when twice as many steps are under way as all its chunks have; an inbox holds an eighth.
+        self._most_steps = min(MOST_STEPS, max(FEWEST_STEPS, 64 * inbox.steps))
+        self._expected = expected_weights(cell.learner.flat.state())
 
     def step(self) -> bool:
         now = time.perf_counter()
@@ -66,15 +73,27 @@ class Intake:
             if not self.registry.fresh(message.index, message.incarnation, message.sequence):
                 self.cell.meter.count("wire/duplicates")
                 continue
+            role = self.registry.role(message.index, message.incarnation)
             try:
-                delivery = unpack(message, self.cell.layout)
+                delivery = self._read(message, role)
             except ValueError as error:
                 self.cell.meter.count("fault/bad_messages")
                 log.warning("a message of member %d was refused: %s", message.index, error)
-                self.judged = max([self.judged, *(judgement.version for judgement in message.judgements)])
+                if role == EVALUATOR:
+                    self.judged = max([self.judged, *(judgement.version for judgement in message.judgements)])
                 continue
             self._book(message.index, delivery)
         return True
+
+    def _read(self, message: ExchangeRequest, role: str) -> Delivery:
+        """ValueError if anything of it cannot be believed."""
+        require_allowed(message, role, self._most_steps)
+        delivery = unpack(message, self.cell.layout)
+        for score, weights in delivery.judgements:
+            require_sound(score, weights, self._expected)
+        if len(self.cell.meter.counters.keys() | delivery.counters.keys()) > MOST_TAGS:
+            raise ValueError(f"more than {MOST_TAGS} different counters")
+        return delivery
 
     def _book(self, index: int, delivery: Delivery) -> None:
         replay, meter = self.cell.replay, self.cell.meter
@@ -183,7 +202,10 @@ class Fleet:
                 self.cell.meter.count("fleet/restarts", member.incarnation - before)
             self._lives[member.index, member.name] = member.incarnation
         figures = {"fleet/actors": float(len(actors)), "fleet/inbox": float(len(self.intake.inbox))}
-        if lags := [updates - max(0, member.version) for member in actors]:
+        present = {(member.index, member.name) for member in members}
+        if len(self._lives) > 2 * len(present) + self.registry.most:
+            self._lives = {place: life for place, life in self._lives.items() if place in present}
+        if lags := [max(0, updates - max(0, member.version)) for member in actors]:
             figures["fleet/policy_lag"] = sum(lags) / len(lags)
         return figures
 

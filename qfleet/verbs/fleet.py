@@ -41,7 +41,8 @@ def member(args: Namespace) -> int:
     if role == "shard":
         return run_shard(Path(place), int(name[0].removeprefix("shard/")))
     tls = (args.tls_ca, args.tls_cert, args.tls_key)
-    contact = Contact(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust)
+    contact = Contact(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust,
+                      args.claim_file)
     if role == "evaluator":
         return run_evaluator(contact, None if args.videos is None else Path(args.videos))
     return run_bundle(contact) if role == "bundle" else run_actor(contact)

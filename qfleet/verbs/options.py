@@ -248,6 +248,7 @@ def submit(parser: argparse.ArgumentParser) -> None:
 
 def member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", default="")
+    parser.add_argument("--claim-file", metavar="FILE", help="the secret behind the name of a member that joins")
     parser.add_argument("--videos", metavar="DIR", help="an evaluator's films go there")
     parser.add_argument("--siblings", type=at_least(1), default=1, help="actors that share the host's cores")
     _line(parser)

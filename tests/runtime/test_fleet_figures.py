@@ -35,7 +35,8 @@ def fleet():
 
     outside = Outside([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
     fleet = Fleet(make_agent(config, spec), spec, plan_of(config), outside,
-                  Desk(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0), Inbox(4))
+                  Desk(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0),
+                  Inbox(4, config.waiting_steps(config.env.lanes)))
     fleet.records = records
     return fleet
 

@@ -14,8 +14,9 @@ from hosts_kit import SMALL, Watch, Yard, certificate, crowd, free_port, invitat
 
 import qfleet
 from qfleet import cli
-from qfleet.runtime.wire.channel import PROTOCOL, SERVICE
-from qfleet.runtime.wire.security import bearer, read_token, write_token
+from qfleet.runtime.wire.address import parse_address
+from qfleet.runtime.wire.channel import PROTOCOL, SERVICE, Credential
+from qfleet.runtime.wire.security import read_token, write_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -105,7 +106,8 @@ def test_strangers_and_misfits_at_the_port_of_a_live_run(yard, tmp_path):
 
 def oversized(place, token):
     with grpc.insecure_channel(place) as line, pytest.raises(grpc.RpcError) as caught:
-        line.unary_unary(f"/{SERVICE}/Exchange")(bytes(2 << 20), timeout=10, metadata=bearer(read_token(token)))
+        metadata = Credential(line, read_token(token), parse_address(place)).prove().metadata
+        line.unary_unary(f"/{SERVICE}/Exchange")(bytes(2 << 20), timeout=10, metadata=metadata)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from qfleet.runtime.wire.address import Address
-from qfleet.runtime.wire.fleet_pb2 import ExchangeReply, FetchReply, FetchRequest, HelloRequest, PulseReply, Welcome
-from qfleet.runtime.wire.security import bearer
+from qfleet.runtime.wire.fleet_pb2 import (
+    ExchangeReply,
+    FetchReply,
+    FetchRequest,
+    HelloRequest,
+    ProveReply,
+    PulseReply,
+    Welcome,
+)
+from qfleet.runtime.wire.security import NONCE, PROOF, equal, fresh_nonce, key_of, shown, sign, value_of
 from qfleet.types import UserError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message changes its meaning; both sides must say the same."""
 
 SERVICE = "qfleet.wire.v1.Fleet"
+PROVE = "Prove"
 CALL_S = 10.0
 FETCH_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -55,15 +65,61 @@ class Carrier(Protocol):
     def close(self) -> None: ...
 
 
+class Proved(NamedTuple):
+    """What came of one proof: both nonces, and the metadata that calls carry from then on."""
+
+    nonce: str
+    challenge: str
+    metadata: tuple[tuple[str, str], ...]
+
+
+class Credential:
+    """Lets the server of a channel prove that it knows the token, before it is shown that we do; see security.py."""
+
+    def __init__(self, channel: grpc.Channel, token: str, address: Address) -> None:
+        self.proved: Proved | None = None
+        self._ask = channel.unary_unary(f"/{SERVICE}/{PROVE}")
+        self._token, self._address = token, address
+
+    def prove(self) -> Proved:
+        """Ask for the proof; UserError if the server cannot give it. Nothing secret was sent by then."""
+        nonce = fresh_nonce()
+        try:
+            reply = ProveReply.FromString(self._ask(b"", timeout=CALL_S, metadata=((NONCE, nonce),)))
+        except DecodeError:
+            raise self._stranger("its answer cannot be read") from None
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise self._stranger(error.details() or "no details") from None
+            raise
+        expected = sign(key_of(self._token), "server", nonce, reply.challenge)
+        if not any([equal(proof, expected) for proof in reply.proofs]):
+            raise unknown_token(self._address)
+        self.proved = Proved(nonce, reply.challenge, shown(self._token, nonce, reply.challenge))
+        return self.proved
+
+    def require_signed(self, proved: Proved, request: bytes, reply: bytes, call: Any) -> None:
+        """UserError unless an answer was made by a holder of the token, for this very request."""
+        signature = value_of(call.trailing_metadata() or (), PROOF)
+        expected = sign(key_of(self._token), "answer", proved.nonce, proved.challenge, request, reply)
+        if not equal(signature, expected):
+            raise UserError(f"the answer of the fleet at {self._address} was changed on its way, or made by a process "
+                            "that does not know this token: check what listens at that address")
+
+    def _stranger(self, details: str) -> UserError:
+        return UserError(f"the process that listens at {self._address} is no fleet of this version of qfleet "
+                         f"({details})")
+
+
 class Caller:
-    """One channel to a fleet. Every call carries the token; failures are `grpc.RpcError`."""
+    """One channel to a fleet. Failures are `grpc.RpcError`; UserError if the other side does not know the token."""
 
     def __init__(self, address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address = address
-        self._metadata = bearer(token)
         target = str(address)
         self._channel = (grpc.insecure_channel(target, OPTIONS) if credentials is None
                          else grpc.secure_channel(target, credentials, OPTIONS))
+        self._credential = Credential(self._channel, token, address)
         self._hello = self._method("Hello")
         self._exchange = self._method("Exchange")
         self._fetch = self._method("Fetch")
@@ -73,22 +129,37 @@ class Caller:
         """Bytes in, bytes out: a message that is sent again is not serialised again."""
         return self._channel.unary_unary(f"/{SERVICE}/{name}")
 
+    def _call(self, method: Any, request: bytes, timeout_s: float) -> tuple[bytes, Any, Proved]:
+        """One call, gRPC's account of it, and the proof it relies on. A server that was restarted has to prove anew."""
+        if (proved := self._credential.proved) is not None:
+            try:
+                return *method.with_call(request, timeout=timeout_s, metadata=proved.metadata), proved
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                    raise
+        proved = self._credential.prove()
+        return *method.with_call(request, timeout=timeout_s, metadata=proved.metadata), proved
+
     def hello(self, request: HelloRequest) -> Welcome:
-        return Welcome.FromString(self._hello(request.SerializeToString(), timeout=CALL_S, metadata=self._metadata))
+        data = request.SerializeToString()
+        reply, call, proved = self._call(self._hello, data, CALL_S)
+        self._credential.require_signed(proved, data, reply, call)
+        return Welcome.FromString(reply)
 
     def exchange(self, request: bytes, timeout_s: float = CALL_S) -> ExchangeReply:
         """A large message over a slow line gets the time that it needs."""
         timeout_s += len(request) / SLOWEST_BYTES_PER_S
-        return ExchangeReply.FromString(self._exchange(request, timeout=timeout_s, metadata=self._metadata))
+        return ExchangeReply.FromString(self._call(self._exchange, request, timeout_s)[0])
 
     def fetch(self, newer_than: int) -> Any:
         """A future of the bytes of a FetchReply: the caller goes on meanwhile."""
+        proved = self._credential.proved or self._credential.prove()  # renewed by the next of the other calls
         request = FetchRequest(newer_than=newer_than).SerializeToString()
-        return self._fetch.future(request, timeout=FETCH_S, metadata=self._metadata)
+        return self._fetch.future(request, timeout=FETCH_S, metadata=proved.metadata)
 
     def pulse(self, timeout_s: float = CALL_S) -> PulseReply:
         """How the fleet is, for whoever looks on."""
-        return PulseReply.FromString(self._pulse(b"", timeout=timeout_s, metadata=self._metadata))
+        return PulseReply.FromString(self._call(self._pulse, b"", timeout_s)[0])
 
     def close(self) -> None:
         self._channel.close()
@@ -119,17 +190,19 @@ def refusal(error: grpc.RpcError, address: object) -> UserError | None:
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return UserError(details)
-    if code == grpc.StatusCode.UNAUTHENTICATED:
-        return UserError(f"the fleet at {address} does not know this token: give the token file of that fleet")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return UserError(f"the fleet at {address} refused a message as too large ({details}): raise "
                          "fleet.max_message_mb there, or lower replay.chunk_steps")
     if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT):
         return UserError(f"whoever listens at {address} is no fleet of this version of qfleet ({details})")
-    for sign, reason in _TLS_TROUBLE.items():
-        if sign in details:
+    for words, reason in _TLS_TROUBLE.items():
+        if words in details:
             return UserError(f"no secure connection to {address}: {reason}")
     return None
+
+
+def unknown_token(address: object) -> UserError:
+    return UserError(f"the fleet at {address} does not know this token: give the token file of that fleet")
 
 
 def briefly(error: grpc.RpcError) -> str:

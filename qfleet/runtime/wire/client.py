@@ -31,7 +31,7 @@ from qfleet.runtime.wire.fleet_pb2 import STOP, WAIT, ExchangeReply, ExchangeReq
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.registry import ACTOR
 from qfleet.runtime.wire.stubs import NewestWeights, RemoteReplay, RemoteWeights
-from qfleet.types import UserError
+from qfleet.types import ProcessFault, UserError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ PARTING_S = 0.2
 
 class LinkLost(Exception):
     """The fleet did not answer for longer than our patience."""
+
+
+class Superseded(ProcessFault):
+    """A newer process has this name: that of a supervisor that took us for dead. It is no user's mistake."""
 
 
 class Pause:
@@ -72,7 +76,8 @@ class Link:
     `metrics` and `weights` serve the roles of this process, `replay(layout)` its recorder, `judge` its evaluator.
     """
 
-    def __init__(self, caller: Carrier, name: str, role: str = ACTOR, patience_s: float = 600.0) -> None:
+    def __init__(self, caller: Carrier, name: str, role: str = ACTOR, patience_s: float = 600.0,
+                 claim: str = "") -> None:
         self.address, self.name, self.role, self.patience_s = caller.address, name, role, patience_s
         self.stopped = self.final = False
         self.elsewhere = self.save = self.saved = 0  # for one of several cells, as the other side says
@@ -84,7 +89,7 @@ class Link:
         self.weights: RemoteWeights | NewestWeights = RemoteWeights(self._wake)
         if role != ACTOR:
             self.weights = NewestWeights(self._caller, lambda: self._over or self.look())
-        self._session = secrets.token_hex(8)
+        self._session, self._claim = secrets.token_hex(16), claim
         self._sequence = 0
         self._heard = (Progress(0, 0), -1)
         self._message: ExchangeRequest | None = None
@@ -233,7 +238,7 @@ class Link:
 
     def _signed(self, message: ExchangeRequest) -> bytes:
         message.epoch, message.index = self.welcome.epoch, self.welcome.index
-        message.incarnation = self.welcome.incarnation
+        message.incarnation, message.session = self.welcome.incarnation, self._session
         message.total_steps, message.version = self.metrics.total_steps, self.weights.version
         return message.SerializeToString()
 
@@ -267,6 +272,8 @@ class Link:
         if error.code() == grpc.StatusCode.ABORTED:
             self._stranger, self._answered_at, self._not_before = True, now, now + self._retry.draw()
             return
+        if error.code() == grpc.StatusCode.ALREADY_EXISTS:
+            raise Superseded(error.details()) from None
         self.metrics.note("wire/retries", 1)
         self._not_before = now + self._retry.draw()
         if now - self._answered_at >= self.patience_s:
@@ -280,7 +287,8 @@ class Link:
     def _greet(self) -> Welcome:
         request = HelloRequest(
             protocol=PROTOCOL, version=qfleet.__version__, torch=torch.__version__, python=platform.python_version(),
-            name=self.name, role=self.role, host=socket.gethostname(), pid=os.getpid(), session=self._session)
+            name=self.name, role=self.role, host=socket.gethostname(), pid=os.getpid(), session=self._session,
+            claim=self._claim)
         welcome = self._caller.hello(request)
         if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
             self.weights.rewind()

@@ -28,6 +28,8 @@ class FleetConfig(Config):
     restarts: Count = Field(0, description="how often a learner that died is resumed from its newest checkpoint")
     patience_s: Positive = Field(600.0, description="seconds that an actor waits for a learner that does not answer")
     inbox_messages: PositiveCount = Field(4, description="messages of one actor that may wait for the learner")
+    max_members: PositiveCount = Field(
+        1024, description="members that may have joined from elsewhere at once; those of this run are not counted")
     max_message_mb: PositiveCount = Field(
         256, le=1024, description="largest message in megabytes; the weights must fit into one")
 
@@ -47,7 +49,7 @@ class FleetConfig(Config):
     def inactive(self) -> dict[str, str]:
         if self.listen is None:
             why = "without fleet.listen, since no other host can join"
-            return dict.fromkeys(["advertise", "token_file", "tls_cert", "tls_key", "tls_ca"], why)
+            return dict.fromkeys(["advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "max_members"], why)
         if self.tls_cert is None and self.tls_key is None:
             return {"tls_ca": "certificates are shown over TLS only, which fleet.tls_cert turns on"}
         return {}

@@ -17,8 +17,20 @@ TAKEN: Verdict
 WAIT: Verdict
 STOP: Verdict
 
+class ProveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProveReply(_message.Message):
+    __slots__ = ("challenge", "proofs")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PROOFS_FIELD_NUMBER: _ClassVar[int]
+    challenge: str
+    proofs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, challenge: _Optional[str] = ..., proofs: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol", "version", "torch", "python", "name", "role", "host", "pid", "session")
+    __slots__ = ("protocol", "version", "torch", "python", "name", "role", "host", "pid", "session", "claim")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TORCH_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +40,7 @@ class HelloRequest(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     torch: str
@@ -37,7 +50,8 @@ class HelloRequest(_message.Message):
     host: str
     pid: int
     session: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+    claim: str
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ..., claim: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere", "memory")
@@ -68,7 +82,7 @@ class Welcome(_message.Message):
     def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., elsewhere: _Optional[int] = ..., memory: _Optional[bytes] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving", "part", "memory")
+    __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving", "part", "session", "memory")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +97,7 @@ class ExchangeRequest(_message.Message):
     JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     index: int
@@ -98,8 +113,9 @@ class ExchangeRequest(_message.Message):
     judgements: _containers.RepeatedCompositeFieldContainer[Judgement]
     leaving: bool
     part: Part
+    session: str
     memory: bytes
-    def __init__(self, epoch: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., judgements: _Optional[_Iterable[_Union[Judgement, _Mapping]]] = ..., leaving: bool = ..., part: _Optional[_Union[Part, _Mapping]] = ..., memory: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., judgements: _Optional[_Iterable[_Union[Judgement, _Mapping]]] = ..., leaving: bool = ..., part: _Optional[_Union[Part, _Mapping]] = ..., session: _Optional[str] = ..., memory: _Optional[bytes] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("save", "state", "segments")

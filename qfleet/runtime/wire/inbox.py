@@ -19,6 +19,7 @@ from qfleet.runtime.wire.tensors import unpack_weights
 
 MOST_STEPS = 1 << 31
 MOST_MEMORY_BYTES = 1 << 20
+MOST_WAITING_BYTES = 1 << 30
 _TAG = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
 
 
@@ -26,21 +27,25 @@ class Inbox:
     """Messages in the order of their arrival; of each sender at most `per_sender`, so that nobody crowds others out.
 
     A sender of whom `steps` environment steps wait has to wait, too: what lies here for long was played by old weights.
+    All messages together have at most `most_bytes`, whatever the number of senders; one may always come.
     Any thread offers, the main thread alone takes out.
     """
 
-    def __init__(self, per_sender: int, steps: int = 1 << 62) -> None:
-        self.per_sender, self.steps = max(1, per_sender), max(1, steps)
+    def __init__(self, per_sender: int, steps: int = 1 << 62, most_bytes: int = MOST_WAITING_BYTES) -> None:
+        self.per_sender, self.steps, self.most_bytes = max(1, per_sender), max(1, steps), most_bytes
         self._lock = threading.Lock()
         self._messages: deque[ExchangeRequest] = deque()
+        self._bytes = 0
         self._waiting: Counter[int] = Counter()
         self._steps: Counter[int] = Counter()
 
     def offer(self, message: ExchangeRequest) -> bool:
         """Take a message in, if there is room for one more of its sender's."""
+        size = message.ByteSize()
         with self._lock:
-            if not self._room(message.index):
+            if not self._room(message.index) or (self._bytes and self._bytes + size > self.most_bytes):
                 return False
+            self._bytes += size
             self._waiting[message.index] += 1
             self._steps[message.index] += message.steps
             self._messages.append(message)
@@ -62,6 +67,7 @@ class Inbox:
             if not self._messages:
                 return None
             message = self._messages.popleft()
+            self._bytes -= message.ByteSize()
             self._waiting[message.index] -= 1
             self._steps[message.index] -= message.steps
             if not self._waiting[message.index]:

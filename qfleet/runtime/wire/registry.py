@@ -1,6 +1,7 @@
 """Who takes part in a fleet, and what of each has been stored: the two tables behind "once, and only once".
 
-    session      drawn by every process that connects; the same session is the same life, whatever happens to the line
+    session      a secret, drawn by every process that connects: the same session is the same life, whatever happens to
+                 the line, and only its holder can speak for a place
     index        the place in the fleet: which arm it explores with; a restarted process keeps that of its name
     incarnation  how many lives an index has had; only the newest may speak
     memory       what an index has learnt for itself, such as a bandit; its next life is told
@@ -8,20 +9,28 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-ACTOR, CELL = "actor", "cell"
+ROLES = ACTOR, CELL, EVALUATOR, SUPERVISOR = "actor", "cell", "evaluator", "supervisor"
 REMEMBERED = 64
 """Lives that ended and are still known: their last messages may wait in the inbox."""
 
+FORGET_S = 1200.0
+"""A member that joined and was silent for so long is forgotten: twice the time that members wait for a fleet."""
+
 Standing = Literal["current", "superseded", "unknown"]
+
+
+class FleetFull(Exception):
+    """As many members have joined as may."""
 
 
 @dataclass(frozen=True)
@@ -42,44 +51,67 @@ class Member:
 
 @dataclass(frozen=True)
 class Life:
-    """What is remembered of one incarnation of an index, living or not."""
+    """What is remembered of one incarnation of an index, living or not. `own`: the run started it, it did not join."""
 
     name: str
     index: int
     incarnation: int
     session: str
+    role: str = ACTOR
+    own: bool = True
 
 
 class Registry:
     """Gives out places, knows who was heard of when, and tells a message from its repetition.
 
+    At most `most` members that joined are there at once, and they are forgotten when they have been silent for long.
     RPC threads call `hello`, `heard` and `left`; the main thread calls `fresh` and is the only one to change what has
     been stored, so a checkpoint that it makes agrees with the replay.
     """
 
-    def __init__(self, actors: int, live_s: float) -> None:
-        self.actors, self.live_s = actors, live_s
+    def __init__(self, actors: int, live_s: float, most: int = 1024) -> None:
+        self.actors, self.live_s, self.most = actors, live_s, most
         self._lock = threading.Lock()
         self._lives: dict[tuple[int, int], Life] = {}
         self._newest: dict[int, Life] = {}
         self._members: dict[int, Member] = {}
+        self._seen: dict[int, float] = {}  # when each index was last heard of, or loaded
         self._stored: dict[str, int] = {}
         self._memories: dict[int, bytes] = {}
 
-    def hello(self, name: str, role: str, host: str, pid: int, session: str) -> tuple[int, int]:
-        """A place in the fleet: (index, incarnation). The same life keeps both, a new one of that name the index."""
+    def hello(self, name: str, role: str, host: str, pid: int, session: str, own: bool = True) -> tuple[int, int]:
+        """A place in the fleet: (index, incarnation). The same life keeps both, a new one of that name the index.
+
+        FleetFull for a member that joins (not `own`) when there are too many of those.
+        """
         with self._lock:
+            self._expire()
             index = self._place(name, role)
+            if not own and not self._occupied(index) and self._joined() >= self.most:
+                raise FleetFull(f"{self.most} members have joined, which is as many as fleet.max_members allows")
             life = self._newest.get(index)
             if life is None or life.session != session:
-                life = Life(name, index, life.incarnation + 1 if life else 1, session)
+                life = Life(name, index, life.incarnation + 1 if life else 1, session, role, own)
                 self._newest[index] = self._lives[index, life.incarnation] = life
                 self._forget()
+            self._seen[index] = time.monotonic()
             before = self._members.get(index)
             self._members[index] = (
                 replace(before, heard=time.monotonic()) if before is not None and before.session == session else
                 Member(name, role, host, pid, index, life.incarnation, session, time.monotonic()))
             return index, life.incarnation
+
+    def speaks_for(self, index: int, incarnation: int, session: str) -> bool:
+        """Whether this is the secret of a life that is known."""
+        with self._lock:
+            life = self._lives.get((index, incarnation))
+        return life is not None and hmac.compare_digest(life.session.encode(), session.encode())
+
+    def role(self, index: int, incarnation: int) -> str:
+        """Of a life that is known; empty of any other."""
+        with self._lock:
+            life = self._lives.get((index, incarnation))
+        return "" if life is None else life.role
 
     def heard(self, index: int, incarnation: int, steps: int, version: int) -> Standing:
         """Note a sign of life. `superseded`: a newer process has this name; `unknown`: it must say hello."""
@@ -89,7 +121,8 @@ class Registry:
                 return "unknown"
             if member.incarnation != incarnation:
                 return "superseded" if member.name == life.name else "unknown"
-            self._members[index] = replace(member, heard=time.monotonic(), steps=steps, version=version)
+            self._seen[index] = time.monotonic()
+            self._members[index] = replace(member, heard=self._seen[index], steps=steps, version=version)
             return "current"
 
     def left(self, index: int, incarnation: int) -> None:
@@ -99,8 +132,9 @@ class Registry:
                 del self._members[index]
 
     def members(self) -> tuple[Member, ...]:
-        """Everybody who said hello and did not leave, by index; who died is among them, silent."""
+        """All that said hello and did not leave, by index; those that died are among them, silent."""
         with self._lock:
+            self._expire()
             return tuple(self._members[index] for index in sorted(self._members))
 
     def fresh(self, index: int, incarnation: int, sequence: int) -> bool:
@@ -123,7 +157,7 @@ class Registry:
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            return {"lives": [[life.name, life.index, life.incarnation, life.session] for life in self._lives.values()],
+            return {"lives": [list(astuple(life)) for life in self._lives.values()],
                     "stored": dict(self._stored),
                     "memories": {str(index): np.frombuffer(memory, np.uint8).copy()
                                  for index, memory in self._memories.items()}}
@@ -131,13 +165,14 @@ class Registry:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Names keep their places and sessions their counts; who is alive is seen when they say hello."""
         with self._lock:
-            lives = [Life(str(name), int(index), int(incarnation), str(session))
-                     for name, index, incarnation, session in state["lives"]]
+            lives = [Life(str(name), int(index), int(incarnation), str(session), *more)
+                     for name, index, incarnation, session, *more in state["lives"]]
             self._lives = {(life.index, life.incarnation): life for life in lives}
             self._newest = {life.index: life for life in sorted(lives, key=lambda life: life.incarnation)}
             self._stored = {str(session): int(sequence) for session, sequence in state["stored"].items()}
             self._memories = {int(index): bytes(memory) for index, memory in state.get("memories", {}).items()}
             self._members = {}
+            self._seen = dict.fromkeys(self._newest, time.monotonic())
 
     def _place(self, name: str, role: str) -> int:
         numbered = {ACTOR: "local", CELL: "cell"}
@@ -154,6 +189,22 @@ class Registry:
     def _occupied(self, index: int) -> bool:
         member = self._members.get(index)
         return member is not None and time.monotonic() - member.heard < self.live_s
+
+    def _joined(self) -> int:
+        """Members that joined and live."""
+        return sum(not life.own and self._occupied(index) for index, life in self._newest.items())
+
+    def _expire(self) -> None:
+        """Forget members that joined and have been silent for long, with all that was kept for them."""
+        now = time.monotonic()
+        late = [index for index, life in self._newest.items() if not life.own and now - self._seen[index] > FORGET_S]
+        for index in late:
+            del self._newest[index], self._seen[index]
+            self._members.pop(index, None)
+            self._memories.pop(index, None)
+        if late:
+            self._lives = {place: life for place, life in self._lives.items() if place[0] not in late}
+            self._forget()
 
     def _forget(self) -> None:
         """Drop the oldest lives that ended; dicts keep the order in which they began."""

@@ -1,14 +1,24 @@
-"""Who may talk to a fleet: a token from a file that only its owner can read, and TLS by certificate files."""
+"""Who may talk to a fleet: a token from a file that only its owner can read, and TLS by certificate files.
+
+    client ── nonce ──────────────────────────▶ server      the token itself never travels: both sides show an HMAC
+    client ◀───── challenge, HMAC("server", ..) server      of both nonces, made with a key that is derived from the
+    client ── HMAC("client", ..), every call ─▶ server      token, and the server shows it first
+
+What the server answers to a hello is signed as well, since it may name code: a process between the two can pass it on,
+but not change it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import re
 import secrets
 import ssl
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import grpc
@@ -16,8 +26,15 @@ import grpc
 from qfleet.types import UserError
 
 ChannelCredentials = grpc.ChannelCredentials
-AUTHORIZATION = "authorization"
+AUTHORIZATION, NONCE, PROOF = "authorization", "qfleet-nonce", "qfleet-proof"
+"""Metadata: credentials of a call, the nonce of one that asks for a proof, the signature of an answer."""
+
+CLAIM_DIGITS = 16
 _TOKEN = re.compile(r"[!-~]+")
+_NONCE = re.compile(r"[0-9a-f]{32}")
+_JOINED = re.compile(rf"[A-Za-z0-9._-]{{1,100}}-([0-9a-f]{{{CLAIM_DIGITS}}})/[0-9]{{1,5}}")
+
+Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def fresh_token() -> str:
@@ -62,16 +79,88 @@ def write_token(path: str | Path) -> str:
     return token
 
 
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that every call carries."""
-    return ((AUTHORIZATION, f"Bearer {token}"),)
+def fresh_nonce() -> str:
+    return secrets.token_hex(16)
 
 
-def knows(tokens: Iterable[str], metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Whether a call shows one of the tokens; the comparison takes the same time however much of it is right."""
-    shown = next((value for key, value in metadata if key == AUTHORIZATION), "")
-    given = shown if isinstance(shown, bytes) else shown.encode()
-    return any([hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens])
+@lru_cache(maxsize=64)
+def key_of(token: str) -> bytes:
+    """The key behind a token. Slow by design: any process that can connect is shown a proof to guess tokens by."""
+    return hashlib.scrypt(token.encode(), salt=b"qfleet.wire", n=1 << 14, r=8, p=1, dklen=32)
+
+
+def sign(key: bytes, *words: str | bytes) -> str:
+    """HMAC-SHA256 of a list of words, each preceded by its length."""
+    mac = hmac.new(key, digestmod="sha256")
+    for word in words:
+        data = word.encode() if isinstance(word, str) else word
+        mac.update(len(data).to_bytes(8, "big"))
+        mac.update(data)
+    return mac.hexdigest()
+
+
+def equal(given: str, expected: str) -> bool:
+    """Compared in a time that does not depend on how much of it is right."""
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def shown(token: str, nonce: str, challenge: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that every call to a server with this challenge carries."""
+    return ((AUTHORIZATION, f"QFleet {nonce} {sign(key_of(token), 'client', nonce, challenge)}"),)
+
+
+def value_of(metadata: Metadata, key: str) -> str:
+    """The value of a key, empty if it is not there."""
+    value = next((value for name, value in metadata if name == key), "")
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+class Keyring:
+    """The tokens of a server: the first is that of the run's own processes, the others are for members that join.
+
+    Credentials hold for one `challenge`, and so for one life of a server: whoever calls the next one proves anew.
+    """
+
+    def __init__(self, tokens: Sequence[str], challenge: str | None = None) -> None:
+        if not tokens:
+            raise ValueError("a server without tokens would let nobody in")
+        self.challenge = fresh_nonce() if challenge is None else challenge
+        self._keys = [key_of(token) for token in tokens]
+
+    def proofs(self, metadata: Metadata) -> list[str]:
+        """That this server knows its tokens, one proof for each; none without a proper nonce."""
+        nonce = value_of(metadata, NONCE)
+        return [sign(key, "server", nonce, self.challenge) for key in self._keys] if _NONCE.fullmatch(nonce) else []
+
+    def holder(self, metadata: Metadata) -> int | None:
+        """Which of the tokens a caller knows: 0 = that of the run's own processes, None = none of them."""
+        scheme, _, rest = value_of(metadata, AUTHORIZATION).partition(" ")
+        nonce, _, given = rest.partition(" ")
+        right = [equal(given, sign(key, "client", nonce, self.challenge)) for key in self._keys]
+        return right.index(True) if scheme == "QFleet" and any(right) else None
+
+    def seal(self, metadata: Metadata, request: bytes, reply: bytes) -> str:
+        """The signature of an answer, by the token that the caller knows."""
+        metadata = list(metadata)
+        nonce, holder = value_of(metadata, AUTHORIZATION).split(" ")[1], self.holder(metadata)
+        assert holder is not None
+        return sign(self._keys[holder], "answer", nonce, self.challenge, request, reply)
+
+
+def claimed_name(host: str, claim: str, index: int) -> str:
+    """The name of a member that joins. Its middle is the hash of a secret: only a holder of that can use the name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", host)[:100] or "host"
+    return f"{plain}-{_digest(claim)}/{index}"
+
+
+def may_claim(name: str, claim: str) -> bool:
+    """Whether a name was made with this secret."""
+    found = _JOINED.fullmatch(name)
+    return found is not None and equal(found[1], _digest(claim))
+
+
+def _digest(claim: str) -> str:
+    return hashlib.sha256(claim.encode()).hexdigest()[:CLAIM_DIGITS]
 
 
 def server_credentials(cert: str | Path, key: str | Path, ca: str | Path | None = None) -> grpc.ServerCredentials:

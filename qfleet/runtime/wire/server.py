@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import platform
+import re
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 import qfleet
 from qfleet.runtime.wire.address import Address, socket_address
-from qfleet.runtime.wire.channel import PROTOCOL, SERVICE
+from qfleet.runtime.wire.channel import PROTOCOL, PROVE, SERVICE
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.runtime.wire.desk import Desk
 from qfleet.runtime.wire.fleet_pb2 import (
@@ -29,13 +32,14 @@ from qfleet.runtime.wire.fleet_pb2 import (
     FetchRequest,
     HelloRequest,
     Member,
+    ProveReply,
     PulseReply,
     PulseRequest,
     Welcome,
 )
 from qfleet.runtime.wire.inbox import Inbox
-from qfleet.runtime.wire.registry import Registry
-from qfleet.runtime.wire.security import knows, server_credentials
+from qfleet.runtime.wire.registry import ACTOR, ROLES, FleetFull, Registry
+from qfleet.runtime.wire.security import PROOF, Keyring, may_claim, server_credentials
 from qfleet.types import UserError
 
 log = logging.getLogger(__name__)
@@ -44,16 +48,25 @@ WORKERS = 16
 MOST_CALLS = 256
 """Calls under way at once; whoever comes on top of them is sent away and asks again."""
 
+OTHER_CONNECTIONS = 64
+"""Beside those of the members: processes that look on, or are about to be refused."""
+
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # two fleets at one port would share its visitors
     ("grpc.max_concurrent_streams", 64),
     ("grpc.server_handshake_timeout_ms", 10_000),  # for connections that say nothing
+    ("grpc.max_connection_idle_ms", 20_000),  # for those without calls: a member makes one every second
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,150}(/[0-9]{1,6})?")
+_SESSION = re.compile(r"[0-9a-f]{32}")
+_HOST = re.compile(r"[!-~]{0,253}")
 
 
 class Refusal(Exception):
@@ -70,10 +83,16 @@ class Answers:
     def __init__(self, desk: Desk, registry: Registry, inbox: Inbox, max_message_bytes: int) -> None:
         self.desk, self.registry, self.inbox, self.max_message_bytes = desk, registry, inbox, max_message_bytes
 
-    def hello(self, request: HelloRequest) -> bytes:
+    def hello(self, request: HelloRequest, own: bool = True) -> bytes:
+        """`own`: one of the run's own processes says it, and not a member that joins."""
         check_peer(request)
-        index, incarnation = self.registry.hello(request.name, request.role, request.host, request.pid,
-                                                 request.session)
+        if not own:
+            check_joiner(request)
+        try:
+            index, incarnation = self.registry.hello(request.name, request.role, request.host, request.pid,
+                                                     request.session, own)
+        except FleetFull as error:
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
         desk, facts = self.desk, self.desk.facts
         return Welcome(
             index=index, incarnation=incarnation, epoch=desk.epoch, config_yaml=desk.config_yaml,
@@ -84,11 +103,13 @@ class Answers:
     def exchange(self, request: ExchangeRequest) -> bytes:
         if request.epoch != self.desk.epoch:
             raise Refusal(grpc.StatusCode.ABORTED, "another learner greeted you: say hello again")
-        standing = self.registry.heard(request.index, request.incarnation, request.total_steps, request.version)
+        known = self.registry.speaks_for(request.index, request.incarnation, request.session)
+        standing = self.registry.heard(request.index, request.incarnation, request.total_steps, request.version
+                                       ) if known else "unknown"
         if standing == "unknown":
             raise Refusal(grpc.StatusCode.ABORTED, "your place is no longer yours: say hello again")
         if standing == "superseded":
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
+            raise Refusal(grpc.StatusCode.ALREADY_EXISTS,
                           "a newer process has taken the place of this one, which has to leave")
         # First the facts, then the version: whoever hears that it is final must hear the version of the final weights.
         verdict, facts = self._verdict(request), self.desk.facts
@@ -138,8 +159,11 @@ def check_peer(request: HelloRequest) -> None:
     if request.version != qfleet.__version__:
         raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
                       f"{request.name} runs {theirs}, this fleet {mine}: install the same version on both hosts")
-    if not request.name or not request.session or len(request.name) > 200 or len(request.session) > 64:
-        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "a name and a session are needed")
+    given = {"name": (_NAME, request.name), "session": (_SESSION, request.session), "host": (_HOST, request.host)}
+    if wrong := [what for what, (pattern, text) in given.items() if not pattern.fullmatch(text)]:
+        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"a proper {' and '.join(wrong)} is needed")
+    if request.role not in ROLES:
+        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"a role of {', '.join(ROLES)} is needed")
     for what, told, here in (("torch", request.torch, torch.__version__),
                              ("Python", request.python, platform.python_version())):
         # Numbers on the wire mean the same in all of them, so a difference is worth a line and no refusal.
@@ -147,59 +171,115 @@ def check_peer(request: HelloRequest) -> None:
             log.info("%s on %s runs %s %s, and %s is used here", request.name, request.host, what, told, here)
 
 
-class Doorkeeper(grpc.ServerInterceptor):
-    """Lets nobody in without a token. A call is turned away before its message is read: it holds up no thread."""
+def check_joiner(request: HelloRequest) -> None:
+    """A member that joins is an actor, under a name that is its own: other places are for what the run starts."""
+    if request.role != ACTOR:
+        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
+                      f"only processes that the run itself starts can be its {request.role}: members that join are "
+                      "actors")
+    if not may_claim(request.name, request.claim):
+        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
+                      f"the name {request.name} belongs to another process: `qfleet join` draws a name of its own")
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._tokens = tuple(tokens)
+
+class Doorkeeper(grpc.ServerInterceptor):
+    """Lets no call in without credentials. It is turned away before its message is read: it holds up no thread.
+
+    The one exception is the call by which the server proves that it knows the token, whose message is never read.
+    """
+
+    def __init__(self, keys: Keyring, prove: str | None = None) -> None:
+        self._keys, self._prove = keys, prove
         # Of streaming calls the handler is run at once, and not when the message has come, which may be never.
         self._denied = grpc.stream_unary_rpc_method_handler(_deny)
+        self._proved = grpc.stream_unary_rpc_method_handler(self._answer)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        return continuation(details) if knows(self._tokens, details.invocation_metadata) else self._denied
+        if details.method == self._prove:
+            return self._proved
+        return continuation(details) if self._keys.holder(details.invocation_metadata) is not None else self._denied
+
+    def _answer(self, messages: Any, context: grpc.ServicerContext) -> bytes:
+        proofs = self._keys.proofs(context.invocation_metadata())
+        return ProveReply(challenge=self._keys.challenge, proofs=proofs).SerializeToString()
 
 
 def _deny(messages: Any, context: grpc.ServicerContext) -> bytes:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "credentials are missing or wrong")
     return b""
 
 
 def method(kind: type[Message], answer: Callable[[Any], bytes]) -> grpc.RpcMethodHandler:
-    """Parses by itself: gRPC would log a traceback for every message that is none."""
+    return grpc.unary_unary_rpc_method_handler(lambda data, context: _served(kind, answer, data, context))
+
+
+def greeting(answers: Answers, keys: Keyring) -> grpc.RpcMethodHandler:
+    """A hello, whose answer depends on the token that the caller knows, and is signed by it."""
 
     def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            return answer(kind.FromString(data))
-        except DecodeError:
-            refused = Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no {kind.DESCRIPTOR.name}")
-        except Refusal as error:
-            refused = error
-        except Exception as error:
-            log.exception("a call could not be answered")
-            refused = Refusal(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-        context.abort(refused.code, refused.text)
-        return b""
+        metadata = context.invocation_metadata()
+        own = keys.holder(metadata) == 0
+        reply = _served(HelloRequest, lambda request: answers.hello(request, own), data, context)
+        context.set_trailing_metadata(((PROOF, keys.seal(metadata, data, reply)),))
+        return reply
 
     return grpc.unary_unary_rpc_method_handler(serve)
 
 
+def _served(kind: type[Message], answer: Callable[[Any], bytes], data: bytes, context: grpc.ServicerContext) -> bytes:
+    """Parses by itself: gRPC would log a traceback for every message that is none."""
+    try:
+        return answer(kind.FromString(data))
+    except DecodeError:
+        refused = Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no {kind.DESCRIPTOR.name}")
+    except Refusal as error:
+        refused = error
+    except Exception as error:
+        log.exception("a call could not be answered")
+        refused = Refusal(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    context.abort(refused.code, refused.text)
+    return b""
+
+
+def connection_limit(most: int) -> int:
+    """How many connections a port may have at once: never more than half of the descriptors of this process, whose
+    soft limit is raised to the hard one. The other half is for files, so that checkpoints can always be written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # what the system calls unlimited may be more than it gives
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 2))
+
+
+def make_server(pool: ThreadPoolExecutor, keeper: Doorkeeper, max_message_bytes: int, connections: int, service: str,
+                methods: Mapping[str, grpc.RpcMethodHandler]) -> grpc.Server:
+    """A gRPC server of one service, with the limits that protect its process."""
+    limits = (("grpc.max_receive_message_length", max_message_bytes),
+              ("grpc.max_send_message_length", max_message_bytes),
+              ("grpc.max_allowed_incoming_connections", connection_limit(connections)))
+    server = grpc.server(pool, interceptors=(keeper,), options=OPTIONS + limits, maximum_concurrent_rpcs=MOST_CALLS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    return server
+
+
 class Server:
-    """Listens at a unix socket and, if the config says so, at a TCP port. `port` is the one that was bound."""
+    """Listens at a unix socket and, if the config says so, at a TCP port. `port` is the one that was bound.
+
+    The first of the tokens is that of the run's own processes, further ones are for members that join.
+    """
 
     def __init__(self, desk: Desk, registry: Registry, inbox: Inbox, cfg: FleetConfig, socket: Path,
                  tokens: Sequence[str]) -> None:
-        if not tokens:
-            raise ValueError("a server without tokens would let nobody in")
+        keys = Keyring(tokens)
         answers = Answers(desk, registry, inbox, cfg.max_message_bytes)
         self._socket, self.port = socket, None if cfg.address is None else cfg.address.port
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="wire")
-        limits = (("grpc.max_receive_message_length", cfg.max_message_bytes),
-                  ("grpc.max_send_message_length", cfg.max_message_bytes))
-        self._server = grpc.server(self._pool, interceptors=(Doorkeeper(tokens),), options=OPTIONS + limits,
-                                   maximum_concurrent_rpcs=MOST_CALLS)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {
-            "Hello": method(HelloRequest, answers.hello), "Exchange": method(ExchangeRequest, answers.exchange),
-            "Fetch": method(FetchRequest, answers.fetch), "Pulse": method(PulseRequest, answers.pulse)}),))
+        self._server = make_server(
+            self._pool, Doorkeeper(keys, f"/{SERVICE}/{PROVE}"), cfg.max_message_bytes,
+            cfg.max_members + OTHER_CONNECTIONS, SERVICE, {
+                "Hello": greeting(answers, keys), "Exchange": method(ExchangeRequest, answers.exchange),
+                "Fetch": method(FetchRequest, answers.fetch), "Pulse": method(PulseRequest, answers.pulse)})
         try:
             self._bind(socket_address(socket), None)
             if cfg.address is not None:

@@ -24,10 +24,9 @@ from google.protobuf.message import Message
 from qfleet.roles.server import Answer, Met, Push, Refused, Shard, Shown
 from qfleet.runtime.wire.address import Address, socket_address
 from qfleet.runtime.wire.board import Board, Boards, OwnBoard
-from qfleet.runtime.wire.channel import CALL_S, OPTIONS, PROTOCOL, SLOWEST_BYTES_PER_S, briefly, refusal
-from qfleet.runtime.wire.security import bearer
-from qfleet.runtime.wire.server import MOST_CALLS, WORKERS, Doorkeeper, Refusal, method
-from qfleet.runtime.wire.server import OPTIONS as LISTENING
+from qfleet.runtime.wire.channel import CALL_S, OPTIONS, PROTOCOL, SLOWEST_BYTES_PER_S, briefly, refusal, unknown_token
+from qfleet.runtime.wire.security import Keyring, shown
+from qfleet.runtime.wire.server import WORKERS, Doorkeeper, Refusal, make_server, method
 from qfleet.runtime.wire.shard_pb2 import (
     ANEW,
     APPLIED,
@@ -53,6 +52,10 @@ log = logging.getLogger(__name__)
 
 SERVICE = "qfleet.shard.v1.Shard"
 METHODS = ("Meet", "Look", "Copy", "Load", "Dismiss")
+CHALLENGE = ""
+"""Shards are called through sockets in a private folder, where nothing has to be proved: credentials never change."""
+
+MOST_CONNECTIONS = 1024
 RETRY_S = 0.1
 GLANCE_S = 0.5
 VERDICTS = {"applied": APPLIED, "stale": STALE, "repeated": REPEATED, "anew": ANEW}
@@ -193,12 +196,9 @@ class ShardServer:
         # A thread begins with as many threads for its arithmetic as there are cores.
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="shard", initializer=torch.set_num_threads,
                                         initargs=(1,))
-        limits = (("grpc.max_receive_message_length", max_message_bytes),
-                  ("grpc.max_send_message_length", max_message_bytes))
-        self._server = grpc.server(self._pool, interceptors=(Doorkeeper([token]),), options=LISTENING + limits,
-                                   maximum_concurrent_rpcs=MOST_CALLS)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {
-            name: method(kind, answer) for name, (kind, answer) in service.methods.items()}),))
+        self._server = make_server(
+            self._pool, Doorkeeper(Keyring([token], CHALLENGE)), max_message_bytes, MOST_CONNECTIONS, SERVICE,
+            {name: method(kind, answer) for name, (kind, answer) in service.methods.items()})
         socket.unlink(missing_ok=True)  # of one that was killed
         self._server.add_insecure_port(str(socket_address(socket)))
 
@@ -218,7 +218,7 @@ class ShardChannel:
     def __init__(self, address: Address, token: str) -> None:
         self.address = address
         self._channel = grpc.insecure_channel(str(address), OPTIONS)
-        metadata = bearer(token)
+        metadata = shown(token, CHALLENGE, CHALLENGE)
         self.methods: Mapping[str, Method] = {
             name: Dialled(self._channel.unary_unary(f"/{SERVICE}/{name}"), metadata) for name in METHODS}
 
@@ -384,6 +384,8 @@ class RemoteShard:
         if error.code() == grpc.StatusCode.NOT_FOUND and self._shares:
             self._share_nothing(error.details())
             return
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            raise unknown_token(self.address) from None
         if (fatal := refusal(error, self.address)) is not None:
             raise fatal from None
         if waited_s > self.patience_s:

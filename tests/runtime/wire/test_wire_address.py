@@ -13,11 +13,18 @@ from wire_kit import certificate
 from qfleet.runtime.wire.address import Address, parse_address, socket_address
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.runtime.wire.security import (
-    bearer,
+    AUTHORIZATION,
+    NONCE,
+    Keyring,
     channel_credentials,
-    knows,
+    claimed_name,
+    fresh_nonce,
+    key_of,
+    may_claim,
     read_token,
     server_credentials,
+    shown,
+    sign,
     write_token,
 )
 from qfleet.types import UserError
@@ -81,7 +88,7 @@ def test_bad_addresses_in_the_config_are_named(values):
 
 
 def test_keys_without_effect_are_known():
-    assert set(FleetConfig().inactive()) == {"advertise", "token_file", "tls_cert", "tls_key", "tls_ca"}
+    assert set(FleetConfig().inactive()) == {"advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "max_members"}
     assert set(FleetConfig(listen="127.0.0.1:1").inactive()) == {"tls_ca"}
     assert FleetConfig(listen="127.0.0.1:1", tls_cert="c", tls_key="k").inactive() == {}
 
@@ -120,11 +127,36 @@ def test_a_missing_token_file_says_how_to_make_one(tmp_path):
         read_token(tmp_path)
 
 
-def test_tokens_are_compared_as_a_whole():
-    assert knows(["one", "two"], bearer("two"))
-    assert not knows(["one"], bearer("on")) and not knows(["one"], bearer("ones")) and not knows(["one"], [])
-    assert not knows(["one"], [("authorization", "one")]) and not knows([], bearer("one"))
-    assert knows(["one"], [("user-agent", "x"), ("authorization", b"Bearer one")])
+def test_credentials_hold_for_one_token_and_one_challenge():
+    keys, nonce = Keyring(["one", "two"]), fresh_nonce()
+    own, joined = shown("one", nonce, keys.challenge), shown("two", nonce, keys.challenge)
+    assert keys.holder(own) == 0 and keys.holder(joined) == 1
+    assert keys.holder([("user-agent", "x"), (AUTHORIZATION, joined[0][1].encode())]) == 1
+    strangers = [shown("on", nonce, keys.challenge), shown("ones", nonce, keys.challenge), shown("one", nonce, ""), (),
+                 ((AUTHORIZATION, "Bearer one"),), ((AUTHORIZATION, own[0][1][:-1]),),
+                 ((AUTHORIZATION, own[0][1].replace(nonce, fresh_nonce())),),
+                 ((AUTHORIZATION, own[0][1].replace("QFleet", "Bearer")),), ((AUTHORIZATION, "QFleet é é"),)]
+    assert [keys.holder(metadata) for metadata in strangers] == [None] * len(strangers)
+    assert Keyring(["one", "two"]).holder(own) is None, "credentials of another life of the server"
+    with pytest.raises(ValueError, match="without tokens"):
+        Keyring([])
+
+
+def test_a_server_proves_its_tokens_for_the_nonce_that_was_sent():
+    keys, nonce = Keyring(["one", "two"]), fresh_nonce()
+    assert keys.proofs([(NONCE, nonce)]) == [sign(key_of(token), "server", nonce, keys.challenge)
+                                             for token in ("one", "two")]
+    assert keys.proofs([(NONCE, nonce)]) != keys.proofs([(NONCE, fresh_nonce())])
+    for wrong in ("", "x" * 32, nonce + "0"):
+        assert keys.proofs([(NONCE, wrong)]) == keys.proofs([]) == []
+    assert sign(b"key", "ab", "c") != sign(b"key", "a", "bc")
+
+
+def test_the_name_of_a_member_belongs_to_the_secret_that_it_was_made_with():
+    name = claimed_name("höst name", "secret", 3)
+    assert may_claim(name, "secret") and may_claim(claimed_name("", "secret", 0), "secret")
+    assert not may_claim(name, "other") and not may_claim(name, "")
+    assert not any(may_claim(name, "secret") for name in ("local/0", "evaluator", "cell/0", "", name + "\n"))
 
 
 def test_certificate_files_are_checked(tmp_path):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from wire_kit import LAYOUT, TOKEN, Cell, cell, certificate, eventually, link, some_chunk, weights
+from wire_kit import LAYOUT, TOKEN, Cell, cell, certificate, eventually, link, proved, some_chunk, weights
 
 import qfleet
 from qfleet.runtime.wire import channel, client, server
@@ -20,7 +20,7 @@ from qfleet.runtime.wire.address import Address
 from qfleet.runtime.wire.channel import SERVICE, Caller
 from qfleet.runtime.wire.client import Link
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.runtime.wire.security import bearer, channel_credentials
+from qfleet.runtime.wire.security import channel_credentials
 from qfleet.runtime.wire.server import Server
 from qfleet.types import UserError
 
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_message_are_refused(tmp_path, method):
     with cell(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
         for data in (b"\xff\xff\xff", b"\x0a\x05ab", b"not a message at all"):
             with pytest.raises(grpc.RpcError) as caught:
-                line.unary_unary(f"/{SERVICE}/{method}")(data, timeout=5, metadata=bearer(TOKEN))
+                line.unary_unary(f"/{SERVICE}/{method}")(data, timeout=5, metadata=proved(line))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         works(here)
 

@@ -23,7 +23,7 @@ from qfleet.runtime.wire.config import FleetConfig
 from qfleet.runtime.wire.server import Desk, Inbox, Registry, Server
 from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
-TOKEN = "a-token-for-the-tests"
+TOKEN, JOIN_TOKEN = "a-token-for-the-tests", "a-token-for-those-who-join"
 SPEC = EnvSpec("kit", {"vector": Leaf((3,), "float32", "vector"), "wide": Leaf((80,), "float32", "vector")}, actions=4)
 LAYOUT = Layout(SPEC, Window(future=2), 8)
 
@@ -54,7 +54,8 @@ class Cell:
             self.registry.load_state_dict(state)
         self.inbox = Inbox(self.cfg.inbox_messages)
         self.unix = socket_address(folder / "cell.sock")
-        self.server = Server(self.desk, self.registry, self.inbox, self.cfg, folder / "cell.sock", [TOKEN])
+        self.server = Server(self.desk, self.registry, self.inbox, self.cfg, folder / "cell.sock",
+                             [TOKEN, JOIN_TOKEN])
         self.server.start()
         self.tcp = Address("127.0.0.1", self.server.port or 0)
         self.stored: list = []
@@ -101,6 +102,13 @@ def link(address: Address, name: str = "local/0", role: str = "actor", token: st
         yield made
     finally:
         made.close()
+
+
+def proved(channel, token: str = TOKEN) -> tuple[tuple[str, str], ...]:
+    """The metadata of calls by a process that knows the token."""
+    from qfleet.runtime.wire.channel import Credential
+
+    return Credential(channel, token, Address("127.0.0.1", 1)).prove().metadata
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
