@@ -1,8 +1,8 @@
 """D4PG (Barth-Maron et al. 2018): DDPG whose critic tells the law of the return, by n steps, from prioritised replay.
 
 The critic is C51's, for one action: probabilities of fixed atoms, the target projected onto them. K actors are a matter
-of `env.lanes` and `actors`, priorities of `replay.alpha`; all else is in `_control`. Policy and critic learn at one rate
-in the paper (1e-4), where DDPG's policy has a tenth of its critic's.
+of `env.lanes` and `actors`, priorities of `replay.alpha`; all else is in `_control`. Policy and critic learn at one
+rate in the paper (1e-4), where DDPG's policy has a tenth of its critic's.
 Shapes: B items, Z atoms.
 """
 

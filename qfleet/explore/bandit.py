@@ -99,8 +99,9 @@ class Bandit:
                 "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for known in (self.history, *self._returns):
-            known.clear()
+        self.history.clear()
+        for own in self._returns:
+            own.clear()
         for arm, ret in state["history"]:
             self.tell(int(arm), float(ret))
         self.dealt, self.rng.bit_generator.state = int(state["dealt"]), state["rng"]

@@ -148,11 +148,11 @@ def test_with_the_period_of_the_target_actors_have_the_targets_weights(burst):
             again.load_state_dict(learner.state_dict())
             others.load_state_dict(weights.state_dict())
             learner, weights = again, others
-    assert seen == set(range(0, 12 * burst + 1, 5)) or burst > 5 and len(seen) > 8
+    assert seen == set(range(0, 12 * burst + 1, 5)) or (burst > 5 and len(seen) > 8)
 
 
 def test_readers_that_were_away_get_the_targets_weights_too():
-    learner, _, _, weights = learner_with([sample_of([1, 2])] * 5, target_period_updates=2, publish_period_updates=2)
+    learner, *_ = learner_with([sample_of([1, 2])] * 5, target_period_updates=2, publish_period_updates=2)
     learner.weights = Slow()
     learner.step()
     assert learner.updates == 5 and learner.weights.given == []

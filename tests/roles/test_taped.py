@@ -89,7 +89,8 @@ class NeverWaits(TorchDispatchMode):
 
 @pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
 def test_nothing_that_is_recorded_waits_for_the_host(monkeypatch, module, switches):
-    # Two that look at their numbers on a CPU alone.
+    # Three that look at their numbers on a CPU alone.
+    monkeypatch.setattr(ngu, "unseen", lambda tensor: True)
     monkeypatch.setattr(ngu, "nearest", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
     monkeypatch.setattr(torch.nn.functional, "one_hot",
                         lambda x, classes: (x.unsqueeze(-1) == torch.arange(classes)).long())

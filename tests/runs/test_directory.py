@@ -249,7 +249,7 @@ def test_every_attempt_is_recorded(tmp_path):
     assert json.loads(run.record.read_text())["attempts"] == [{"n": 1}, {"n": 2}] and run.at_home()
     run.record.write_text("{ torn")
     run.add_attempt({"n": 3})
-    assert json.loads(run.record.read_text()) == {"attempts": [{"n": 3}]}
+    assert json.loads(run.record.read_text()) == {"attempts": [{"n": 3}], "ended": None}
     assert {path.name for path in run.path.iterdir()} == {"config.yaml", "run.json"}
 
 

@@ -21,8 +21,9 @@ def test_a_chunk_that_does_not_decode_is_refused_and_the_next_one_is_stored(capl
     counted = Counter()
     replay = HostReplay(LAYOUT, ReplayConfig(capacity=80, min_steps=0, samples_per_insert=1e9, chunk_steps=8), 1,
                         torch.device("cpu"))
-    meter = SimpleNamespace(count=lambda tag, by=1: counted.update({tag: by}))
-    cell = SimpleNamespace(replay=replay, meter=meter, layout=LAYOUT)
+    meter = SimpleNamespace(count=lambda tag, by=1: counted.update({tag: by}), counters={})
+    learner = SimpleNamespace(flat=SimpleNamespace(state=dict))
+    cell = SimpleNamespace(replay=replay, meter=meter, layout=LAYOUT, learner=learner)
     registry, inbox = Registry(1, 30.0), Inbox(4)
     registry.hello("local/0", "actor", "here", 1, "a")
     good = Codec(LAYOUT).pack(some_chunk())
