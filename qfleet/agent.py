@@ -96,6 +96,8 @@ class Agent:
     An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
     at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
     judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
+    `notes` names all buffers that an evaluator writes: they are saved with the weights, and policies that load them
+    begin with what is there, `kept.NAME` being what `Recall.kept` has as NAME.
     What the loss of an `itemwise` agent says of an item depends on that item and the weights alone, and all it draws is
     the given generator's: parts of a batch may be learnt side by side.
     `rates` are those of parameters whose names begin so, where they are not to move like all others; `rested` is the
@@ -114,6 +116,7 @@ class Agent:
     states: Columns = field(default_factory=dict)
     marks: tuple[int, ...] = (0,)
     arms: int = 1
+    notes: tuple[str, ...] = ()
     rates: Mapping[str, Rate] = field(default_factory=dict)
     rested: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
     itemwise: bool = False

@@ -117,7 +117,7 @@ class Bureau:
             learner.updates = max(learner.updates, min(each.version for each in shown if each is not None))
             self._adopt([each.weights for each in shown if each is not None])
             for each in shown:
-                learner.flat.assign({} if each is None else each.buffers)
+                self._assign({} if each is None else each.buffers)
             learner.publish()
         return False
 
@@ -175,9 +175,9 @@ class Bureau:
         learner.gradients.load_state_dict(whole)
         learner.updates = max(learner.updates, min(state["version"] for state in states))
         self._adopt([state["weights"] for state in states])
-        learner.flat.assign(whole["buffers"])
+        self._assign(whole["buffers"])
         if 0 in self.parts:
-            learner.flat.assign(self.parts[0][0].get("learner", {}).get("buffers", {}))
+            self._assign(self.parts[0][0].get("learner", {}).get("buffers", {}))
         self.extra = {name: whole[name] for name in EXTRA if name in whole}
         self._held = self._ending
         if not self._ending:
@@ -195,6 +195,11 @@ class Bureau:
             flat.master[at:at + len(piece)] = piece
             at += len(piece)
         flat.sync()
+
+    def _assign(self, buffers: Mapping[str, Any]) -> None:
+        """Take buffers of the cells, but not what an evaluator notes: its scores come here, and the cells have none."""
+        notes = self.cell.agent.notes
+        self.cell.learner.flat.assign({name: value for name, value in buffers.items() if name not in notes})
 
     def _take_part(self, index: int, part: Part) -> None:
         """Too late is not at all: what its cell wrote is replaced by what it writes next."""

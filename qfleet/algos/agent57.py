@@ -54,6 +54,7 @@ class Network(nn.Module):
         self.extrinsic = ngu.value_network(cfg, spec)
         self.intrinsic = ngu.value_network(cfg, spec)
         self.curiosity = ngu.curiosity_of(cfg, spec)
+        self.kept = ngu.noted()
         self.register_buffer("arm", torch.zeros((), dtype=torch.int64))
 
 
@@ -167,4 +168,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.actions),
                  loss=loss, window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
                  hints={"q_e": hint, "q_i": hint}, priority=priority, recall=recall_of(cfg, spec), arms=cfg.arms,
+                 notes=("arm", *ngu.NOTES),
                  states=states | {own: states[name] for name, own in SECOND.items() if name in states})

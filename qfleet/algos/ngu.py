@@ -107,6 +107,7 @@ class Network(nn.Module):
         super().__init__()
         self.q = value_network(cfg, spec)
         self.curiosity = curiosity_of(cfg, spec)
+        self.kept = noted()
 
 
 def value_network(cfg: Any, spec: EnvSpec) -> nn.Module:
@@ -124,6 +125,18 @@ def curiosity_of(cfg: Curious, spec: EnvSpec) -> Curiosity:
 # How an actor wonders.
 
 KEPT = ("distance.mean", "distance.count", "surprise.mean", "surprise.var", "surprise.count")
+NOTES = tuple(f"kept.{name}" for name in KEPT)
+
+
+def noted() -> nn.Module:
+    """Room for what an evaluator kept: buffers by the names of KEPT."""
+    found = nn.ModuleDict()
+    for name in KEPT:
+        part, figure = name.split(".")
+        if part not in found:
+            found[part] = nn.Module()
+        found[part].register_buffer(figure, torch.zeros(()))
+    return found
 
 
 def recall_of(cfg: Any, spec: EnvSpec) -> Recall:
@@ -340,5 +353,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.actions), loss=loss,
                  window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
-                 hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg, spec),
+                 hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg, spec), notes=NOTES,
                  states=r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {})

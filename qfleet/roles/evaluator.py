@@ -182,6 +182,7 @@ class Evaluator:
             if self.bandit is not None:
                 self._try_arms(self.bandit, seed)
             score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.stop)
+            self.policy.note()
         except BrokenOff:
             self.owed = True
             return
@@ -194,6 +195,7 @@ class Evaluator:
         chooser = Choosing(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
         evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed_for(seed, "trials"), self.stop,
                  explorer=chooser)
+        self.policy.note()
         self.policy.flat.assign({"arm": torch.tensor(bandit.best())})
 
     def state_dict(self) -> dict[str, Any]:

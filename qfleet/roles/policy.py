@@ -74,10 +74,22 @@ class Policy:
                 self.memory = recall.forget(self.memory, torch.from_numpy(over).to(self.device))
 
     def kept(self) -> Mapping[str, torch.Tensor]:
-        """What of the memory outlives episodes."""
-        if self.agent.recall is None or self.memory is None:
-            return self._kept
+        """What of the memory outlives episodes; before the first of them, what an evaluator noted with the weights."""
+        if self.agent.recall is None:
+            return {}
+        if self.memory is None:
+            return {name: self.flat.buffer(note).clone() for name, note in self._notes().items()} | dict(self._kept)
         return {name: self.memory[name].clone() for name in self.agent.recall.kept}
+
+    def note(self) -> None:
+        """Write what outlives episodes into the network, where it goes with the weights."""
+        kept = self.kept()
+        self.flat.assign({note: kept[name] for name, note in self._notes().items()})
+
+    def _notes(self) -> dict[str, str]:
+        """Which buffer of the network is for what of the memory."""
+        kept = () if self.agent.recall is None else self.agent.recall.kept
+        return {name: note for name in kept if (note := f"kept.{name}") in self.agent.notes}
 
     @torch.inference_mode()
     def act(self, obs: Obs, arm: Arm, hinted: bool = False) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -80,6 +80,7 @@ class Cell:
 
     def judged(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
         """Book an evaluation: a record, the best policy, and perhaps the end of the run."""
+        self._note(weights)
         better = self.best is None or score.mean > self.best
         if better and self.outside.save_best(score, self.progress(), weights):
             self.best = score.mean  # not before it is on the disk: what could not be saved can still be beaten
@@ -90,6 +91,12 @@ class Cell:
                          "eval/updates": max(0, score.version), **best,
                          "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
         self.stop.score(score.mean)
+
+    def _note(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take what an evaluator has written into its weights, so that all that is published and saved has it, too."""
+        flat = self.learner.flat
+        flat.assign({name: weights[name] for name in self.agent.notes
+                     if name in weights and weights[name].shape == flat.buffer(name).shape})
 
     def snapshot(self, others: Mapping[str, Any]) -> Snapshot:
         """The cell's state and that of whoever belongs to it."""

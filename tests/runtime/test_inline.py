@@ -8,6 +8,7 @@ import torch
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
 from qfleet.recipe import resolve
+from qfleet.roles.policy import Policy
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 
@@ -144,3 +145,46 @@ def test_where_a_gpu_learns_chunks_come_one_by_one_unless_they_end_with_episodes
     cell = inline(*overrides)[0].cell
     cell.plan = dataclasses.replace(cell.plan, device=torch.device(device))
     assert (len(set(cell.recorder(4).chunker._fill.tolist())) > 1) == spread
+
+
+CURIOUS = ["agent.algo=agent57", "agent.memory=none", "agent.arms=3", "agent.embedding=4", "agent.curious_hidden=[8]",
+           "agent.episodic_capacity=50", "agent.n_step=2", "explore.kind=bandit", "explore.arms=3",
+           "learner.capture=false", "checkpoint.replay=false"]
+
+
+def test_checkpoints_have_the_arm_that_the_newest_evaluation_chose(inline):
+    """As the best policy has it: whoever loads the latest one plays what was judged."""
+    run, world = inline(*CURIOUS)
+    run.evaluator.bandit.tell(2, 1e9)
+    run.run()
+    assert int(world.saved[-1].policy["arm"]) == 2
+    assert torch.equal(world.saved[-1].policy["kept.distance.mean"],
+                       run.evaluator.policy.flat.state()["kept.distance.mean"]), "and what its memory keeps"
+    again, _ = inline(*CURIOUS)
+    again.restore(world.saved[-1].state, [])
+    assert int(again.snapshot().policy["arm"]) == 2, "a run that goes on has it, too"
+
+
+def test_weights_of_another_shape_are_noted_nowhere(inline):
+    run, _ = inline(*CURIOUS)
+    run.cell._note({"arm": torch.zeros(5)})
+    run.cell._note({})
+    assert int(run.cell.snapshot({}).policy["arm"]) == 0
+
+
+def test_evaluations_and_loaded_agents_begin_with_the_running_figures_of_the_evaluation_before(inline):
+    run, world = inline(*CURIOUS)
+    run.run()
+    first = {name: value.clone() for name, value in run.evaluator.policy.flat.state().items() if "kept" in name}
+    assert first["kept.surprise.count"] > 10 and first["kept.distance.mean"] > 0
+    loaded = Policy(run.cast.agent, 0, torch.device("cpu"))
+    assert not any(loaded.kept().values()), "before it knows any weights"
+    loaded.load(world.saved[-1].policy, 1)
+    loaded.begin(2)
+    for name, value in loaded.kept().items():
+        assert torch.equal(value, first[f"kept.{name}"])
+        assert torch.equal(loaded.memory[name], value)
+    run.evaluator.judged = -1
+    run.evaluator.judge()
+    after = run.evaluator.policy.flat.state()["kept.surprise.count"]
+    assert after > first["kept.surprise.count"] + 10, "it went on counting"

@@ -11,6 +11,7 @@ from qfleet.bureau import Bureau
 from qfleet.config import to_yaml
 from qfleet.recipe import resolve
 from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.evaluator import Score
 from qfleet.roles.server import Push, Shard
 from qfleet.runs.parts import pack_state
 from qfleet.runtime.cell import Outside
@@ -227,3 +228,18 @@ def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):
     world.bureau._looked_at = 0.0
     world.bureau.step()
     assert world.cell.learner.updates == 2
+
+
+def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_cells_say(tmp_path):
+    """Running figures of the network are the first cell's; what an evaluator noted is not: cells have no evaluator."""
+    world = World(tmp_path, "agent.algo=agent57", "agent.memory=none", "agent.arms=3", "agent.curious_hidden=[8]",
+                  "agent.embedding=4", "agent.n_step=2", "explore.kind=bandit", "explore.arms=3")
+    world.bureau._load()
+    weights = world.cell.learner.flat.state()
+    world.cell.judged(Score([1.0], [1], 0), weights | {"arm": torch.tensor(2)})
+    buffers = {name: value + 1 for name, value in world.cell.learner.flat.net.named_buffers() if name != "arm"}
+    world.shelves[0].shard.buffers = buffers | {"arm": torch.tensor(0)}
+    world.bureau.checkpointer.save()
+    saved = world.saved[-1].policy
+    assert int(saved["arm"]) == 2 and int(saved["kept.surprise.count"]) == 0
+    assert int(saved["curiosity.normaliser.count"]) == 1
