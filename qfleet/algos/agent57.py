@@ -104,10 +104,12 @@ def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Gener
     side = ngu.beside(cfg, led, bonus, index)
     q_e, state = ngu.row_values(net.get_submodule("extrinsic"), obs, side, memory, cfg)
     q_i, other = ngu.row_values(net.get_submodule("intrinsic"), obs, side, second(memory), cfg)
-    action = epsilon_greedy(family.mix(q_e, q_i, index), arm, rng)
+    mixed = family.mix(q_e, q_i, index)
+    action = epsilon_greedy(mixed, arm, rng)
     if states:
         after |= state | {SECOND[name]: value for name, value in other.items()} | {"state.action": (action + 1).int()}
-    return Decision(action, after, states | {"q_e": q_e, "q_i": q_i, "bonus": bonus, "arm": index.int()})
+    return Decision(action, after, states | {"q_e": q_e, "q_i": q_i, "bonus": bonus, "arm": index.int(),
+                                             "mu": ngu.chance_of(mixed, action, arm)})
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -166,7 +168,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     hint = ((spec.actions,), "float32")
     states = r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {}
     return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.actions),
-                 loss=loss, window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
+                 loss=loss, window=window, columns=ngu.columns_of(cfg),
                  hints={"q_e": hint, "q_i": hint}, priority=priority, recall=recall_of(cfg, spec), arms=cfg.arms,
                  notes=("arm", *ngu.NOTES),
                  states=states | {own: states[name] for name, own in SECOND.items() if name in states})

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
+from qfleet.agent import Agent, Arm, Columns, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
 from qfleet.algos import r2d2
 from qfleet.algos._values import require_effect
 from qfleet.config import Config as Section
@@ -48,6 +48,7 @@ class Curious(Section):
     share_arms: bool = Field(False, description="every arm learns from what all did: an item's arm is drawn anew")
     targets: Literal["retrace", "n_step"] = Field("retrace", description="how returns are estimated off policy")
     trace: Fraction = Field(0.95, description="λ of Retrace: how far corrections reach")
+    target_epsilon: Fraction = Field(0.01, description="ε of the policy whose values Retrace estimates")
     embedding: PositiveCount = Field(32, description="numbers of an embedding of the episodic memory")
     episodic_capacity: PositiveCount = Field(30_000, description="embeddings that an episode remembers, newest first")
     neighbours: PositiveCount = Field(10, description="nearest memories that an observation is compared with")
@@ -81,7 +82,8 @@ def idle(cfg: Any, more: dict[str, str]) -> dict[str, str]:
     if cfg.memory == "none":
         names = ("burn_in", "unroll", "stride", "state", "features", "units")
         found |= dict.fromkeys(names, "agent.memory=none trains on single transitions")
-    return found | ({} if cfg.targets == "retrace" else {"trace": "with agent.targets=n_step"})
+    return found | ({} if cfg.targets == "retrace" else dict.fromkeys(("trace", "target_epsilon"),
+                                                                      "with agent.targets=n_step"))
 
 
 class Still(nn.Module):
@@ -242,6 +244,17 @@ def row_values(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory,
     return (net(obs, side), {}) if cfg.memory == "none" else r2d2.one_row(net, obs, side, memory)
 
 
+def chance_of(q_NA: torch.Tensor, action: torch.Tensor, arm: Arm) -> torch.Tensor:
+    """The probability [N] with which `epsilon_greedy` takes this action."""
+    return (action == q_NA.argmax(1)) * (1 - arm.epsilon) + arm.epsilon / q_NA.shape[1]
+
+
+def columns_of(cfg: Curious) -> Columns:
+    """What every row has besides: the bonus of arriving there, the arm, and what Retrace has to know of the choice."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {"bonus": ((), "float32"), "arm": ((), "int32")}
+    return found | ({"mu": ((), "float32")} if cfg.targets == "retrace" and cfg.target_epsilon else {})
+
+
 def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, cfg: Config,
         actions: int) -> Decision:
     """Wonder, then choose as the lane's arm would; without an arm, as the exploiting one."""
@@ -252,7 +265,8 @@ def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Gener
     q_NA, state = row_values(net.get_submodule("q"), obs, beside(cfg, led, bonus, index), memory, cfg)
     action = epsilon_greedy(q_NA, arm, rng)
     after |= state | ({"state.action": (action + 1).int()} if states else {})
-    return Decision(action, after, states | {"q": q_NA, "bonus": bonus, "arm": index.int()})
+    return Decision(action, after, states | {"q": q_NA, "bonus": bonus, "arm": index.int(),
+                                             "mu": chance_of(q_NA, action, arm)})
 
 
 # What the learner makes of it.
@@ -288,8 +302,9 @@ def targets_of(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor, cfg: A
     if cfg.targets == "n_step":
         return r2d2.bootstrapped(rows, q_BTA.gather(2, best_BT.unsqueeze(2)).squeeze(2), cfg, gamma)
     real = h_inverse(q_BTA) if cfg.rescale else q_BTA
-    part = {name: rows[name][:, cfg.burn_in:] for name in ("action", "reward", "discount", "last")}
-    y = retrace(real, best_BT, part, gamma, cfg.trace)[:, :cfg.unroll]
+    names = ("action", "reward", "discount", "last", *(["mu"] if cfg.target_epsilon else []))
+    part = {name: rows[name][:, cfg.burn_in:] for name in names}
+    y = retrace(real, best_BT, part, gamma, cfg.trace, cfg.target_epsilon)[:, :cfg.unroll]
     return h(y) if cfg.rescale else y
 
 
@@ -352,6 +367,6 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         return mixed_priority(td_abs, r2d2.trained_of(rows, cfg), cfg.eta)
 
     return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.actions), loss=loss,
-                 window=window, columns={"bonus": ((), "float32"), "arm": ((), "int32")},
+                 window=window, columns=columns_of(cfg),
                  hints={"q": ((spec.actions,), "float32")}, priority=priority, recall=recall_of(cfg, spec), notes=NOTES,
                  states=r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {})

@@ -51,20 +51,25 @@ def n_step(
 
 
 def retrace(q_BTA: torch.Tensor, pi_BT: torch.Tensor, rows: Mapping[str, torch.Tensor], gamma: torch.Tensor,
-            lam: float) -> torch.Tensor:
-    """Retrace(λ) targets [B, T - 1] (Munos et al. 2016) of a greedy target policy.
+            lam: float, epsilon: float = 0.0) -> torch.Tensor:
+    """Retrace(λ) targets [B, T - 1] (Munos et al. 2016) of an ε-greedy target policy π.
 
-    `q_BTA` are values in units of reward; `pi_BT` the action that the target policy takes in each row. `rows` hold
-    action, reward, discount and last. Backwards from the last row, where nothing but the value is known:
+    `q_BTA` are values in units of reward; `pi_BT` the greedy action of the target policy in each row. `rows` hold
+    action, reward, discount and last, and where ε > 0 also `mu`, the probability with which the action was taken.
+    Backwards from the last row, where nothing but the value is known:
 
-        G_t = r_t + γ d_t (Q(x', π) + c' (G' − Q(x', a'))),   c' = λ min(1, π(a'|x') / μ(a'|x')) = λ [a' = π(x')]
+        G_t = r_t + γ d_t (E_π Q(x', ·) + c' (G' − Q(x', a'))),   c' = λ min(1, π(a'|x') / μ(a'|x'))
 
-    since π is 1 for its action, and μ at most 1. A final row has a value and no action, so its trace is cut.
+    With ε = 0 the fraction is 1 or 0, whatever μ is. A final row has a value and no action, so its trace is cut.
     """
     action = rows["action"].long()
     value = q_BTA.gather(2, pi_BT.unsqueeze(2)).squeeze(2)
     chosen = q_BTA.gather(2, action.unsqueeze(2)).squeeze(2)
-    trace = lam * ((pi_BT == action) & ~rows["last"]).to(q_BTA.dtype)
+    ratio = (pi_BT == action).to(q_BTA.dtype)
+    if epsilon:
+        value = torch.lerp(value, q_BTA.mean(2), epsilon)
+        ratio = (((1 - epsilon) * ratio + epsilon / q_BTA.shape[2]) / rows["mu"].clamp(min=1e-6)).clamp(max=1)
+    trace = lam * ratio * ~rows["last"]
     step = gamma * rows["discount"]
     found = [rows["reward"][:, -2] + step[:, -2] * value[:, -1]]
     for t in range(q_BTA.shape[1] - 3, -1, -1):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sequences import played
 
+from qfleet.agent import Arm
 from qfleet.algos import ngu
 from qfleet.algos.ngu import Config, build
 from qfleet.explore import mixture
@@ -112,7 +113,7 @@ def transitions(items=6, seed=0):
             "action": torch.randint(4, (items, 3), generator=rng, dtype=torch.int32),
             "reward": torch.randn(items, 3, generator=rng) * ~last, "discount": 1.0 * ~last,
             "bonus": torch.rand(items, 3, generator=rng), "arm": torch.arange(items, dtype=torch.int32)[:, None] % 5
-            + torch.zeros(1, 3, dtype=torch.int32)}
+            + torch.zeros(1, 3, dtype=torch.int32), "mu": torch.full((items, 3), 0.7)}
     return Sample(np.arange(items), torch.ones(items), rows)
 
 
@@ -134,6 +135,20 @@ def test_every_arm_learns_its_own_rewards_and_discount():
             y = step.ret[0, 0] + step.discount[0, 0] * q[step.row[0, 0]].max()
             td = float((y - q[0, rows["action"][item, 0].long()]).abs())
             assert float(found.priority[item]) == pytest.approx(td, abs=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.01])
+def test_actors_store_how_probable_their_choice_was_where_retrace_asks(epsilon):
+    agent = build(config(memory="none", target_epsilon=epsilon), SPEC)
+    assert ("mu" in agent.columns) == (epsilon > 0)
+    assert "mu" not in build(config(memory="none", targets="n_step"), SPEC).columns
+    torch.manual_seed(0)
+    net, memory = agent.network(), agent.recall.begin(64, torch.device("cpu"))
+    arm = Arm(torch.linspace(0, 1, 64))
+    found = agent.act(net, {"obs": torch.randn(64, 3)}, memory, arm, torch.Generator().manual_seed(1))
+    best = found.extras["q"].argmax(1) == found.action
+    torch.testing.assert_close(found.extras["mu"], torch.where(best, 1 - 0.75 * arm.epsilon, arm.epsilon / 4))
+    assert 0 < int(best.sum()) < 64
 
 
 def test_observations_are_normalised_before_they_surprise():

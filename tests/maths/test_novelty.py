@@ -104,14 +104,17 @@ def test_families_equal_the_papers_formulas():
     assert betas(1, 0.3) == [0] and betas(2, 0.3) == [0, 0.3] and len(far_gammas(4, 0.9999, 0.997, 0.99)) == 4
 
 
-def naive_retrace(q, greedy, rows, item, gamma, lam, t):
+def naive_retrace(q, greedy, rows, item, gamma, lam, t, epsilon):
     reward, discount = float(rows["reward"][item, t]), float(rows["discount"][item, t])
-    value = float(q[item, t + 1, greedy[item, t + 1]])
+    policy = [epsilon / 3 + (1 - epsilon) * bool(action == greedy[item, t + 1]) for action in range(3)]
+    value = sum(float(chance * q[item, t + 1, action]) for action, chance in enumerate(policy))
     target = reward + gamma * discount * value
     ends = t + 2 >= q.shape[1] or bool(rows["last"][item, t + 1])
-    if not ends and greedy[item, t + 1] == rows["action"][item, t + 1]:
-        beyond = naive_retrace(q, greedy, rows, item, gamma, lam, t + 1)
-        target += gamma * discount * lam * (beyond - float(q[item, t + 1, rows["action"][item, t + 1].long()]))
+    if not ends:
+        taken = int(rows["action"][item, t + 1])
+        ratio = min(1.0, float(policy[taken] / rows["mu"][item, t + 1]))
+        beyond = naive_retrace(q, greedy, rows, item, gamma, lam, t + 1, epsilon)
+        target += gamma * discount * lam * ratio * (beyond - float(q[item, t + 1, taken]))
     return target
 
 
@@ -122,17 +125,19 @@ def random_rows(items, length, rng):
             "discount": (torch.rand(items, length, generator=rng) < 0.9).double() * ~last}
 
 
-def test_retrace_equals_a_naive_recursion():
+@pytest.mark.parametrize("epsilon", [0.0, 0.01, 0.3])
+def test_retrace_equals_a_naive_recursion(epsilon):
     rng = torch.Generator().manual_seed(3)
     rows = random_rows(12, 8, rng)
+    rows["mu"] = torch.rand(12, 8, generator=rng, dtype=torch.float64)
     q = torch.randn(12, 8, 3, generator=rng, dtype=torch.float64)
     greedy, gamma = q.argmax(2), torch.linspace(0.5, 0.99, 12, dtype=torch.float64).unsqueeze(1)
-    found = retrace(q, greedy, rows, gamma, 0.9)
+    found = retrace(q, greedy, rows, gamma, 0.9, epsilon)
     assert found.shape == (12, 7)
     for item in range(12):
         for t in range(7):
             if not rows["last"][item, t]:
-                wanted = naive_retrace(q, greedy, rows, item, float(gamma[item]), 0.9, t)
+                wanted = naive_retrace(q, greedy, rows, item, float(gamma[item]), 0.9, t, epsilon)
                 assert float(found[item, t]) == pytest.approx(wanted, abs=1e-9)
 
 
