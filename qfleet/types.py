@@ -196,6 +196,11 @@ class Chunk:
     columns: dict[str, np.ndarray]
     valid: np.ndarray
 
+    @property
+    def last(self) -> np.ndarray:
+        """Bool [R]: final rows and padding."""
+        return self.columns["last"]
+
 
 @dataclass(frozen=True)
 class Sample:

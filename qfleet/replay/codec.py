@@ -42,6 +42,11 @@ class Packed:
     blocked: dict[str, Blocks]
     valid: np.ndarray
 
+    @property
+    def last(self) -> np.ndarray:
+        """Bool [R]: final rows and padding."""
+        return self.dense["last"]
+
     def to_bytes(self) -> bytes:
         arrays = {"valid": self.valid}
         arrays |= {"dense." + name: values for name, values in self.dense.items()}

@@ -25,12 +25,16 @@ class Gatherer:
     def __init__(self, layout: Layout, dense: np.ndarray, states: Mapping[str, np.ndarray],
                  decoder: Decoder, device: torch.device) -> None:
         self._layout = layout
-        self._records = dense.reshape(-1)
+        self.read_from(dense)
         self._states = states
         self._decoder = decoder
         self._pinned = device.type == "cuda"
         self._device = device
         self._window = np.arange(-layout.context, layout.window.length)
+
+    def read_from(self, dense: np.ndarray) -> None:
+        """From now on the records lie there."""
+        self._records = dense.reshape(-1)
 
     def windows(self, slots: np.ndarray, starts: np.ndarray) -> dict[str, torch.Tensor]:
         """Rows of the windows that begin at start `starts[i]` of the chunk in `slots[i]`."""

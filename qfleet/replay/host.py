@@ -16,21 +16,22 @@ from qfleet.replay.gather import Gatherer
 from qfleet.replay.layout import Layout
 from qfleet.replay.planner import fixed_bytes, slots
 from qfleet.replay.priorities import Priorities
-from qfleet.replay.store import Store
+from qfleet.replay.store import Store, moved
 from qfleet.types import Chunk, Sample, UserError
 
 
 class HostReplay(Store[Packed]):
     """Small columns as arrays, wide ones in compressed blocks, priorities in a sum tree.
 
-    With `cfg.max_bytes = None` only the capacity limits what is kept. Up to `threads` threads decompress a batch.
+    With `cfg.max_bytes = None` only the capacity limits what is kept. Up to `threads` threads decompress a batch. Where
+    chunks end with short episodes, arrays grow until the capacity is held, or `max_bytes` taken.
     """
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1) -> None:
         self._priorities = Priorities(slots(layout, cfg) * layout.starts, cfg.alpha)
         super().__init__(layout, cfg, self._priorities)
         self._device = device
-        self._fixed = sum(fixed_bytes(layout, cfg))
+        self._fixed = sum(fixed_bytes(layout, self._slots))
         if cfg.max_bytes is not None and self._fixed >= cfg.max_bytes:
             raise UserError(f"replay.max_bytes={cfg.max_bytes} does not even hold the {self._fixed} bytes of arrays "
                             f"that replay.capacity={cfg.capacity} needs: raise max_bytes or lower the capacity")
@@ -76,6 +77,29 @@ class HostReplay(Store[Packed]):
     def _fits(self, held: Packed) -> bool:
         needed = sum(len(blocks.data) for blocks in held.blocked.values())
         return self._cfg.max_bytes is None or self.nbytes + needed <= self._cfg.max_bytes
+
+    def _resize(self, slots: int) -> bool:
+        """All arrays move, one after the other; compressed blocks stay where they are."""
+        if slots == self._slots:
+            return True
+        fixed = sum(fixed_bytes(self._layout, slots))
+        if slots > self._slots and self._cfg.max_bytes is not None and fixed + self._blob_bytes > self._cfg.max_bytes:
+            return False
+        leaves = self._priorities.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
+        places = *self._move(slots), slots
+        self._priorities.resize(moved(leaves, *places).reshape(-1))
+        self._dense = moved(self._dense, *places)
+        self._gatherer.read_from(self._dense)
+        # Decoder and gatherer hold these mappings: what is in them may be replaced.
+        for name, states in self._states.items():
+            self._states[name] = moved(states, *places)
+        for name, data in self._data.items():
+            self._ends[name] = moved(self._ends[name], *places)
+            self._data[name] = [b""] * slots
+            for old, new in zip(*map(np.ndarray.tolist, places[:2]), strict=True):
+                self._data[name][new] = data[old]
+        self._fixed = fixed
+        return True
 
     def _put(self, slot: int, held: Packed) -> int:
         for name, values in held.dense.items():

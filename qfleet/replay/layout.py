@@ -120,6 +120,17 @@ class Layout:
     def starts(self) -> int:
         return self.chunk_steps // self.window.stride
 
+    def steps_of(self, last: np.ndarray) -> int:
+        """Environment steps that a chunk with these final rows and padding, bool [R], adds to what is kept.
+
+        With whole windows a chunk ends with its episode, however short that is: counted are the rows that are trained
+        from its starts and neither padding nor final. Chunks of an endless stream are full.
+        """
+        if not self.window.whole:
+            return self.chunk_steps
+        first = self.context + self.window.past
+        return max(1, int(np.count_nonzero(~last[first:first + self.chunk_steps])))
+
     @cached_property
     def rows(self) -> int:
         return self.context + self.chunk_steps - self.window.stride + self.window.length

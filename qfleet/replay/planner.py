@@ -42,30 +42,32 @@ class Plan:
 
 
 def slots(layout: Layout, cfg: ReplayConfig) -> int:
-    """How many chunks are kept."""
+    """How many full chunks hold the capacity."""
     if cfg.capacity < layout.chunk_steps:
         raise UserError(f"replay.capacity={cfg.capacity} does not hold one chunk of replay.chunk_steps="
                         f"{layout.chunk_steps}: raise the capacity or lower chunk_steps")
     return cfg.capacity // layout.chunk_steps
 
 
-def fixed_bytes(layout: Layout, cfg: ReplayConfig) -> tuple[int, int]:
-    """Bytes of the dense columns with the book-keeping of blocks, and of the sum tree (2 x a power of two float64)."""
+def fixed_bytes(layout: Layout, chunks: int) -> tuple[int, int]:
+    """Of room for so many chunks: bytes of the dense columns with the book-keeping of blocks, and of the sum tree (2 x
+    a power of two float64)."""
     per_slot = layout.rows * layout.record.itemsize
     per_slot += layout.starts * len(layout.marks) * sum(column.row_bytes for column in layout.marked)
     per_slot += len(layout.blocked) * (BLOB_OVERHEAD + 4 * layout.blocks)
-    dense = slots(layout, cfg) * per_slot
-    leaves = slots(layout, cfg) * layout.starts
-    return dense, 16 * (1 << (leaves - 1).bit_length())
+    return chunks * per_slot, 16 * (1 << (chunks * layout.starts - 1).bit_length())
 
 
 def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) -> Plan:
     """Plan the memory of a replay, or refuse with the figures one that cannot fit.
 
+    Chunks are assumed to be full. Where they end with episodes that are shorter, more of them hold the capacity, and
+    the store takes more, up to the limit that is planned here.
+
     `available_bytes` is measured unless given. Where it cannot be known, only the user's own limit is checked.
     """
     available = available_memory() if available_bytes is None else available_bytes
-    dense, tree = fixed_bytes(layout, cfg)
+    dense, tree = fixed_bytes(layout, slots(layout, cfg))
     per_chunk = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
     limit = cfg.max_bytes
     if limit is None and available is not None:

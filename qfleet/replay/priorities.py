@@ -82,6 +82,11 @@ class Priorities:
         """Write all leaves at once."""
         self.tree.fill(values)
 
+    def resize(self, values: np.ndarray) -> None:
+        """From now on there are as many leaves as these values, which they have."""
+        self.tree = SumTree(len(values))
+        self.tree.fill(values)
+
     def total(self) -> float:
         return self.tree.total
 

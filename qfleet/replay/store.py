@@ -26,6 +26,9 @@ class Held(Protocol):
     @property
     def valid(self) -> np.ndarray: ...
 
+    @property
+    def last(self) -> np.ndarray: ...
+
 
 class Shares(Protocol):
     """Which start is drawn how often: a number for each leaf, 0 for what must not be drawn."""
@@ -42,12 +45,18 @@ class Shares(Protocol):
 
 H = TypeVar("H", bound=Held)
 
+MARGIN = 1.1
+"""Room for this many times the chunks that the capacity takes, going by those that are held, when room is made."""
+
 
 class Store(ABC, Generic[H]):
     """Implements `types.Replay`, but for where chunks rest and how they are drawn.
 
     Chunks are numbered by a serial that only grows; chunk `serial` rests in slot `serial % slots`, and the live ones
     are `first <= serial < next`. A key is `serial * S + start`: once its chunk is evicted it is stale and ignored.
+
+    The oldest chunks are evicted when the steps held would exceed the capacity. There are slots for as many full
+    chunks; where episodes are shorter than chunks, a store that can `_resize` makes more, and any other one evicts.
     """
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, shares: Shares) -> None:
@@ -56,10 +65,12 @@ class Store(ABC, Generic[H]):
         self._sizes = np.zeros(self._slots, np.int64)
         self._key_offset = np.zeros(self._slots, np.int64)
         self._prints = np.zeros(self._slots, np.uint32)
+        self._lengths = np.zeros(self._slots, np.int64)  # of chunks, in steps
         self._codec = Codec(layout)
         self.pace = Pace(cfg.samples_per_insert, cfg.min_steps)
         self._first = self._next = 0
-        self._size = 0
+        self._size = self._held = 0  # windows, steps
+        self._warned = False
         self._dropped = 0  # chunks that did not decode
         self.elsewhere = 0  # steps that other replays of the run have counted, as far as is known
 
@@ -100,6 +111,10 @@ class Store(ABC, Generic[H]):
 
     @abstractmethod
     def _restore_random(self, state: Any) -> None: ...
+
+    def _resize(self, slots: int) -> bool:
+        """Have so many slots, if that is possible; whether it was. What is held stays, in the slots of its serials."""
+        return slots == self._slots
 
     @property
     def layout(self) -> Layout:
@@ -148,9 +163,9 @@ class Store(ABC, Generic[H]):
         self._shares.update(keys % (self._slots * self._layout.starts), priority)
 
     def metrics(self) -> dict[str, float]:
-        steps = max(1, (self._next - self._first) * self._layout.chunk_steps)
         clamped = self._shares.state_dict()["clamped"]
-        figures = {"replay/size": self._size, "replay/bytes": self.nbytes, "replay/bytes_per_step": self.nbytes / steps,
+        figures = {"replay/size": self._size, "replay/steps": self._held, "replay/bytes": self.nbytes,
+                   "replay/bytes_per_step": self.nbytes / max(1, self._held),
                    "replay/samples_per_insert": self.pace.ratio, "replay/clamped_priorities": clamped}
         if self._cfg.alpha > 0:
             figures["replay/beta"] = self._cfg.beta(self.steps)
@@ -162,14 +177,17 @@ class Store(ABC, Generic[H]):
         """All but the chunks, which `segments` gives: counters, generator, and the leaves of live chunks."""
         live = [self._leaves(serial % self._slots) for serial in range(self._first, self._next)]
         leaves = self._shares.get(np.concatenate(live)) if live else np.zeros(0)
+        lengths = self._lengths[np.arange(self._first, self._next) % self._slots]
         return {"first": self._first, "next": self._next, "rng": self._random_state(), "leaves": leaves,
+                "lengths": lengths, "slots": self._slots, "capacity": self._cfg.capacity,
                 "pace": self.pace.state_dict(), "priorities": self._shares.state_dict(), "dropped": self._dropped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over counters, generator and priorities; `load_segments` must follow.
 
         Slots follow from serials, so another capacity may load it; a smaller one keeps the newest chunks. A store of
-        another kind may have saved it: then the generator is our own.
+        another kind may have saved it: then the generator is our own. With the same capacity there are as many slots as
+        before, since draws depend on the order of chunks.
         """
         starts = self._layout.starts
         live = int(state["next"]) - int(state["first"])
@@ -178,8 +196,8 @@ class Store(ABC, Generic[H]):
             raise ValueError(f"saved replay: {leaves.shape} leaves do not belong to {live} chunks of {starts} starts")
         while self._first < self._next:
             self._evict()
-        self._next = int(state["next"])
-        self._first = max(int(state["first"]), self._next - self._slots)
+        self._next = self._first = int(state["next"])
+        self._first -= self._make_room(state, live)
         everything = np.zeros((self._slots, starts))
         for serial, values in zip(range(self._first, self._next),
                                   leaves.reshape(live, starts)[live - (self._next - self._first):], strict=True):
@@ -224,6 +242,8 @@ class Store(ABC, Generic[H]):
         assert not leaves[~self._occupied()].any()
         assert np.array_equal(np.count_nonzero(leaves, axis=1), self._sizes)
         assert self._size == self._sizes.sum()
+        assert not self._lengths[~self._occupied()].any()
+        assert self._held == self._lengths.sum() <= self._cfg.capacity
         assert self._cfg.max_bytes is None or live <= 1 or self.nbytes <= self._cfg.max_bytes
 
     def _occupied(self) -> np.ndarray:
@@ -233,7 +253,10 @@ class Store(ABC, Generic[H]):
 
     def _take(self, held: H, priority: np.ndarray | None) -> int:
         empty = self._size == 0
-        if self._next - self._first == self._slots:
+        steps = self._layout.steps_of(held.last)
+        while self._first < self._next and self._held + steps > self._cfg.capacity:
+            self._evict()
+        if self._next - self._first == self._slots and not self._grow():
             self._evict()
         while self._first < self._next and not self._fits(held):
             self._evict()
@@ -247,9 +270,48 @@ class Store(ABC, Generic[H]):
             self.pace.open()
         return serial
 
+    def _grow(self) -> bool:
+        """Every slot is taken, by fewer steps than the capacity: whether there are more slots now."""
+        wanted = int(MARGIN * self._slots * self._cfg.capacity / self._held)
+        if self._resize(min(self._cfg.capacity, max(self._slots + 1, wanted))):
+            return True
+        if not self._warned:
+            log.warning("replay.capacity=%d, but no more than about %d steps are held: episodes end before their "
+                        "chunks of replay.chunk_steps=%d are full, and there is no room for more chunks; lower "
+                        "chunk_steps, raise replay.capacity or replay.max_bytes, or use replay.store=host",
+                        self._cfg.capacity, self._held, self._layout.chunk_steps)
+            self._warned = True
+        return False
+
+    def _make_room(self, state: Mapping[str, Any], live: int) -> int:
+        """Before so many saved chunks are taken over: make slots for them; how many of the newest can be kept."""
+        steps, most = self._layout.chunk_steps, max(self._cfg.capacity, self._slots)
+        lengths = np.asarray(state.get("lengths", np.full(live, steps)), np.int64)
+        before = int(state["slots"]) if state.get("capacity") == self._cfg.capacity else 0
+        if lengths.shape != (live,) or not ((lengths > 0) & (lengths <= steps)).all() or not 0 <= before <= most:
+            raise ValueError(f"saved replay: {before} slots and {lengths.shape} lengths do not belong to {live} chunks")
+        kept = int(np.count_nonzero(np.cumsum(lengths[::-1]) <= self._cfg.capacity))
+        if not self._resize(max(before, kept, slots(self._layout, self._cfg))):
+            kept = min(kept, self._slots)
+        for serial, length in zip(range(self._next - kept, self._next), lengths[live - kept:].tolist(), strict=True):
+            self._measure(serial % self._slots, length)
+        return kept
+
+    def _move(self, slots: int) -> tuple[np.ndarray, np.ndarray]:
+        """Count on so many slots from now on; the slots of live chunks before and after."""
+        live = np.arange(self._first, self._next)
+        before, after = live % self._slots, live % slots
+        self._sizes, self._prints, self._lengths = (
+            moved(values, before, after, slots) for values in (self._sizes, self._prints, self._lengths))
+        self._key_offset = np.zeros(slots, np.int64)
+        self._key_offset[after] = (live - after) * self._layout.starts
+        self._slots = slots
+        return before, after
+
     def _evict(self) -> None:
         slot = self._first % self._slots
         self._clear(slot)
+        self._measure(slot, 0)
         self._drop(slot)
         self._first += 1
 
@@ -272,11 +334,16 @@ class Store(ABC, Generic[H]):
     def _place(self, serial: int, held: H) -> None:
         slot = serial % self._slots
         self._prints[slot] = self._put(slot, held)
+        self._measure(slot, self._layout.steps_of(held.last))
         self._key_offset[slot] = (serial - slot) * self._layout.starts
 
     def _count(self, slot: int, valid: int) -> None:
         self._size += valid - int(self._sizes[slot])
         self._sizes[slot] = valid
+
+    def _measure(self, slot: int, steps: int) -> None:
+        self._held += steps - int(self._lengths[slot])
+        self._lengths[slot] = steps
 
     def _leaves(self, slot: int) -> np.ndarray:
         return slot * self._layout.starts + np.arange(self._layout.starts)
@@ -286,3 +353,10 @@ class Store(ABC, Generic[H]):
             raise RuntimeError(f"chunk {serial} was evicted before it was saved")
         slot = serial % self._slots
         return self._pack(slot, self._shares.get(self._leaves(slot)) > 0)
+
+
+def moved(values: np.ndarray, before: np.ndarray, after: np.ndarray, slots: int) -> np.ndarray:
+    """Values of `slots` slots, [slots, ...]: those of the slots `before`, now in the slots `after`, and zeros."""
+    room = np.zeros((slots, *values.shape[1:]), values.dtype)
+    room[after] = values[before]
+    return room

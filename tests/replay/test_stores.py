@@ -375,7 +375,7 @@ def test_counters_beyond_two_to_the_31():
     layout, twin, chunker, replay = filled(alpha=0.6, capacity=100)
     state, start = replay.state_dict(), 2**31 - 2
     pace = state["pace"] | {"steps": start, "samples": start, "origin": [start, start]}
-    empty = {"first": start, "next": start, "leaves": np.zeros(0), "pace": pace}
+    empty = {"first": start, "next": start, "leaves": np.zeros(0), "lengths": np.zeros(0), "pace": pace}
     replay.load_state_dict(state | empty)
     play(twin, chunker, replay, 60)
     sample = replay.sample(32)

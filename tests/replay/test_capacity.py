@@ -1,0 +1,171 @@
+"""`replay.capacity` counts environment steps, also where chunks end with short episodes."""
+
+import io
+import logging
+
+import numpy as np
+import pytest
+import replay_twin
+import torch
+from replay_twin import Twin, append, layout_for, place, play, replay_for
+
+from qfleet.replay.chunker import Chunker
+from qfleet.replay.planner import fixed_bytes, slots
+from qfleet.types import OBS, Window
+
+SEQUENCES = [Window(unroll=20, future=3, stride=20), Window(past=3, unroll=8, future=2, stride=4),
+             Window(past=2, unroll=1, future=1, stride=1)]
+"""Windows that lie within one episode, in chunks of 20 steps; episodes of the twin have about six."""
+
+
+def short_episodes(window, steps=400, seed=0, capacity=300, **cfg):
+    layout, twin = layout_for(window, 20), Twin(2, seed, end_chance=0.2)
+    chunker, replay = Chunker(layout, 2), replay_for(layout, seed, capacity=capacity, **cfg)
+    play(twin, chunker, replay, steps)
+    return layout, twin, chunker, replay
+
+
+def trained(replay, layout):
+    """The rows, by key, that are trained by any window that can be drawn."""
+    past, found = layout.window.past, set()
+    replay.tick(1)
+    for _ in range(40):
+        rows = replay.sample(64).rows
+        part = slice(past, past + layout.window.unroll)
+        found |= set(rows["row"][:, part][~rows["last"][:, part]].tolist())
+    return found
+
+
+def restored(layout, replay, **cfg):
+    state, files = replay.state_dict(), {s.name: b"".join(s.blocks()) for s in replay.segments()}
+    other = replay_for(layout, 99, **cfg)
+    other.load_state_dict(state)
+    other.load_segments((name, io.BytesIO(data)) for name, data in files.items())
+    other.check_valid()
+    return other
+
+
+@pytest.mark.parametrize("window", SEQUENCES)
+def test_as_many_steps_are_held_as_the_capacity_says(window):
+    layout, twin, _, replay = short_episodes(window)
+    rows = trained(replay, layout)
+    held = len(rows)
+    assert 300 - layout.chunk_steps < held <= 300
+    assert replay.metrics()["replay/steps"] == held, "no step is counted twice, or held without being counted"
+    assert not any(twin.rows[lane][t].last for lane, t in map(place, rows))
+    newest = {lane: max(t for each, t in map(place, rows) if each == lane) for lane in (0, 1)}
+    played = sum(not row.last for lane, t in newest.items() for row in twin.rows[lane][:t + 1])
+    assert played > 2 * held, "older ones were evicted"
+    replay.check_valid()
+
+
+def test_windows_are_what_happened_before_and_after_room_is_made():
+    layout, twin, chunker, replay = short_episodes(SEQUENCES[1], steps=20)
+    before = replay._slots
+    for _ in range(12):
+        play(twin, chunker, replay, 20)
+        sample = replay.sample(32)
+        for item in range(32):
+            past = layout.window.past
+            lane, t = place(int(sample.rows["row"][item, past]))
+            for name in ("image", "vector"):
+                np.testing.assert_array_equal(sample.rows[OBS + name][item, past], twin.stacked(name, lane, t))
+            assert sample.rows["action"][item, past] == twin.rows[lane][t].action
+            assert torch.equal(sample.rows["state"][item], sample.rows["row"][item, list(layout.marks), None].expand(
+                -1, 2))
+        replay.check_valid()
+    assert replay._slots > before == slots(layout, replay._cfg)
+    assert replay.nbytes >= sum(fixed_bytes(layout, replay._slots))
+
+
+def test_priorities_and_keys_outlive_the_making_of_room():
+    _, twin, chunker, replay = short_episodes(SEQUENCES[1], steps=20, alpha=1.0)
+    keys = np.unique(replay.sample(16).keys)
+    given = dict(zip(keys.tolist(), np.linspace(2.0, 3.0, len(keys)).tolist(), strict=True))
+    replay.update(keys, np.array(list(given.values())))
+    before = replay._slots
+    play(twin, chunker, replay, 60)
+    state = replay.state_dict()
+    assert replay._slots > before and state["first"] == 0, "room was made, and nothing evicted for it"
+    for key, priority in given.items():
+        assert state["leaves"][key] == priority
+    replay.update(keys[:1], np.array([1e6]))
+    assert (replay.sample(64).keys == keys[0]).mean() > 0.9
+
+
+@pytest.mark.parametrize("steps", [40, 150, 300])
+def test_a_resumed_replay_has_as_much_room_and_continues_bitwise(steps):
+    layout, twin, chunker, one = short_episodes(SEQUENCES[0], steps=steps, alpha=0.6)
+    two = restored(layout, one, capacity=300, alpha=0.6)
+    assert two.metrics() == one.metrics()
+    for _ in range(80):
+        one.tick(2), two.tick(2)
+        for _, chunk in append(chunker, twin):
+            assert one.add(chunk) == two.add(chunk)
+        a, b = one.sample(8), two.sample(8)
+        np.testing.assert_array_equal(a.keys, b.keys)
+        assert torch.equal(a.weight, b.weight) and all(torch.equal(a.rows[name], b.rows[name]) for name in a.rows)
+        priority = twin.rng.random(8)
+        one.update(a.keys, priority), two.update(b.keys, priority)
+    assert one.metrics() == two.metrics()
+
+
+def test_another_capacity_keeps_the_newest_steps_that_it_holds():
+    layout, _, _, replay = short_episodes(SEQUENCES[0])
+    small = restored(layout, replay, capacity=100)
+    assert 80 < small.metrics()["replay/steps"] <= 100
+    assert small.state_dict()["next"] == replay.state_dict()["next"]
+    assert trained(small, layout) < trained(replay, layout)
+    assert restored(layout, replay, capacity=900).metrics()["replay/steps"] == replay.metrics()["replay/steps"]
+
+
+def test_a_checkpoint_that_says_nothing_of_steps_is_taken_over():
+    layout, _, _, replay = short_episodes(SEQUENCES[0], steps=40)
+    state = {name: value for name, value in replay.state_dict().items() if name not in ("lengths", "slots", "capacity")}
+    other = replay_for(layout, 99, capacity=300)
+    other.load_state_dict(state)
+    other.load_segments((s.name, io.BytesIO(b"".join(s.blocks()))) for s in replay.segments())
+    other.check_valid()
+    kept = min(replay.state_dict()["next"], slots(layout, replay._cfg))
+    assert len(other.state_dict()["lengths"]) == kept
+
+
+def test_saved_figures_that_cannot_be_are_refused():
+    layout, _, _, replay = short_episodes(SEQUENCES[0], steps=40)
+    state = replay.state_dict()
+    for wrong in ({"slots": 10**12}, {"lengths": state["lengths"][1:]}, {"lengths": state["lengths"] * 0}):
+        with pytest.raises(ValueError, match="saved replay"):
+            replay_for(layout, capacity=300).load_state_dict(state | wrong)
+
+
+def test_room_is_made_within_the_limit_of_bytes_and_said_otherwise(caplog):
+    _, twin, chunker, roomy = short_episodes(SEQUENCES[0], steps=20)
+    while roomy.state_dict()["next"] < 15 and len(twin.rows[0]) < 200:
+        play(twin, chunker, roomy, 1)
+    limit = roomy.nbytes + 100
+    with caplog.at_level(logging.WARNING):
+        _, _, _, replay = short_episodes(SEQUENCES[0], max_bytes=limit)
+    assert replay._slots == roomy._slots == 15 and replay.nbytes <= limit
+    assert "no more than about" in caplog.text and caplog.text.count("replay.max_bytes") == 1
+    replay.check_valid()
+
+
+def test_a_device_has_the_slots_of_full_chunks_and_says_what_it_holds(caplog):
+    replay_twin.chosen["store"] = "device"
+    try:
+        with caplog.at_level(logging.WARNING):
+            layout, _, _, replay = short_episodes(SEQUENCES[0])
+    finally:
+        replay_twin.chosen["store"] = "host"
+    state, held = replay.state_dict(), replay.metrics()["replay/steps"]
+    assert state["next"] - state["first"] == slots(layout, replay._cfg) == 15
+    assert held == len(trained(replay, layout)) < 150
+    assert "use replay.store=host" in caplog.text
+    replay.check_valid()
+
+
+def test_chunks_of_endless_streams_count_as_full():
+    layout, twin = layout_for(Window(future=3), 20), Twin(2, 0, end_chance=0.2)
+    chunker, replay = Chunker(layout, 2), replay_for(layout, capacity=300)
+    play(twin, chunker, replay, 400)
+    assert replay.metrics()["replay/steps"] == 300 and replay._slots == 15
