@@ -27,7 +27,7 @@ EXPLORE = plugin("qfleet.explore", "kind", "linear")
 SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb", "inbox_messages")
 """What of the fleet section holds for all processes that we start."""
 
-EPSILONS = {"constant": "epsilon", "linear": "start", "ladder": "base"}
+EPSILONS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "base"}
 """Which key of an exploration says how much there is of it."""
 
 DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")

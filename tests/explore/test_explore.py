@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from qfleet.explore import constant, gaussian, ladder, linear, ou
+from qfleet.envs import atari
+from qfleet.explore import constant, exponential, gaussian, ladder, linear, ou
+from qfleet.recipe import resolve
 
 
 def test_linear_falls_and_stays():
@@ -11,6 +13,27 @@ def test_linear_falls_and_stays():
     assert explorer.arms(0).epsilon.tolist() == [1.0] * 3
     assert explorer.arms(50).epsilon.tolist() == pytest.approx([0.55] * 3)
     assert explorer.arms(2**40).epsilon.tolist() == pytest.approx([0.1] * 3)
+
+
+def test_exponential_falls_as_if_a_part_of_the_distance_were_taken_off_at_every_step():
+    """As Clark et al. write it: ε −= (ε − end) / steps."""
+    explorer, epsilon = exponential.build(exponential.Config(end=0.1, steps=1000, until_steps=5000), 3, 0, 3), 1.0
+    for step in range(5000):
+        if step % 500 == 0:
+            assert explorer.arms(step).epsilon.tolist() == pytest.approx([epsilon] * 3, rel=2e-3)
+        epsilon -= (epsilon - 0.1) / 1000
+    assert explorer.arms(4999).epsilon.min() > 0.1 and explorer.arms(5000).epsilon.tolist() == [0.0] * 3
+    assert exponential.build(exponential.Config(), 1, 0, 1).arms(2**40).epsilon.item() == pytest.approx(0.01)
+
+
+def test_beyond_the_rainbow_explores_evaluates_and_plays_as_its_authors_code_does():
+    cfg = resolve("btr").config
+    explorer = exponential.build(cfg.explore, 1, 0, 1)
+    wanted = {0: 1.0, 2_000_000: 0.374, 10_000_000: 0.0167, cfg.total_steps // 2 - 1: 0.01, cfg.total_steps // 2: 0.0}
+    assert {step: explorer.arms(step).epsilon.item() for step in wanted} == pytest.approx(wanted, abs=1e-3)
+    assert cfg.eval.epsilon == 0.01
+    rules = atari.rules_of(cfg.env)
+    assert (rules.sticky, rules.life_loss, rules.full_action_space, rules.noop_max) == (0.25, False, False, 30)
 
 
 def test_ladder_is_the_papers():

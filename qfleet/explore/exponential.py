@@ -1,0 +1,41 @@
+"""ε falls exponentially and may end (Clark et al. 2024), the same for all lanes."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from qfleet.agent import Arm
+from qfleet.config import Config as Section
+from qfleet.config import Fraction, PositiveCount
+
+
+class Config(Section):
+    kind: Literal["exponential"] = Field("exponential", description="the kind of exploration")
+    start: Fraction = Field(1.0, description="ε at the first step")
+    end: Fraction = Field(0.01, description="ε that is approached")
+    steps: PositiveCount = Field(
+        2_000_000, description="environment steps of the whole run in which the distance to it falls to 1/e")
+    until_steps: PositiveCount | None = Field(
+        None, description="environment steps of the whole run after which ε is 0; none = never")
+
+
+class Exponential:
+    """ε [N] at a given step of the run."""
+
+    def __init__(self, cfg: Config, lanes: int) -> None:
+        self.cfg, self.lanes = cfg, lanes
+
+    def arms(self, steps: int) -> Arm:
+        cfg = self.cfg
+        epsilon = cfg.end + (cfg.start - cfg.end) * math.exp(-steps / cfg.steps)
+        if cfg.until_steps is not None and steps >= cfg.until_steps:
+            epsilon = 0.0
+        return Arm(torch.full((self.lanes,), epsilon))
+
+
+def build(cfg: Config, lanes: int, first: int, total: int) -> Exponential:
+    return Exponential(cfg, lanes)
