@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 
 from qfleet import envs
 from qfleet.agent import Agent
+from qfleet.budget import affordable, disk, free_bytes, network_bytes, replay_memory
 from qfleet.config import flatten, plugin_module
 from qfleet.envs import EnvConfig
 from qfleet.envs.later import Later
 from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
+from qfleet.roles.footprint import footprint
 from qfleet.roles.parted import require_divisible
 from qfleet.roles.policy import seeded_network
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
-from qfleet.runtime import gpus
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
@@ -97,6 +99,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "run": config.run.model_copy(update={
             "threads": _threads(config, images and device.type == "cpu"), "settled": decided}),
     })
+    network = affordable(settled, footprint(make_agent(settled, spec)))
     parts = _parts(settled, spec)
     settled = settled.model_copy(update={"learner": settled.learner.model_copy(update={"parts": parts})})
     if settled.run.threads == 1 and settled.run.share_cores:
@@ -112,7 +115,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
         "learner": settled.learner.model_copy(update={"capture": capture})})
-    memory = _memory(settled, layout)
+    memory = replay_memory(settled, layout, network)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
@@ -162,21 +165,13 @@ def _cores(config: RunConfig) -> int:
     return max(1, cores)
 
 
-def _memory(config: RunConfig, layout: Layout) -> planner.Plan:
-    """Cells share what is free: all of them may be on this host."""
-    if config.replay.store == "device":
-        return planner.device_plan(layout, config.replay, _free_bytes(config))
-    free = planner.available_memory()
-    return planner.plan(layout, config.replay, None if free is None else free // config.cells)
-
-
 def _store(config: RunConfig, layout: Layout) -> str:
     """On a GPU that has room for it the replay lies there, unless a limit in bytes asks for the compressed one."""
     if config.replay.store != "auto":
         return config.replay.store
     if not config.device.startswith("cuda") or config.replay.max_bytes is not None:
         return "host"
-    free, needed = _free_bytes(config), sum(planner.device_bytes(layout, config.replay))
+    free, needed = free_bytes(config), sum(planner.device_bytes(layout, config.replay))
     if free is not None and needed < free // 2:
         return "device"
     why = "what is free there is not known here" if free is None else (
@@ -185,16 +180,6 @@ def _store(config: RunConfig, layout: Layout) -> str:
     log.warning("replay.store: the replay is kept compressed in main memory, not on %s, since %s; replay.store=device, "
                 "or a smaller replay.capacity, would keep it there", config.device, why)
     return "host"
-
-
-def _free_bytes(config: RunConfig) -> int | None:
-    """Of the learner's device, for each cell, as all of them may be on it; None if it is not here to be asked."""
-    device = torch.device(config.device)
-    if device.type == "cuda":
-        free = gpus.free_bytes(device)
-    else:
-        free = planner.available_memory()
-    return None if free is None else free // config.cells
 
 
 def _most_bytes(memory: planner.Plan) -> float:
@@ -263,16 +248,13 @@ def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = Tru
     return cast
 
 
-def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
-    """What a settled run will do and take, before its first step: (name, text) pairs."""
-    memory, cells = _memory(config, layout_of(config, spec)), config.cells
-    total = config.total_steps
+def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -> list[tuple[str, str]]:
+    """What a settled run will do and take, before its first step: (name, text) pairs. Warns of a disk that is too small
+    for the checkpoints of a run at that place."""
+    layout, network, cells = layout_of(config, spec), footprint(make_agent(config, spec)), config.cells
+    memory, total = replay_memory(config, layout, network), config.total_steps
     updates = max(0, total / cells - config.replay.min_steps) * (
         config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
-    keep = config.checkpoint.keep
-    disk = f"about {planner.size(memory.total)} per checkpoint with replay, shared files counted once; {keep} are kept"
-    if not config.checkpoint.replay:
-        disk = f"weights and optimizer only, {keep} checkpoints are kept"
     leaves = ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
                        for name, leaf in spec.observation.items())
     return [
@@ -283,8 +265,9 @@ def describe_plan(config: RunConfig, spec: EnvSpec) -> list[tuple[str, str]]:
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
                    + (f" on {config.device}" if config.replay.store == "device" else "")
                    + (" in each cell" if cells > 1 else "")
-                   + (f", {planner.size(memory.available)} free" if memory.available else "")),
-        ("disk", disk),
+                   + f", {planner.size(max(network_bytes(config, network)))} for {network.numbers:,} parameters"
+                   + (f", {planner.size(memory.available)} left" if memory.available else "")),
+        ("disk", disk(config, layout, network, where or Path(config.run.root))),
         *_ranks(config),
         *_servers(config),
     ]

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -138,11 +138,12 @@ def learn(orders: Orders, tether: Tie | None, reception: Open,
         fleet = Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
         return Bureau(fleet, shelves(config), config.cells, directory.path / "parts")
 
-    attempt = Attempt(config, spec, directory, (), build, checkpoint)
-    if checkpoint is None and (source := source_of_weights(config, spec)) is not None:
-        attempt.begin_from(source)
-    attempt.open(orders.origin if checkpoint is None else orders.origin | {"resumed_from": checkpoint.path.name})
-    with memory_advised(config), closing(attempt), ExitStack() as stack:
+    with memory_advised(config), ExitStack() as stack:
+        attempt = Attempt(config, spec, directory, (), build, checkpoint)
+        stack.callback(attempt.close)
+        if checkpoint is None and (source := source_of_weights(config, spec)) is not None:
+            attempt.begin_from(source)
+        attempt.open(orders.origin if checkpoint is None else orders.origin | {"resumed_from": checkpoint.path.name})
         stack.enter_context(reception(desk, registry, inbox, config))
         if tether is not None:
             tether.on_orphan(lambda: setattr(attempt.cell.stop, "reason", "preempted"))

@@ -244,11 +244,12 @@ def explain(error: Exception) -> int:
     import torch  # after the mistakes that need no torch to be told
 
     from qfleet.roles.learner import Diverged
+    from qfleet.runtime.memory import shortage
 
     if isinstance(error, Diverged):
         complain("\n".join([f"training failed: {error}", *getattr(error, "__notes__", [])]))
-    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
-        complain("\n".join([f"out of memory: {error}", *getattr(error, "__notes__", [])]))
+    elif (lack := shortage(error)) or isinstance(error, torch.OutOfMemoryError | MemoryError):
+        complain("\n".join([f"out of memory: {lack or error}", *getattr(error, "__notes__", [])]))
     elif isinstance(error, EnvFault):
         if error.__cause__ is not None:
             complain(tracebacks.of_user(error.__cause__))

@@ -44,7 +44,7 @@ from qfleet.runtime.signals import obeyed
 from qfleet.runtime.supervise import Child, Failure
 from qfleet.runtime.tether import Tie
 from qfleet.runtime.threads import usable_cores
-from qfleet.session import Attempt, TrainResult, concluded, require_same, source_of_weights
+from qfleet.session import Attempt, TrainResult, concluded, memory_advised, require_same, source_of_weights
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, RunLost, UserError, VectorEnv
 
@@ -258,7 +258,7 @@ class Part:
         self.archive = Archive(peers, directory.path / "parts", checkpoint)
 
     def work(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
-        with ExitStack() as stack:
+        with memory_advised(self.config), ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             if self.peers.rank == 0:
                 return self._lead(sinks, origin, source, stack)

@@ -135,7 +135,7 @@ class Head:
                  origin: Mapping[str, Any]) -> None:
         self.config, self.directory, self.sinks = config, directory, sinks
         self.reason: str | None = None  # set by a signal
-        self.rows = [("run", str(directory.path)), *describe_plan(config, spec)]
+        self.rows = [("run", str(directory.path)), *describe_plan(config, spec, directory.path)]
         self.private = self._folder()
         self.orders = Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin))
         self.orders.write(self.private)

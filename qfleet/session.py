@@ -30,7 +30,7 @@ from qfleet.runs.transfer import fitting
 from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.inline import Inline
-from qfleet.runtime.memory import keep_pages
+from qfleet.runtime.memory import keep_pages, shortage
 from qfleet.runtime.neighbours import Courtesy
 from qfleet.runtime.signals import obeyed
 from qfleet.runtime.threads import usable_cores
@@ -181,8 +181,11 @@ def memory_advised(config: RunConfig) -> Iterator[None]:
         error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, set "
                        "replay.store=host, make room on the GPU (nvidia-smi lists who uses it), or set device=cpu")
         raise
-    except MemoryError as error:
-        error.add_note(f"lower replay.capacity={config.replay.capacity} or env.lanes={config.env.lanes}, or set "
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and shortage(error) is None:
+            raise
+        error.add_note(f"lower replay.capacity={config.replay.capacity} or env.lanes={config.env.lanes}, or "
+                       f"learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, or set "
                        "replay.max_bytes")
         raise
 
@@ -273,7 +276,7 @@ class Attempt:
         self.id = checkpoint.manifest.run if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
             self._resume = (0, 0)  # an attempt that died before its first checkpoint
-        show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec)])
+        show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec, directory.path)])
         self.films, self.presence = Films(config, directory.videos), Presence(directory)
         self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
                                  partial(write_roll, directory.path), lambda remembered: self.store.best_score()))

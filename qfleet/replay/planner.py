@@ -10,6 +10,7 @@ import numpy as np
 
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
+from qfleet.replay.segments import GROUP
 from qfleet.types import OBS, UserError
 
 IMAGE_RATIO = 8.0
@@ -86,6 +87,15 @@ def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) 
                         f"{size(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
                         "raise max_bytes, or lower capacity or min_steps")
     return planned
+
+
+def saved_bytes(layout: Layout, cfg: ReplayConfig, steps: float) -> int:
+    """About the bytes of a replay in a checkpoint after so many steps: chunks as they are packed, in whole files, and
+    priorities."""
+    kept = min(slots(layout, cfg), steps // layout.chunk_steps + GROUP)
+    per_slot = (fixed_bytes(layout, cfg)[0] / slots(layout, cfg)) + 8 * layout.starts
+    blocks = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
+    return int(kept * (per_slot + blocks))
 
 
 def told(layout: Layout) -> np.dtype:
@@ -183,8 +193,8 @@ def _parts(planned: Plan) -> str:
 def size(count: float) -> str:
     """Bytes as people read them, by 1000: `5 MB`, `0.317 GB`."""
     value, unit = float(count), "B"
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
+    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
+        if value < 1000 or unit == "PB":
             break
         value /= 1000
     return f"{value:.3g} {unit}"

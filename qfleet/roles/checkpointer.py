@@ -73,8 +73,9 @@ class Checkpointer:
         except OSError as error:
             self.failed = True
             self.metrics.count("fault/checkpoints_failed")
-            log.warning("the checkpoint at step %d could not be saved (%s); training goes on with the older one",
-                        self.progress().steps, error)
+            older = "there is none yet" if self.saved_at is None else f"the one of step {self.saved_at.steps} stays"
+            log.warning("the checkpoint at step %d could not be saved (%s); training goes on, and %s",
+                        self.progress().steps, error, older)
             return
         self.failed = False
         self.saved_at = self.progress()

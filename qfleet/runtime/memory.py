@@ -1,9 +1,12 @@
-"""Keep freed memory in the process: to give pages back and fault them in again at every update takes time."""
+"""Main memory of this process: how freed pages are kept for reuse, and how its lack is told from other errors."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
+
+from qfleet.replay.planner import size
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -17,3 +20,12 @@ def keep_pages() -> None:
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
         mallopt(M_TOP_PAD, 64 << 20)
+
+
+def shortage(error: BaseException) -> str | None:
+    """What torch says, in a RuntimeError, where a CPU's memory is short, in a few words; None for other errors."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not re.search(r"alloc_cpu\.cpp|can't allocate memory", text):
+        return None
+    asked = re.search(r"allocate (\d+) bytes", text)
+    return f"{size(int(asked[1]))} could not be allocated" if asked else text.partition("\n")[0]

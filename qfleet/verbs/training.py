@@ -139,13 +139,20 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
             more, extra = _show(args, run)
         lines += more
         document |= extra
-    commands = [("resume", f"qfleet resume {run}{_further(result)}"), ("watch", f"tensorboard --logdir {run}"),
-                ("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}"), ("plot", f"qfleet plot {run}"),
-                *([] if "report" in document else [("report", f"qfleet report {run}")])]
-    lines += [f"{name:<10} {command}" for name, command in commands[:1 if result.before else None]]
+    commands = _next_commands(result) | ({} if "report" in document else {"report": f"qfleet report {run}"})
+    lines += [f"{name:<10} {command}" for name, command in list(commands.items())[:1 if result.before else None]]
     if not args.json:
         outcome(args, [*lines, str(run)], document)
     return document
+
+
+def _next_commands(result: TrainResult) -> dict[str, str]:
+    """What can be done with a run; without a checkpoint it can neither be resumed from one nor play."""
+    run = result.directory
+    saved = [] if result.saved_at is None else [("resume", f"qfleet resume {run}{_further(result)}")]
+    playing = [("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}")]
+    plays = bool(saved) or any(Path(run, "checkpoints").glob("best-*"))
+    return dict([*saved, ("watch", f"tensorboard --logdir {run}"), *playing * plays, ("plot", f"qfleet plot {run}")])
 
 
 def _further(result: TrainResult) -> str:

@@ -275,6 +275,17 @@ def test_a_lack_of_memory_comes_with_advice(monkeypatch, capsys, lack, advice):
     assert f"out of memory: {lack}" in err and re.search(advice, err) and "Traceback" not in err
 
 
+@pytest.mark.parametrize(("ask", "said"), [(lambda: torch.empty(10**16), "out of memory: 40 PB could not be allocated"),
+                                           (lambda: np.empty(10**16), "out of memory: Unable to allocate 71.1 PiB")])
+def test_a_cpu_without_enough_memory_is_a_message_with_a_remedy(monkeypatch, capsys, ask, said):
+    """torch says so by a RuntimeError, numpy by a MemoryError of its own."""
+    monkeypatch.setattr(Learner, "step", lambda self: ask())
+    assert main(["train", "cartpole", *TINY, "total_steps=200", "run.name=x"]) == 1
+    err = capsys.readouterr().err
+    assert said in err and "lower replay.capacity=100000" in err and "agent.hidden" in err
+    assert "Traceback" not in err and "unexpectedly" not in err
+
+
 def contents(run):
     return {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file()}
 

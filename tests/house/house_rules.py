@@ -15,8 +15,8 @@ import qfleet
 from qfleet.config import Config
 
 FACE = ["", "__main__", "cli", "verbs", "bench", "doctor", "api", "squad", "troop", "duties", "crew", "archive",
-        "gallery", "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "recipe",
-        "settings"]
+        "gallery", "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "budget",
+        "recipe", "settings"]
 """The top of the house, in order: each may import those after it, and every room."""
 
 ROOMS: dict[str, set[str]] = {

@@ -1,6 +1,7 @@
 """A disk that fills while training: the run goes on, the older checkpoint stays, the exit code tells."""
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from real_runs import TINY, Spy, newest, records, train
 
 from qfleet import api
 from qfleet.cli import main
+from qfleet.runs import progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ARGS = ["run.name=x", "eval.period_steps=null", "checkpoint.period_steps=300", "total_steps=1500",
@@ -27,9 +29,12 @@ def disk(tmp_path, monkeypatch):
     subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
 
 
-def fill(disk):
-    """Take all the room that is left."""
+def fill(disk, but=0):
+    """Take all the room that is left, but so many bytes."""
     with open(disk / "filler", "wb", buffering=0) as file:
+        if but:
+            file.write(bytes(shutil.disk_usage(disk).free - but))
+            return
         for size in (2**16, 2**12, 1):
             try:
                 while True:
@@ -83,6 +88,22 @@ def test_an_interruption_that_could_not_be_saved_does_not_claim_so(disk, capsys)
 
     from qfleet.verbs.training import _ending
     assert "could not be saved" in _ending(result) and "is saved" not in _ending(result)
+
+
+def test_a_disk_too_small_for_the_plan_is_reported_before_the_start(disk, caplog, capsys, monkeypatch):
+    """Without a checkpoint at the end, only what can be done with the records is offered."""
+    fill(disk, but=120_000)
+    args = ["train", "cartpole", *TINY, *ARGS, "run.tensorboard=false"]
+    assert main([*args, "--dry-run"]) == 0 and "too small for this run" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(progress.ProgressView, "write", lambda view, record: (disk / "filler").unlink() or fill(disk))
+    assert main(args) == 1
+    out = capsys.readouterr().out
+    begin = caplog.messages[0]
+    assert "too small for this run: checkpoints take up to about 198 KB at the same time, and 11" in begin, begin
+    assert "could not be saved" in caplog.text and "training goes on, and there is none yet" in caplog.text
+    assert "there is no checkpoint to go on from" in out and "qfleet plot" in out
+    assert not any(f"qfleet {verb} " in out for verb in ("resume", "eval", "record")), out
 
 
 def test_a_run_that_cannot_even_begin_says_so_and_leaves_nothing(disk, capsys):

@@ -1,0 +1,28 @@
+"""How much a disk has left for the checkpoints of a run."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+def room_for(run: Path) -> int | None:
+    """Bytes that checkpoints of a run may take there: what is free, and what older ones take. None if unknown.
+
+    The run need not exist yet.
+    """
+    folder = run.expanduser().absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    taken: dict[int, int] = {}  # by inode: checkpoints share files
+    with suppress(OSError):
+        for path in (run / "checkpoints").rglob("*"):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                taken[found.st_ino] = found.st_size
+    try:
+        return shutil.disk_usage(folder).free + sum(taken.values())
+    except OSError:
+        return None
