@@ -25,6 +25,7 @@ from qfleet.bureau import shard_socket, shelves_of
 from qfleet.cellhost import Orders
 from qfleet.members import Contact, Member, Way, beating
 from qfleet.roles.checkpointer import Snapshot
+from qfleet.roles.flat import is_finite
 from qfleet.roles.learner import Diverged
 from qfleet.roles.optimizer import Part, parts_of, slices, within
 from qfleet.roles.policy import Policy
@@ -134,7 +135,10 @@ class Copier:
         if shard.version - self._version < self.period:
             return
         self._version = shard.version
-        state = pack_shard(shard.state_dict())
+        held = shard.state_dict()
+        if not is_finite(held["weights"]):  # a shard that dies is restored from the copy before
+            return
+        state = pack_shard(held)
         try:
             if self.service.shard is shard:  # and not another, which was loaded meanwhile
                 self.keep(state)

@@ -94,9 +94,10 @@ class Flat:
         elif self.data is not self.master:
             self.data.copy_(self.master)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """A float32 copy of all weights and buffers, by name."""
-        return self.named(self.master.clone()) | {name: value.clone() for name, value in self._buffers.items()}
+    def state(self, master: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """A float32 copy of all weights and buffers, by name; with `master`, views of that vector for the weights."""
+        vector = self.master.clone() if master is None else master
+        return self.named(vector) | {name: value.clone() for name, value in self._buffers.items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take weights and buffers, by name; every name and shape must fit."""
@@ -130,6 +131,11 @@ class Flat:
         """A vector of all parameters as views of it, by name."""
         views = vector.split([shape.numel() for shape in self.shapes.values()])
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
+
+
+def is_finite(vector: torch.Tensor) -> bool:
+    """Whether all its numbers are: by their sum, which is found much sooner than what each of them is."""
+    return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
 
 
 def pour(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ from qfleet.maths.hands import Hands
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured, Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
-from qfleet.roles.flat import Flat
+from qfleet.roles.flat import Flat, is_finite
 from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
@@ -64,7 +64,7 @@ class LearnerConfig(OptimizerConfig):
 
 
 class Diverged(Exception):
-    """Loss or gradient was not finite, again and again."""
+    """Loss or gradient was not finite, again and again, or the weights are not."""
 
 
 class Learner:
@@ -111,6 +111,7 @@ class Learner:
         self.laps = Laps(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published = -1
         self._moved = 0  # the update after which the target network was copied last
+        self._finite = self.flat.master.clone()  # the weights that were handed out last
         self._bad = 0
         self._owed = 0  # updates that were counted and have moved nothing: so many more are made that do not count
         self._held: Sample | None = None  # drawn, while others had nothing to draw yet
@@ -178,8 +179,26 @@ class Learner:
     def publish(self) -> None:
         """Put the present weights into the mailbox, unless they are there already."""
         if self._published != self.updates:
-            self.weights.publish(self.flat.state(), self.updates)
+            self.weights.publish(self.finite_state(), self.updates)
             self._published = self.updates
+
+    def finite_state(self) -> dict[str, torch.Tensor]:
+        """A copy of weights and buffers to be handed out; Diverged if the weights are not finite.
+
+        Nobody waits for whole updates on a GPU: there the device itself puts the last finite weights in their place,
+        and the loss of the next update tells the host."""
+        if self._whole is None:
+            self.require_finite()
+            self._finite = self.flat.master.clone()
+        else:
+            self._finite = torch.where(self.flat.master.sum().isfinite(), self.flat.master, self._finite)
+        return self.flat.state(self._finite)
+
+    def require_finite(self) -> None:
+        """A step can overflow although loss and gradient were finite; what came of it is of no use to anybody."""
+        if not is_finite(self.flat.master):
+            raise Diverged(f"weights are not finite after {self.updates} updates, although loss and gradient were; "
+                           "lower learner.learning_rate")
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin from trained weights, online and target alike."""
@@ -189,6 +208,7 @@ class Learner:
         self.publish()
 
     def state_dict(self) -> dict[str, Any]:
+        self.require_finite()
         self._book(0 if self._whole is None else self._whole.unheard())
         return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradients.state_dict(),
                 "rng": self.rng.get_state(), "updates": self.updates, "published": self._published,

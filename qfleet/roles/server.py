@@ -22,6 +22,7 @@ from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.delay import compensate
+from qfleet.roles.flat import is_finite
 from qfleet.roles.optimizer import Optimizer, OptimizerConfig, Part, slices, within
 
 
@@ -198,11 +199,6 @@ class Shard:
             self._pulled.clear()
             self.epoch = secrets.token_hex(8)
             self._shown = self._show()
-
-
-def is_finite(vector: torch.Tensor) -> bool:
-    """Whether all its numbers are: by their sum, which is found much sooner than what each of them is."""
-    return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
 
 
 VECTORS = ("weights", "mean", "square", "compensation")

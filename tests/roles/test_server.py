@@ -12,11 +12,11 @@ from test_learner import learner_with
 
 from qfleet.algos.dqn import Config, build
 from qfleet.maths.delay import compensate
-from qfleet.roles.flat import Flat
+from qfleet.roles.flat import Flat, is_finite
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import seeded_network
-from qfleet.roles.server import Push, Refused, ServerConfig, Shard, cut, is_finite, joined, shards_of
+from qfleet.roles.server import Push, Refused, ServerConfig, Shard, cut, joined, shards_of
 from qfleet.roles.viaserver import ViaServer, bytes_per_update
 
 NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), SPEC), 1)

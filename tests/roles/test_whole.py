@@ -85,6 +85,18 @@ def test_a_bad_batch_moves_nothing_and_many_end_the_run(optimizer):
     assert torch.equal(learner.flat.master, before) and metrics.counts["fault/bad_updates"] > 0
 
 
+def test_where_nobody_waits_for_updates_the_last_finite_weights_are_published():
+    learner = in_one(learner_of(*AGENTS[0], optimizer="rmsprop", learning_rate=1e38))
+    before = learner.flat.master.clone()
+    learner.burst = 1
+    learner.step()
+    assert not torch.isfinite(learner.flat.master).all()
+    version, state = learner.weights.fetch(-1)
+    assert version == 1 and torch.equal(torch.cat([state[name].flatten() for name in learner.flat.shapes]), before)
+    with pytest.raises(Diverged, match="weights are not finite"):
+        learner.state_dict()
+
+
 def some_bad(learner, every):
     """Let the loss of every so many updates be NaN."""
     derive, calls = learner._whole.eager, itertools.count(1)

@@ -1,6 +1,8 @@
-"""A reward that is not finite by the time it is trained on: skipped, kept for people, then the end."""
+"""Numbers that overflow in training: a loss is skipped, kept for people, then the end; weights are the end at once."""
 
 import hashlib
+import itertools
+import math
 from pathlib import Path
 
 import gymnasium
@@ -10,6 +12,7 @@ import torch
 from real_runs import TINY, newest, records, train
 
 from qfleet.cli import main
+from qfleet.roles.optimizer import Optimizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -17,6 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """As if an environment that is not Gymnasium's had let a reward pass that float32 cannot hold."""
+    monkeypatch.setattr("qfleet.envs.lanes.MOST_REWARD", math.inf)
 
 
 class Explodes(gymnasium.Wrapper):
@@ -37,6 +46,7 @@ def fingerprint(checkpoint):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in checkpoint.iterdir()}
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_bad_batches_are_skipped_kept_and_in_the_end_the_end(monkeypatch, capsys):
     monkeypatch.setattr(Explodes, "first", 220)
@@ -70,6 +80,7 @@ def test_bad_batches_are_skipped_kept_and_in_the_end_the_end(monkeypatch, capsys
     assert main(["eval", "x", "--episodes", "1", "--which", "latest"]) == 0
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_single_bad_step_costs_a_few_updates_only(monkeypatch):
     """One poisoned transition among many: updates that draw it are skipped, no weight and no priority is touched."""
@@ -83,3 +94,28 @@ def test_a_single_bad_step_costs_a_few_updates_only(monkeypatch):
     assert torch.isfinite(torch.as_tensor(state["replay"]["leaves"])).all()
     assert all(value.isfinite().all() for value in state["learner"]["net"].values())
     assert all(value.isfinite().all() for value in state["weights"]["state"].values())
+
+
+@pytest.mark.parametrize("beside", ["false", "true"])
+def test_weights_that_overflow_end_the_run_and_what_was_saved_before_stays(beside, monkeypatch, capsys):
+    """As with a learning rate of 1e38: loss and gradient are finite, the step is not."""
+    real, steps = Optimizer._rmsprop, itertools.count()
+
+    def overflowing(self, weights, *vectors):
+        real(self, weights, *vectors)
+        if next(steps) == 300:
+            weights.fill_(math.inf)
+
+    monkeypatch.setattr(Optimizer, "_rmsprop", overflowing)
+    code = main(["train", "toy/Faulty-v0", *TINY, "run.name=x", "checkpoint.period_steps=100", "eval.period_steps=50",
+                 "learner.optimizer=rmsprop", "total_steps=3000", f"eval.beside={beside}"])
+    err = capsys.readouterr().err
+    assert code == 1 and "Traceback" not in err, err
+    assert "training failed: weights are not finite after 301 updates" in err and "lower learner.learning_rate" in err
+    run, kept = Path("runs/x"), list(Path("runs/x/checkpoints").glob("*-*"))
+    assert newest(run).manifest.updates <= 300
+    assert beside == "true" or any(path.name.startswith("best-") for path in kept)
+    for path in kept:
+        policy = safetensors.torch.load_file(path / "policy.safetensors")
+        assert all(value.isfinite().all() for value in policy.values())
+    assert records(run)[-1]["updates"] <= 301
