@@ -2,8 +2,9 @@
 
     waiting ──▶ running ──▶ exit 0: done, for good
        ▲           │        exit 2: a user's mistake, or 70: whatever else no restart mends: the failure of the whole
-       └── pause ──┴─────── any other end, or no beat in time: another start after 0.5, 1, 2 ... 30 s,
-                            `max_restarts` times in a row without a healthy life between; then the failure of the whole
+       └── pause ──┴─────── any other end, or no beat in time: another start after 0.5, 1, 2 ... 30 s, or after 0.5 s
+                            again if it had worked for a while; `max_restarts` times in a row without a healthy life
+                            between, then the failure of the whole
 
 What the children do is their own business: they take a `Tether`, and beat once they are ready to do so regularly. Time
 is counted in the supervisor's own turns, each no longer than a quarter of the heartbeat's deadline: after a sleep of
@@ -30,6 +31,9 @@ MESSAGE_LINES = 12
 """An exception's message may have several lines, and nothing marks the last one."""
 
 DONE, USER_ERROR, VAIN, NOT_STARTED = 0, 2, 70, 127
+VERDICTS = ("error: ", "errors:", "environment failed: ", "training failed: ")
+"""How the message of a process begins that ends on purpose."""
+
 HEADER = "Traceback (most recent call last)"
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 
@@ -42,6 +46,7 @@ class Patience:
     first_beat_s: float = 120.0  # a start imports large libraries, from what may be a cold network disk
     healthy_s: float = 30.0  # who beats so long is healthy, and what went before is forgiven
     max_restarts: int = 5
+    settled_s: float = 10.0  # a child that beat for so long was at work: the pauses before its restarts begin anew
     pause_s: float = 0.5  # before the first restart; doubled each time
     longest_pause_s: float = 30.0
 
@@ -64,6 +69,7 @@ class Ward:
     due: float = 0.0  # when to start it
     starts: int = 0
     streak: int = 0  # ends in a row without a healthy life
+    doublings: int = 0  # of the pause before its next start
     ends: int = 0  # all of them
     first: tuple[int, str, str] | None = None  # the first end of the streak: code, how, what it wrote
     leaving: float | None = None  # asked to leave for good, to be killed at that time
@@ -227,18 +233,21 @@ class Supervisor:
         elif code == DONE:
             ward.done = True
         elif code in (USER_ERROR, VAIN):
-            words = last_lines(life.written())
+            words = last_words(life.written())
             self._fail(name, code, f"{name} cannot go on:\n{words}\nIts log: {ward.child.log_path}")
         else:
             written = life.written()
             ours = life.verdict if code == -signal.SIGKILL else None
             how = ours or ending(code, ward.child.appetite)
+            if life.last_beat - life.first_beat >= self.patience.settled_s:
+                ward.doublings = -1  # its time of work is not lost to the pauses of failures that came before
             self._on_death(name, life.pid, how)
             self._lost(ward, code, how, first_traceback(written) or last_lines(written))
 
     def _lost(self, ward: Ward, code: int, how: str, words: str) -> None:
         """A child ended that should not have: plan another start, or give up."""
         name, path, own = ward.child.name, ward.child.log_path, ward.child.max_restarts
+        ward.doublings = 0 if ward.streak == 0 else ward.doublings + 1
         ward.streak += 1
         ward.ends += 1
         ward.first = ward.first or (code, how, words)
@@ -250,7 +259,7 @@ class Supervisor:
             said = f" it wrote:\n{words}" if words else " it wrote nothing."
             self._fail(name, code, f"{name} {how}{again}{said}\nIts log: {path}")
             return
-        pause_s = min(self.patience.pause_s * 2.0 ** (ward.streak - 1), self.patience.longest_pause_s)
+        pause_s = min(self.patience.pause_s * 2.0 ** ward.doublings, self.patience.longest_pause_s)
         ward.due = self._clock + pause_s
         self._log(f"{name} {how}; restart {spent} of at most {most}{row} in {pause_s:g} s; its log: {path}")
 
@@ -273,6 +282,13 @@ def ending(code: int, appetite: str = "") -> str:
 
 def last_lines(text: str) -> str:
     return "\n".join(text.splitlines()[-LAST_LINES:])
+
+
+def last_words(text: str) -> str:
+    """The message that a process ended with on purpose, without what it had logged before."""
+    lines = last_lines(text).splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith(VERDICTS)]
+    return "\n".join(lines[starts[-1]:] if starts else lines)
 
 
 def first_traceback(text: str) -> str | None:

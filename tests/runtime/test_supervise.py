@@ -10,10 +10,12 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nursery import BEAT, DEAF, QUICK, alive, child, children, numbers, until
 
+from qfleet.runtime import supervise
 from qfleet.runtime.supervise import VAIN, Child, Patience, Supervisor, ending
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90),
@@ -272,3 +274,71 @@ def test_an_exit_status_in_words():
     assert ending(-signal.SIGKILL, "x.y") == "was killed by SIGKILL: perhaps out of memory, lower x.y"
     assert ending(-signal.SIGTERM) == "was killed by SIGTERM"
     assert "native code" in ending(-signal.SIGSEGV) and ending(-250) == "was killed by signal 250"
+
+
+class Simulated:
+    """The life of a child that is ready a while after its start and beats from then on, by a clock of the test's."""
+
+    def __init__(self, clock, ready_s):
+        self.clock, self.ready = clock, clock[0] + ready_s
+        self.beats, self.first_beat, self.last_beat, self.verdict = False, clock[0], clock[0], None
+        self.pid, self.exited = 0, False
+
+    def listen(self, now):
+        if self.clock[0] >= self.ready:
+            self.first_beat = self.first_beat if self.beats else now
+            self.last_beat, self.beats = now, True
+
+    def ask(self): ...
+
+    def kill(self):
+        self.exited = True
+
+    def bury(self):
+        return -signal.SIGKILL
+
+    def written(self):
+        return ""
+
+
+def simulated(monkeypatch, names, ready_s, kill, seconds):
+    """Supervise children for so long, of which `kill` names one at some moments; what part of it each was at work."""
+    clock, worked = [0.0], dict.fromkeys(names, 0)
+    monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None))
+    supervisor = Supervisor([Child(name, [], {}, Path(f"{name}.log")) for name in names], lambda line: None,
+                            Patience(max_restarts=1000), lambda name: None,
+                            begin=lambda child, number, now: Simulated(clock, ready_s))
+    turns = int(seconds / supervise.TURN_S)
+    for turn in range(turns):
+        clock[0] += supervise.TURN_S * 1.001
+        supervisor.step()
+        for name in names:
+            life = supervisor._wards[name].life
+            worked[name] += life is not None and life.beats and not life.exited
+        if (victim := kill(turn)) and (life := supervisor._wards[victim].life):
+            life.kill()
+    restarts = {name: supervisor.restarts(name) for name in names}
+    supervisor.terminate(0)
+    return {name: count / turns for name, count in worked.items()}, restarts
+
+
+def test_children_that_are_killed_every_half_minute_are_at_work_most_of_the_time(monkeypatch):
+    """Ten minutes in which one of four is killed every 8 s: none lives for the 30 s that count as healthy."""
+    names, every = ["cell", "local/0", "local/1", "evaluator"], int(8 / supervise.TURN_S)
+    shares, restarts = simulated(monkeypatch, names, 3.0, lambda turn: names[turn // every % 4]
+                                 if turn % every == 0 else None, 600.0)
+    assert min(shares.values()) > 0.8 and min(restarts.values()) >= 17, (shares, restarts)
+
+
+def test_children_that_die_soon_after_their_start_have_longer_and_longer_pauses(monkeypatch):
+    every = int(2 / supervise.TURN_S)
+    _, restarts = simulated(monkeypatch, ["local/0"], 1.0, lambda turn: turn % every == 0 and "local/0", 600.0)
+    assert restarts["local/0"] < 30, "a pause of 30 s, in the end, between lives of 2 s"
+
+
+def test_the_message_that_a_child_ended_with_is_told_without_its_log(tmp_path, nursery):
+    text = f"print('no answer yet'); print('environment failed: x gave nan\\nat step 3'); sys.exit({VAIN})"
+    supervisor = nursery(child(tmp_path, "a", text))
+    until(lambda: supervisor.failure, supervisor)
+    assert supervisor.failure.text == ("a cannot go on:\nenvironment failed: x gave nan\nat step 3\n"
+                                       f"Its log: {tmp_path / 'a.log'}")
