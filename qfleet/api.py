@@ -20,7 +20,7 @@ import torch
 
 from qfleet import crew, envs, gallery, head, recipe, session, squad, troop
 from qfleet.agent import Arm
-from qfleet.assemble import describe_plan, device_of, make_agent, make_env, settle, unsettled
+from qfleet.assemble import describe_plan, device_of, ending_env, make_agent, make_env, settle, unsettled
 from qfleet.config import parse_mapping, validate
 from qfleet.envs.spaces import Interpreter, Misfit, Stray
 from qfleet.explore.constant import Constant
@@ -131,7 +131,7 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
     try:
         agent = load(path, which=which, device=device, root=root, trust=trust)
         lanes = lanes or min(episodes, agent.config.eval.lanes)
-        with _threads(agent.config), closing(make_env(agent.config.env, lanes)) as env:
+        with _threads(agent.config), closing(make_env(ending_env(agent.config.env), lanes)) as env:
             session.require_same(agent.checkpoint, env.spec)
             score = judge(agent.policy, env, episodes, epsilon, seed, told=told)
     except torch.OutOfMemoryError as error:
@@ -148,7 +148,7 @@ def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = 
     _require(episodes=episodes)
     agent = load(path, which=which, root=root, trust=trust)
     greedy = Constant(0.0, 1).arms(0)
-    with _threads(agent.config), closing(make_env(agent.config.env, 1, render=render)) as env:
+    with _threads(agent.config), closing(make_env(ending_env(agent.config.env), 1, render=render)) as env:
         session.require_same(agent.checkpoint, env.spec)
         obs, episode, over = env.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
         agent.policy.begin(1)

@@ -50,6 +50,9 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
+UNLIMITED_STEPS = 10_000
+"""Of an episode that is evaluated or shown, at most, in an environment without a time limit: it must end some time."""
+
 OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "learner.parts": "auto",
         "replay.store": "auto", "replay.max_bytes": None, "run.threads": None}
 """Keys that `settle` decides where they have these values."""
@@ -226,7 +229,12 @@ def make_judge(config: RunConfig) -> VectorEnv:
 def judged_env(config: RunConfig) -> EnvConfig:
     """The environment's section as evaluations have it: their limit of an episode counts where it is the lower one."""
     limits = [limit for limit in (config.env.max_episode_steps, config.eval.max_episode_steps) if limit]
-    return config.env.model_copy(update={"max_episode_steps": min(limits, default=None)})
+    return ending_env(config.env.model_copy(update={"max_episode_steps": min(limits, default=None)}))
+
+
+def ending_env(env: EnvConfig) -> EnvConfig:
+    """The same for episodes that are waited for: where the environment has no time limit, it gets one."""
+    return env.model_copy(update={"unlimited_episode_steps": env.unlimited_episode_steps or UNLIMITED_STEPS})
 
 
 def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> Cast:

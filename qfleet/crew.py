@@ -46,7 +46,7 @@ from qfleet.runtime.tether import Tie
 from qfleet.runtime.threads import usable_cores
 from qfleet.session import Attempt, TrainResult, concluded, memory_advised, require_same, source_of_weights
 from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, ProcessFault, RunLost, UserError, VectorEnv
+from qfleet.types import BadOutput, EnvSpec, ProcessFault, RunLost, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,10 @@ def run_rank(private: Path) -> int:
             result = be_rank(Orders.read(private), Post(place))
             if place.rank == 0:
                 replace_text(private / Orders.RESULT, as_text(result))
-        except (UserError, RunLost, Diverged) as error:
+        except (UserError, RunLost, Diverged, BadOutput) as error:
             log.error("%s", error)
-            told = {"text": str(error), "ours": not isinstance(error, UserError)}
+            what = {UserError: "", BadOutput: "environment failed: "}.get(type(error), "training failed: ")
+            told = {"text": f"{what}{error}", "ours": not isinstance(error, UserError)}
             replace_text(private / Launch.HOPELESS, json.dumps(told))
     return 0
 
@@ -157,7 +158,7 @@ class Launch(head.Head):
             told = json.loads((self.private / self.HOPELESS).read_text())
         except FileNotFoundError:
             return super()._result(failure)
-        raise ProcessFault(f"training failed: {told['text']}") if told["ours"] else UserError(told["text"])
+        raise ProcessFault(told["text"]) if told["ours"] else UserError(told["text"])
 
     def _pid(self) -> int | None:
         """Whom to tell: one rank tells the others. Before it lives, torchrun, which then gives up."""

@@ -110,14 +110,15 @@ class Gallery:
         if self._owed or (self.promising() and self.schedule.due(self.cell.progress())):
             self._owed = False
             if learner.updates > self.desk.bundle.version:
-                self.desk.publish(learner.finite_state(), learner.updates)
+                self.desk.publish(learner.finite_state(learner.flat), learner.updates)
         self._serve(0)
         self.intake.step()
         return False
 
     def judge(self) -> None:
         """The last weights; waits for the score."""
-        self.desk.publish(self.cell.learner.finite_state(), self.cell.learner.updates)
+        learner = self.cell.learner
+        self.desk.publish(learner.finite_state(learner.flat), learner.updates)
         await_evaluation(self.cell, self.intake, self.registry, self.desk, self._serve)
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,6 +29,10 @@ class EnvFault(Exception):
     """The environment failed beyond repair (it raised again and again, hung, or returned NaN); exit 1."""
 
 
+class BadOutput(EnvFault):
+    """The environment returned NaN, infinity, or what does not fit its space: no restart mends that; exit 1."""
+
+
 class ProcessFault(Exception):
     """A process of a fleet died again and again; the text holds what it wrote the first time; exit 1."""
 

@@ -37,6 +37,8 @@ class EnvConfig(Config):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments for the environment's constructor")
     max_episode_steps: PositiveCount | None = Field(
         None, description="truncate episodes after so many steps; by default as registered")
+    unlimited_episode_steps: PositiveCount | None = Field(
+        None, description="the same, only where the environment has no time limit; 10,000 in evaluations")
     noop_max: Count | None = Field(None, description="random no-op frames before an Atari game, fewer than this")
     full_action_space: bool | None = Field(None, description="all 18 Atari actions; by default as the protocol says")
     sticky: Fraction | None = Field(None, description="probability that Atari repeats the last action")

@@ -62,7 +62,8 @@ def claims(id: str) -> bool:
 
 def inactive(cfg: EnvConfig) -> dict[str, str]:
     reasons = {"kwargs": f"{cfg.id} is built from the other env keys",
-               "max_action_combinations": "Atari actions are not combinations"}
+               "max_action_combinations": "Atari actions are not combinations",
+               "unlimited_episode_steps": "Atari games have a limit"}
     if not cfg.wrappers:
         reasons["on_nan"] = "an emulator gives no NaN"
     return reasons

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from qfleet.envs import EnvConfig, atari, gym, make, suite, toy
-from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_step
+from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
 from qfleet.envs.gym import source
 from qfleet.types import EnvFault, Leaf, UserError, VectorEnv
 
@@ -89,8 +89,8 @@ def _returns(env: gymnasium.Env[Any, Any]) -> list[Finding]:
         return [*findings, Finding("error", fault)]
     observation, reward, terminated, truncated, info = step
     findings += _member(env, observation, "step")
-    if not isinstance(reward, (int, float, np.integer, np.floating)):
-        findings.append(Finding("warning", f"the reward is a {type(reward).__name__}, not a number"))
+    if fault := fault_of_reward(reward):
+        findings.append(Finding("error", fault))
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, (bool, np.bool_)):
             findings.append(Finding("warning", f"{name} is a {type(value).__name__}, not a bool"))

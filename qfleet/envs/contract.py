@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 API = "see https://gymnasium.farama.org/introduction/migration_guide if it was written for the old Gym"
 
 
@@ -19,6 +21,15 @@ def fault_of_step(answer: Any) -> str | None:
     if isinstance(answer, tuple) and len(answer) == 5:
         return None
     return f"step must return (observation, reward, terminated, truncated, info); it returned {_form(answer)}; {API}"
+
+
+def fault_of_reward(reward: Any) -> str | None:
+    """What is wrong with a reward that is not one real number; a number in a string or in a list is not one."""
+    shape = getattr(reward, "shape", ())
+    if hasattr(reward, "__float__") and not isinstance(reward, np.complexfloating) and shape == ():
+        return None
+    form = f"{_form(reward)}{f' of shape {tuple(shape)}' if shape else ''}"
+    return f"the reward that step returns must be a number; it is {form}: return float(...) of it"
 
 
 def fault_of_call(error: BaseException) -> str | None:

@@ -50,7 +50,9 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
 def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
     build, limit = source(cfg, render)
     view = View(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
-    return GymLanes(build, cfg, lanes, view, Rules(limit, bool(cfg.clip_rewards), bool(cfg.life_loss)))
+    rules = Rules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
+                  unlimited=limit is None)
+    return GymLanes(build, cfg, lanes, view, rules)
 
 
 def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:

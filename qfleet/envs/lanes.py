@@ -19,15 +19,18 @@ import gymnasium
 import numpy as np
 
 from qfleet.envs import EnvConfig
-from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_step
+from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
 from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
 from qfleet.tracebacks import of_user
-from qfleet.types import EnvFault, EnvSpec, Obs, Outcome, UserError
+from qfleet.types import BadOutput, EnvFault, EnvSpec, Obs, Outcome, UserError
 
 log = logging.getLogger("qfleet.envs")
 
 FAILURES = (Exception, SystemExit)
 """What an environment may raise and be rebuilt for; one that calls exit() must not end the training in silence."""
+
+MOST_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are trained on as float32."""
 
 UNANSWERED = object()
 """What a call that raised has returned."""
@@ -38,12 +41,14 @@ BOUNDS_WATCH_STEPS = 1000
 
 @dataclass(frozen=True)
 class Rules:
-    """When an episode ends and what its rewards are worth to the learner."""
+    """When an episode ends and what its rewards are worth to the learner. `unlimited`: the limit is not the
+    environment's, which has none."""
 
     limit: int | None
     clip: bool = False
     life_loss: bool = False
     frames_per_step: int = 1
+    unlimited: bool = False
 
 
 @dataclass(slots=True)
@@ -161,9 +166,9 @@ class GymLanes:
         try:
             answer = lane.env.step(self._actions.decode(action))
             raw, reward, terminated, truncated, info = answer
-            score = float(reward)
+            score = reward if type(reward) is float else self._number(reward)
             lives = int(info.get("lives", 0)) if rules.life_loss else 0
-        except MemoryError:
+        except (MemoryError, UserError):
             raise  # which no rebuilding mends
         except FAILURES as error:
             if lane.steps == 0:  # what comes later is a slip in some corner of it, which building it anew may mend
@@ -171,8 +176,9 @@ class GymLanes:
             self._restart(i, row, self._rebuild(i, of_user(error)))
             return
         lane.steps += 1
-        if not math.isfinite(score):
-            self._restart(i, row, self._not_finite(i, f"the reward {score}"))
+        if not -MOST_REWARD <= score <= MOST_REWARD and not (rules.clip and math.isfinite(score)):
+            large = ", which float32 cannot hold," if math.isfinite(score) else ""
+            self._restart(i, row, self._not_finite(i, f"the reward {score:g}{large}"))
             return
         self._write(i, row.frames, raw)
         row.score[i] = score
@@ -181,6 +187,15 @@ class GymLanes:
         lane.lives = lives
         if terminated or truncated or lane.steps == rules.limit:
             row.last[i] = lane.over = True
+            if rules.unlimited and not (terminated or truncated):
+                _warn_cut(self.spec.id, lane.steps)
+
+    def _number(self, reward: Any) -> float:
+        self._require_form(fault_of_reward(reward))
+        try:
+            return float(reward)
+        except OverflowError:  # an integer of hundreds of digits
+            return math.inf if reward > 0 else -math.inf
 
     def _restart(self, i: int, row: Row, seed: int) -> None:
         row.lose(i)
@@ -218,7 +233,7 @@ class GymLanes:
     def _not_finite(self, i: int, what: str) -> int:
         where = f"{self.spec.id} gave {what} in lane {i} at step {self._lanes[i].steps} of its episode"
         if self._cfg.on_nan == "error":
-            raise EnvFault(f"{where}; env.on_nan=drop_episode would go on without that episode")
+            raise BadOutput(f"{where}; env.on_nan=drop_episode would go on without that episode")
         return self._rebuild(i, where)
 
     def _rebuild(self, i: int, reason: str) -> int:
@@ -248,7 +263,7 @@ class GymLanes:
         try:
             self._eyes.write(frames, i, raw)
         except Misfit as misfit:
-            raise EnvFault(f"{self.spec.id}, lane {i}, step {self._lanes[i].steps}: {misfit}") from None
+            raise BadOutput(f"{self.spec.id}, lane {i}, step {self._lanes[i].steps}: {misfit}") from None
 
     def _watch(self, frames: Obs) -> None:
         self._watch_steps -= 1
@@ -262,3 +277,9 @@ class GymLanes:
 def _warn_endless(id: str) -> None:
     """Said once, however many copies are built."""
     log.warning("%s has no time limit: an episode that never ends is never scored; set env.max_episode_steps", id)
+
+
+@cache
+def _warn_cut(id: str, steps: int) -> None:
+    log.warning("%s has no time limit, and an episode was cut off after %d steps: it is scored as it stands; to have "
+                "another limit, set env.max_episode_steps, or eval.max_episode_steps for evaluations alone", id, steps)

@@ -173,30 +173,31 @@ class Learner:
         if not self._by_target:
             self.publish()
         elif self._published != self._moved:
-            self.weights.publish(self.target.state(), self._moved)
+            self.weights.publish(self.finite_state(self.target), self._moved)
             self._published = self._moved
 
     def publish(self) -> None:
         """Put the present weights into the mailbox, unless they are there already."""
         if self._published != self.updates:
-            self.weights.publish(self.finite_state(), self.updates)
+            self.weights.publish(self.finite_state(self.flat), self.updates)
             self._published = self.updates
 
-    def finite_state(self) -> dict[str, torch.Tensor]:
-        """A copy of weights and buffers to be handed out; Diverged if the weights are not finite.
+    def finite_state(self, flat: Flat) -> dict[str, torch.Tensor]:
+        """A copy of weights and buffers, the online or the target network's, to be handed out; Diverged if the weights
+        are not finite.
 
-        Nobody waits for whole updates on a GPU: there the device itself puts the last finite weights in their place,
+        Whole updates on a GPU are not waited for: there the device itself puts the last finite weights in their place,
         and the loss of the next update tells the host."""
         if self._whole is None:
-            self.require_finite()
-            self._finite = self.flat.master.clone()
+            self.require_finite(flat)
+            self._finite = flat.master.clone()
         else:
-            self._finite = torch.where(self.flat.master.sum().isfinite(), self.flat.master, self._finite)
-        return self.flat.state(self._finite)
+            self._finite = torch.where(flat.master.sum().isfinite(), flat.master, self._finite)
+        return flat.state(self._finite)
 
-    def require_finite(self) -> None:
-        """A step can overflow although loss and gradient were finite; what came of it is of no use to anybody."""
-        if not is_finite(self.flat.master):
+    def require_finite(self, flat: Flat) -> None:
+        """A step can overflow although loss and gradient were finite. Such weights are useless."""
+        if not is_finite(flat.master):
             raise Diverged(f"weights are not finite after {self.updates} updates, although loss and gradient were; "
                            "lower learner.learning_rate")
 
@@ -208,7 +209,7 @@ class Learner:
         self.publish()
 
     def state_dict(self) -> dict[str, Any]:
-        self.require_finite()
+        self.require_finite(self.flat)
         self._book(0 if self._whole is None else self._whole.unheard())
         return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradients.state_dict(),
                 "rng": self.rng.get_state(), "updates": self.updates, "published": self._published,

@@ -29,14 +29,14 @@ import numpy as np
 from qfleet.roles.seeds import seed_for
 from qfleet.runtime.child import Child, ChildLost
 from qfleet.runtime.frames import Assembly, Frame, FrameError, encode
-from qfleet.types import OBS, EnvFault, EnvSpec, Obs, Outcome, UserError, VectorEnv
+from qfleet.types import OBS, BadOutput, EnvFault, EnvSpec, Obs, Outcome, UserError, VectorEnv
 
 START_TIMEOUT_S = 120.0
 """A start imports the environment's libraries, from what may be a cold network disk."""
 
 CLOSE_GRACE_S = 2.0
 COLUMNS = ("reward", "discount", "last", "score", "cut")
-ERRORS: dict[str, type[Exception]] = {"UserError": UserError, "EnvFault": EnvFault}
+ERRORS: dict[str, type[Exception]] = {"UserError": UserError, "BadOutput": BadOutput, "EnvFault": EnvFault}
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,8 @@ class IsolatedEnv:
         self._stepping = False
         if frame.kind == "error" and frame.facts.get("class") in ERRORS:
             error = ERRORS[frame.facts["class"]](frame.facts["message"])
-            error.add_note("In the environment's process:\n" + frame.facts["traceback"])
+            if frame.facts["cause"]:
+                error.add_note("In the environment's process:\n" + frame.facts["cause"])
             raise error
         if frame.kind != kind:
             raise ChildLost(f"it answered {frame.kind!r} where {kind!r} was due")
@@ -259,8 +260,9 @@ def _respond(frame: Frame, make: Callable[[dict[str, Any]], VectorEnv], envs: li
             return Frame("picture", arrays={} if picture is None else {"picture": picture})
         raise FrameError(f"unknown request {frame.kind!r}")
     except (UserError, EnvFault) as error:
-        name = "UserError" if isinstance(error, UserError) else "EnvFault"
-        return Frame("error", {"class": name, "message": str(error), "traceback": traceback.format_exc()})
+        name = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
+        cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
+        return Frame("error", {"class": name, "message": str(error), "cause": cause})
 
 
 def _leaves(obs: Obs) -> dict[str, np.ndarray]:

@@ -32,6 +32,8 @@ def member(args: Namespace) -> int:
     from qfleet.cellhost import run_cell
     from qfleet.crew import run_rank
     from qfleet.members import Contact, run_actor, run_evaluator
+    from qfleet.runtime.supervise import VAIN
+    from qfleet.types import BadOutput
 
     role, place, *name = args.words
     if role == "cell":
@@ -43,6 +45,10 @@ def member(args: Namespace) -> int:
     tls = (args.tls_ca, args.tls_cert, args.tls_key)
     contact = Contact(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust,
                       args.claim_file)
-    if role == "evaluator":
-        return run_evaluator(contact, None if args.videos is None else Path(args.videos))
-    return run_bundle(contact) if role == "bundle" else run_actor(contact)
+    try:
+        if role == "evaluator":
+            return run_evaluator(contact, None if args.videos is None else Path(args.videos))
+        return run_bundle(contact) if role == "bundle" else run_actor(contact)
+    except BadOutput as error:
+        complain(f"environment failed: {error}")
+        return VAIN

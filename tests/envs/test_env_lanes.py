@@ -1,16 +1,18 @@
 """The timeline of lanes: autoreset, truncation, life loss, and what happens when an environment breaks."""
 
 import logging
+from fractions import Fraction
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import GymLanes, Rules, _warn_endless
+from qfleet.envs.lanes import GymLanes, Rules, _warn_cut, _warn_endless
 from qfleet.envs.spaces import View
-from qfleet.types import EnvFault, UserError
+from qfleet.types import BadOutput, EnvFault, UserError
 
 T, F = True, False
 
@@ -231,8 +233,40 @@ def test_a_rebuild_that_fails_counts_too():
 
 @pytest.mark.parametrize("kind", ["nan_at", "nan_reward_at"])
 def test_nan_is_an_error_with_lane_and_step(kind):
-    with pytest.raises(EnvFault, match=r"toy/Faulty-v0 gave .* in lane 0 at step 4 .*on_nan=drop_episode"):
+    with pytest.raises(BadOutput, match=r"toy/Faulty-v0 gave .* in lane 0 at step 4 .*on_nan=drop_episode"):
         roll(faulty(2, kwargs={kind: 4}), 5)
+
+
+@pytest.mark.parametrize("reward, words", [(1e300, r"1e\+300, which float32 cannot hold,"),
+                                           (-1e39, r"-1e\+39, which .*,"),
+                                           (10**400, "inf"), (-np.inf, "-inf")])
+def test_a_reward_that_float32_cannot_hold_is_an_error_with_its_value(reward, words):
+    lanes = tape_lanes([[(1, F, F), (reward, F, F)]])[1]
+    with pytest.raises(BadOutput, match=rf"gave the reward {words} in lane 0 at step 2 .*on_nan=drop_episode"):
+        play(lanes, [0], [0, 0])
+
+
+def test_a_large_reward_may_be_clipped():
+    rows = play(tape_lanes([[(1e300, F, F), (-1e300, T, F)]], clip=True)[1], [0], [0, 0])
+    assert [row[1] for row in rows[1:]] == [1, -1] and [row[4] for row in rows[1:]] == [1e300, -1e300]
+
+
+@pytest.mark.parametrize("reward, words", [
+    (np.ones(1), r"a ndarray of shape \(1,\)"), ("1", "a str"), (None, "a NoneType"), ([1.0], "a list"),
+    (1j, "a complex"), (np.complex64(1), "a complex64")])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_reward_that_is_no_number_is_the_users_to_mend_whenever_it_comes(reward, words, at):
+    _, lanes = tape_lanes([[*[(1, F, F)] * at, (reward, F, F)]])
+    with pytest.raises(UserError, match=rf"(?s)the reward .* must be a number; it is {words}: return float"):
+        play(lanes, [0], [0] * (at + 1))
+    assert lanes.faults() == 0
+
+
+@pytest.mark.parametrize("reward", [True, 2, np.float32(2), np.int8(2), np.bool_(True), np.array(2.0),
+                                    torch.tensor(2.0), Fraction(4, 2)])
+def test_whatever_is_one_number_is_a_reward(reward):
+    rows = play(tape_lanes([[(reward, T, F)]])[1], [0], [0])
+    assert rows[1][1] == float(reward)
 
 
 @pytest.mark.parametrize("kind", ["nan_at", "nan_reward_at"])
@@ -273,7 +307,7 @@ def test_nan_for_ever_ends_the_run():
 
 
 def test_wrong_shape_stops_with_both_shapes():
-    with pytest.raises(EnvFault, match=r"lane 0, step 3.*\(4,\).*\(5,\)"):
+    with pytest.raises(BadOutput, match=r"lane 0, step 3.*\(4,\).*\(5,\)"):
         roll(faulty(kwargs={"shape_at": 3}), 5)
 
 
@@ -291,6 +325,19 @@ def test_an_env_that_never_ends_is_truncated_by_config():
     outs = roll(faulty(kwargs={"length": 0}, max_episode_steps=20), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [19, 40]
     assert all(outs[t].discount[0] == 1 for t in (19, 40))
+
+
+def test_an_env_that_has_no_limit_is_truncated_where_it_must_end(caplog):
+    _warn_cut.cache_clear()
+    with caplog.at_level(logging.WARNING, "qfleet.envs"):
+        outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20), 45)
+    assert [t for t, out in enumerate(outs) if out.last[0]] == [19, 40]
+    assert all(outs[t].discount[0] == 1 for t in (19, 40))
+    assert len(caplog.records) == 1 and "cut off after 20 steps" in caplog.text
+    assert "env.max_episode_steps" in caplog.text and "eval.max_episode_steps" in caplog.text
+    outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20, max_episode_steps=30), 45)
+    assert [t for t, out in enumerate(outs) if out.last[0]] == [29], "a limit of its own is the one that counts"
+    assert len(caplog.records) == 1
 
 
 class Liar(Tape):

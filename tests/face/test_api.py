@@ -208,6 +208,7 @@ def test_episodes_of_evaluation_have_a_limit_of_their_own():
     (["ALE/Pong-v5", "eval.max_episode_steps=7"], 7), (["test_api:endless", "eval.max_episode_steps=3"], 3),
     (["CartPole-v1", "env.isolate=true", "eval.max_episode_steps=4"], 4),
     (["CartPole-v1", "env.max_episode_steps=6", "eval.max_episode_steps=9"], 6),
+    (["test_api:endless", "env.isolate=true", "env.unlimited_episode_steps=5"], 5),
 ])
 def test_the_limit_of_evaluations_holds_in_every_environment(words, steps):
     config = resolve(words[0], words[1:]).config
@@ -218,6 +219,16 @@ def test_the_limit_of_evaluations_holds_in_every_environment(words, steps):
             last = env.recv().last
             assert step == steps or not last.all()
     assert last.all()
+
+
+def test_an_environment_that_never_ends_is_trained_in_and_evaluated(monkeypatch):
+    """It has no time limit, and episodes of evaluation must end some time."""
+    monkeypatch.setattr("qfleet.assemble.UNLIMITED_STEPS", 30, raising=False)
+    monkeypatch.setattr("qfleet.roles.evaluator.ENDLESS_STEPS", 200)
+    result = api.train("test_api:endless", [*TINY, "total_steps=200"])
+    assert result.exit_code == 0 and result.best == 30
+    assert api.evaluate(result.directory, episodes=3, trust=True).lengths == [30, 30, 30]
+    assert resolve("test_api:endless", []).config.env.max_episode_steps is None, "episodes of training have no limit"
 
 
 def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):

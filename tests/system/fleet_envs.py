@@ -42,6 +42,14 @@ class Rich(Faulty):
         return obs, 3e38 if ACTING and self.lived > self.after else reward, *rest
 
 
+class Lists(Faulty):
+    """Pays a list of one number."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, [reward] if ACTING and self.lived > 60 else reward, *rest
+
+
 class Elsewhere(Faulty):
     """On the actor's side there are more actions, as with another version of the game."""
 

@@ -38,6 +38,16 @@ def test_an_environment_beyond_repair_ends_the_run_which_is_saved(tmp_path):
     assert saved.manifest.step == records(run)[-1]["step"] > 100 and saved.manifest.updates > 0
 
 
+@pytest.mark.parametrize(("env", "code", "words"), [
+    ("toy/Faulty-v0", 1, "environment failed: toy/Faulty-v0 gave the reward nan in lane 0 at step 20"),
+    ("fleet_envs:Lists", 2, "the reward that step returns must be a number; it is a list"),
+])
+def test_a_reward_that_nothing_can_be_learned_from_ends_the_run_as_in_one_process(tmp_path, env, code, words):
+    ended, said, _ = end_of(tmp_path, env, *ONCE, "fleet.max_restarts=5", "env.kwargs={nan_reward_at: 70}")
+    assert (ended, said.count(words)) == (code, 1), said
+    assert "restart " not in said and "Traceback" not in said
+
+
 def test_a_lack_of_memory_names_what_to_lower(tmp_path):
     code, said, _ = end_of(tmp_path, "fleet_envs:Exhausts", *ONCE)
     assert code == 1 and "out of memory: Unable to allocate" in said and "lower env.lanes=2 or actors=1" in said, said

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qfleet.runtime.supervise import DONE, USER_ERROR
-from qfleet.types import UserError
+from qfleet.runtime.supervise import DONE, USER_ERROR, VAIN
+from qfleet.types import BadOutput, UserError
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ class Host:
             code = job(self, *args)
         except UserError as error:
             code, self.word = USER_ERROR, f"error: {error}"
+        except BadOutput as error:
+            code, self.word = VAIN, f"environment failed: {error}"
         except BaseException as error:
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
             self.word = "".join(traceback.format_exception(error))

@@ -17,7 +17,7 @@ from qfleet.replay.layout import Layout
 from qfleet.runtime.wire.channel import Carrier, briefly, read_fetched, refusal
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.tensors import unpack_weights
-from qfleet.types import Chunk, EnvFault
+from qfleet.types import BadOutput, Chunk
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class RemoteReplay:
         self._encoding.begin()
         for name, values in chunk.columns.items():  # the other side would refuse it, again and again
             if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise EnvFault(f"{name} is too large for {values.dtype}, or not a number: check what the environment "
-                               "gives, or wrap it (env.wrappers)")
+                raise BadOutput(f"{name} is too large for {values.dtype}, or not a number: check what the environment "
+                                "gives, or wrap it (env.wrappers)")
         data = self._codec.pack(chunk).to_bytes()
         if priority is not None and priority.shape != (self._starts,):
             raise ValueError(f"{priority.shape} priorities for {self._starts} window starts")
