@@ -146,7 +146,8 @@ class Member:
         where = f"the config of the fleet at {contact.address}"
         config = parse_mapping(welcome.config_yaml, where)
         if not contact.trusted:
-            refuse_imports(config, f"the fleet at {contact.address}", "nothing proves who answers there without TLS")
+            refuse_imports(config, f"the fleet at {contact.address}",
+                           "without TLS any member that knows the token could answer there")
         self.config = validate(RunConfig, config, where)
         self.spec = EnvSpec.from_json(json.loads(welcome.spec_json))
         self.index, self.incarnation = welcome.index, welcome.incarnation

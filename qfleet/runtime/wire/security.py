@@ -91,12 +91,9 @@ def key_of(token: str) -> bytes:
 
 def sign(key: bytes, *words: str | bytes) -> str:
     """HMAC-SHA256 of a list of words, each preceded by its length."""
-    mac = hmac.new(key, digestmod="sha256")
-    for word in words:
-        data = word.encode() if isinstance(word, str) else word
-        mac.update(len(data).to_bytes(8, "big"))
-        mac.update(data)
-    return mac.hexdigest()
+    parts = [word.encode() if isinstance(word, str) else word for word in words]
+    data = b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "big"), part))
+    return hmac.digest(key, data, "sha256").hex()
 
 
 def equal(given: str, expected: str) -> bool:
@@ -118,7 +115,7 @@ def value_of(metadata: Metadata, key: str) -> str:
 class Keyring:
     """The tokens of a server: the first is that of the run's own processes, the others are for members that join.
 
-    Credentials hold for one `challenge`, and so for one life of a server: whoever calls the next one proves anew.
+    Credentials hold for one `challenge`, and so for one life of a server: a caller of the next one proves anew.
     """
 
     def __init__(self, tokens: Sequence[str], challenge: str | None = None) -> None:

@@ -82,7 +82,7 @@ def test_credentials_are_renewed_when_the_learner_is_started_again(tmp_path):
             assert line.failed is None and line.welcome.epoch == second.desk.epoch
 
 
-def test_nobody_but_its_holder_speaks_for_a_place(tmp_path):
+def test_only_the_process_that_said_hello_speaks_for_its_place(tmp_path):
     """A large number of the victim's would make all its own messages repetitions."""
     with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix) as victim:
         thief = Caller(here.tcp, JOIN_TOKEN)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from wire_kit import JOIN_TOKEN, Cell, Proxy, cell
 
+from qfleet import cli
 from qfleet.members import Contact
 from qfleet.runtime.wire.address import Address
 from qfleet.runtime.wire.channel import SERVICE, Caller
@@ -16,11 +17,11 @@ from qfleet.runtime.wire.fleet_pb2 import PulseReply, Welcome
 from qfleet.types import UserError
 
 pytestmark = pytest.mark.timeout(60)
-EVIL = Welcome(epoch="e", config_yaml="env: {id: 'os:system'}\n", spec_json="{}", actors=1).SerializeToString()
+EVIL = Welcome(epoch="e", config_yaml="env: {id: 'no_such_module:Env'}\n", spec_json="{}", actors=1).SerializeToString()
 
 
 class Impostor:
-    """Answers every call as somebody would who does not know the token; `seen` is all that it was sent."""
+    """Answers every call without knowing the token; `seen` is all that it was sent."""
 
     def __init__(self, answers):
         self.seen: list[str] = []
@@ -71,6 +72,15 @@ def test_the_holder_of_a_loopback_port_learns_no_token_and_is_not_believed(tmp_p
             line.hello()
         line.close()
         assert not any(JOIN_TOKEN in text for text in fake.seen)
+
+
+def test_join_ends_before_anything_is_started_for_an_impostor(tmp_path, capsys):
+    with impostor() as fake:
+        place = contact(tmp_path, fake.address)
+        assert cli.main(["join", place.address, "--token-file", place.token_file, "--actors", "1"]) == 2
+        assert not any(JOIN_TOKEN in text for text in fake.seen)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and place.address in said and "Traceback" not in said
 
 
 def test_a_process_in_between_cannot_change_which_code_is_named(tmp_path):
