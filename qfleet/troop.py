@@ -33,8 +33,9 @@ from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.runs.roll import note_exit
 from qfleet.runtime.cluster.life import Joint, RayLife, Stand
-from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, node_address, require_ray
-from qfleet.runtime.ranks import Place, keep_store
+from qfleet.runtime.cluster.meeting import keep_meeting
+from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, require_ray
+from qfleet.runtime.ranks import Place
 from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
 from qfleet.session import EXIT_CODES, TrainResult, show_plan
 from qfleet.settings import RunConfig
@@ -171,9 +172,9 @@ class Troop(head.Head):
 
     def _crew(self) -> Child:
         config, size = self.config, self.config.cells
-        self._store, meeting = keep_store(node_address())
         gpus = self.needs[head.CELL].get("GPU", 0.0)
-        place = Place(0, size, 0, math.ceil(1 / gpus) if gpus else size, meeting=meeting)  # on a GPU that it may share
+        near = math.ceil(1 / gpus) if gpus else size  # who shares its GPU
+        place = Place(0, size, 0, near, meeting=keep_meeting())
         path = self.directory.path / "logs" / "ranks.log"
         for rank, name in enumerate(self._ranks):
             self._stand(name, head.CELL, path, average, self.orders, replace(place, rank=rank))

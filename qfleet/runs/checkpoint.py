@@ -89,7 +89,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Meta:
-    """What a checkpoint says of its run: resolved config as YAML, environment, figures such as a score, the id."""
+    """What a checkpoint says of its run: config as YAML, environment, figures such as a score, id of the run."""
 
     config: str
     spec: EnvSpec

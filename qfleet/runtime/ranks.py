@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,16 +23,23 @@ from qfleet.types import ProcessFault
 MEETING_PORT = 20_000
 """Ranks that srun started meet at one of the ten thousand from here on, below those that systems hand out."""
 
-STORE = "store://"
-"""A meeting at a store that somebody else keeps, whoever of the ranks dies."""
-
 SIOCGIFADDR = 0x8915
+POLL_S = 0.02
 MESSAGE = 1 << 20
 """Numbers per message of a reduction: several are under way at once."""
 
 
 class RankLost(ProcessFault):
     """Another rank died, or was silent for too long; exit 1, so that whoever watches starts all of them again."""
+
+
+class Meeting(Protocol):
+    """Where ranks leave notes for each other: bytes by key."""
+
+    def put(self, key: str, value: bytes, timeout_s: float) -> None: ...
+
+    def find(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
+        """The values of all keys, at once; None as long as one is missing."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Place:
     local: int
     neighbours: int
     attempt: int = 0  # how often all ranks were started anew
-    meeting: str = "env://"  # where they meet, as torch.distributed takes it
+    meeting: str | Meeting = "env://"  # where they meet, by an address as torch.distributed takes it, or otherwise
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> Place | None:
@@ -73,12 +81,6 @@ def first_host(hosts: str) -> str:
     """Of `gpu[07-12,15],cpu1`, as Slurm writes it, `gpu07`."""
     first = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\]([^,\[]*))?", hosts)
     return hosts if first is None else "".join(part or "" for part in first.groups())
-
-
-def keep_store(host: str) -> tuple[object, str]:
-    """A store of this process, which is there as long as somebody holds it, and the meeting at this host that it is."""
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return store, f"{STORE}{host}:{store.port}"
 
 
 def interface_of(address: str) -> str | None:
@@ -200,8 +202,9 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
     try:
+        below = _store(place, timeout)  # held to the end: torch does not keep a store alive that is written in Python
         # One store serves all attempts: whoever looks early would find the address of a rank that died.
-        store = dist.PrefixStore(f"attempt{place.attempt}", _store(place, timeout))
+        store = dist.PrefixStore(f"attempt{place.attempt}", below)
         dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", store=store, rank=place.rank,
                                 world_size=place.size, timeout=timeout)
     except RuntimeError as error:
@@ -214,8 +217,38 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
 
 
 def _store(place: Place, timeout: timedelta) -> dist.Store:
-    if not place.meeting.startswith(STORE):
-        store, _, _ = next(dist.rendezvous(place.meeting, place.rank, place.size, timeout=timeout))
-        return store
-    host, _, port = place.meeting.removeprefix(STORE).rpartition(":")
-    return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+    if not isinstance(place.meeting, str):
+        return MeetingStore(place.meeting, timeout.total_seconds())
+    store, _, _ = next(dist.rendezvous(place.meeting, place.rank, place.size, timeout=timeout))
+    return store
+
+
+class MeetingStore(dist.Store):
+    """A meeting as the store of torch.distributed: what gloo and nccl ask of one to exchange their addresses."""
+
+    def __init__(self, meeting: Meeting, timeout_s: float) -> None:
+        super().__init__()
+        self._meeting, self._timeout_s = meeting, timeout_s
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._meeting.put(key, value.encode() if isinstance(value, str) else bytes(value), self._timeout_s)
+
+    def get(self, key: str) -> bytes:
+        return self._await([key], self._timeout_s)[0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._meeting.find(keys, self._timeout_s) is not None
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._await(keys, self._timeout_s if timeout is None else timeout.total_seconds())
+
+    def clone(self) -> MeetingStore:
+        return self
+
+    def _await(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
+        deadline = time.monotonic() + timeout_s
+        while (found := self._meeting.find(keys, timeout_s)) is None:
+            if time.monotonic() >= deadline:
+                raise dist.DistStoreError(f"no rank has told {', '.join(keys)} within {timeout_s:g} s")
+            time.sleep(POLL_S)
+        return found

@@ -10,8 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from qfleet import api
 from qfleet.runs.checkpoint import Checkpoints
@@ -53,6 +57,20 @@ def qfleet(*args: str, cwd: Path, timeout: float = 110, **env: str) -> subproces
     """Run the command line to its end."""
     return subprocess.run(command(*args), cwd=cwd, capture_output=True, text=True, timeout=timeout,
                           env=ENVIRONMENT | env)
+
+
+def open_stores(pid: int) -> list[int]:
+    """Ports of a process at which anybody may read and write a store of torch.distributed."""
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    tables = [line.split() for name in ("tcp", "tcp6")
+              for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    ports = {int(row[1].rpartition(":")[2], 16) for row in tables if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+    found = []
+    for port in sorted(ports):
+        with suppress(RuntimeError):
+            dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2)).num_keys()
+            found.append(port)
+    return found
 
 
 def killed_when(args: list[str], cwd: Path, ready, signum: int = signal.SIGKILL, timeout: float = 110) -> int:

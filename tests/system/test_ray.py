@@ -16,7 +16,7 @@ import test_control_runs as control
 from chain_rows import REMEMBERING
 from fleet_runs import SMALL, assert_goes_forward, processes
 from ray_kit import LOSSY, RayRun, RayYard, alive
-from real_runs import TINY, newest
+from real_runs import TINY, newest, open_stores
 
 from qfleet import recipe
 from qfleet.types import UserError
@@ -183,6 +183,7 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
         run.until(lambda: list(folder.glob("checkpoints/step-*")) and members(yard).get("evaluator"))
         ranks = [run.until(lambda rank=rank: yard.pid(f"rank/{rank}")) for rank in range(2)]
         assert len({parent_of(pid) for pid in ranks}) == 2, "each has a raylet of its own"
+        assert open_stores(run.head.pid) == [], "who has no token of Ray's finds no store"
         judge = members(yard)["evaluator"]["pid"]
         os.kill(ranks[1], signal.SIGKILL)
         run.until(lambda: attempts(folder) == 2)
