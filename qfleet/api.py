@@ -30,7 +30,7 @@ from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds
 from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import Place, Which, find_checkpoint, foreign_names, require_trusted
+from qfleet.runs.find import Place, Which, find_checkpoint, foreign_names, require_closed, require_trusted
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Obs, UserError
@@ -94,6 +94,7 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Listene
     directory = RunDirectory.open(run, root)
     if not trust:
         require_trusted(directory)
+        require_closed(directory)
     old = recipe.resolve(str(directory.config), []).config
     new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,6 +34,18 @@ def require_trusted(run: RunDirectory) -> None:
     """To be asked before the config of a run is validated, since that imports what it names."""
     if not run.at_home():
         refuse_imports(read_yaml(run.config), f"run {run.path}", "you did not make it here (it is a copy, perhaps)")
+
+
+def require_closed(run: RunDirectory) -> None:
+    """To be asked before anything is written into a run: one from elsewhere could hold links to any file."""
+    if run.at_home():
+        return
+    for folder, folders, files in os.walk(run.path):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(run.path.resolve()):
+                raise UserError(f"{path} is a link to {os.readlink(path)}, through which the run would write, and you "
+                                "did not make it here (it is a copy, perhaps): remove the link, or if you trust the "
+                                "run, pass --trust (in Python: trust=True)")
 
 
 def _of_run(path: Place, which: Which, root: Place) -> Checkpoint:

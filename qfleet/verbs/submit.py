@@ -44,7 +44,7 @@ def job_of(args: Namespace) -> Job:
     """The job that the words and options mean; UserError for what could only fail on the cluster."""
     from qfleet import recipe
     from qfleet.runs.directory import RunDirectory
-    from qfleet.runs.find import require_trusted
+    from qfleet.runs.find import require_closed, require_trusted
     from qfleet.runtime.slurm import Job
     from qfleet.types import UserError
 
@@ -52,6 +52,7 @@ def job_of(args: Namespace) -> Job:
     overrides = list(args.overrides)
     if run is not None and not args.trust:
         require_trusted(RunDirectory(run))
+        require_closed(RunDirectory(run))
     resolved = recipe.resolve(source if run is None else str(run / "config.yaml"), overrides)
     size = _size(args, resolved.config)
     layout = _layout(resolved.config, size.tasks)

@@ -235,6 +235,22 @@ def test_a_downloaded_run_is_asked_before_its_config_is_understood(text, capsys)
     assert not Path("imported").exists()
 
 
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "logs/cell.log", ".fleet.json.tmp", "checkpoints/step-9"])
+def test_a_run_from_elsewhere_is_not_resumed_through_its_links(copy, name, capsys):
+    private = Path("private")
+    private.write_text("mine")
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(private.resolve())
+    assert code_of("resume", "x", "total_steps=720") == 2
+    err = capsys.readouterr().err
+    assert f"{copy / name} is a link to {private.resolve()}" in err and "--trust" in err, err
+    assert private.read_text() == "mine"
+    (copy / name).unlink()
+    (copy / "within").symlink_to("config.yaml")
+    assert code_of("resume", "x", "total_steps=700") == 0
+
+
 def test_a_copy_that_names_no_module_needs_no_trust(copy):
     assert code_of("eval", "x", "--episodes", 1) == 0 and code_of("config", "show", "x") == 0
     assert code_of("resume", "x", "total_steps=720") == 0
