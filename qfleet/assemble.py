@@ -27,7 +27,13 @@ from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.precision import bf16_is_faster
-from qfleet.runtime.threads import decoding_threads, learning_parts, thread_plan, usable_cores
+from qfleet.runtime.threads import (
+    MOST_THREADS_PER_CORE,
+    decoding_threads,
+    learning_parts,
+    thread_plan,
+    usable_cores,
+)
 from qfleet.runtime.watchdog import Watched
 from qfleet.settings import RunConfig, parts_problems, shared_out, wrong_actions
 from qfleet.types import EnvSpec, UserError, VectorEnv
@@ -127,9 +133,14 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
 
 def _threads(config: RunConfig, convolutions: bool) -> int:
     """Those that the user names, or else as many as are planned; one at least for each part that he asks for."""
+    wish, cores = config.run.threads, usable_cores()
+    if wish and wish > MOST_THREADS_PER_CORE * cores and config.placement != "ray" and (
+            "run.threads" not in config.run.settled):
+        raise UserError(f"run.threads={wish}: this process may use {cores} core{'s' * (cores > 1)}, and threads that "
+                        f"share a core wait for each other; set run.threads={cores} or less, or leave it out")
     parts = config.learner.parts
     least = 1 if parts == "auto" or "learner.parts" in config.run.settled else parts
-    return config.run.threads or max(least, thread_plan(convolutions, _cores(config)).torch)
+    return wish or max(least, thread_plan(convolutions, _cores(config)).torch)
 
 
 def _parts(config: RunConfig, spec: EnvSpec) -> int:
@@ -263,10 +274,8 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
     memory, total = replay_memory(config, layout, network), config.total_steps
     updates = max(0, total / cells - config.replay.min_steps) * (
         config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
-    leaves = ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
-                       for name, leaf in spec.observation.items())
     return [
-        ("environment", f"{spec.id}, {_lanes(config)}, {spec.choice}, observes {leaves}"),
+        ("environment", f"{spec.id}, {_lanes(config)}, {spec.choice}, observes {spec.seen}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"
          + (f", batches in {config.learner.parts} parts" if config.learner.parts != 1 else "")),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),

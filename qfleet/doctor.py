@@ -17,7 +17,7 @@ from typing import Any
 
 from qfleet import __version__
 from qfleet.config import read_yaml
-from qfleet.runs.bottleneck import ACTING, percent, shares
+from qfleet.runs.bottleneck import acting_shares, percent
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.plain import no_link, open_plain
 from qfleet.runs.state import state_of, words_of
@@ -112,7 +112,7 @@ def diagnose(run: RunDirectory) -> dict[str, Any]:
         "steps": latest.get("step", 0), "updates": latest.get("updates", 0), "seconds": latest.get("time_s", 0.0),
         "limit": None if verdict is None else asdict(verdict),
         "rates": {"steps_per_s": steps_s, "updates_per_s": updates_s},
-        "actor_time": shares(mean, ACTING), "loop_time": tally.loop(),
+        "actor_time": acting_shares(mean), "loop_time": tally.loop(),
         "samples_per_insert": {"measured": latest.get("replay/samples_per_insert"), "configured": tally.goal.ratio},
         "policy_lag": lag, "replay_bytes": latest.get("replay/bytes"), "actors": latest.get("fleet/actors"),
         "restarts": _restarts(run.path / "logs"),

@@ -227,8 +227,8 @@ def require_same(checkpoint: Checkpoint, spec: EnvSpec) -> None:
 def require_same_spaces(there: str, was: EnvSpec, here: str, now: EnvSpec) -> None:
     """UserError that shows both sides, unless they observe and act alike."""
     if was.observation != now.observation or was.actions != now.actions or was.box != now.box:
-        raise UserError(f"{there} {was.id} with {was.choice} and observations {dict(was.observation)}; "
-                        f"{here} {now.id} has {now.choice} and observations {dict(now.observation)}")
+        raise UserError(f"{there} {was.id} with {was.choice}, observing {was.seen}; "
+                        f"{here} {now.id} has {now.choice}, observing {now.seen}")
 
 
 def source_of_weights(config: RunConfig, spec: EnvSpec) -> Checkpoint | None:

@@ -108,6 +108,13 @@ class EnvSpec:
         low, high = min(self.box.low), max(self.box.high)
         return f"actions of {'×'.join(map(str, self.box.shape)) or 'one'} numbers within {low:g} to {high:g}"
 
+    @property
+    def seen(self) -> str:
+        """What is observed, in words: `obs 4×84×84 uint8`."""
+        return ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
+                         + (f" below {'×'.join(map(str, leaf.sizes))}" if leaf.sizes else "")
+                         for name, leaf in self.observation.items())
+
     def to_json(self) -> dict[str, Any]:
         leaves = {name: vars(leaf) | {"shape": list(leaf.shape), "sizes": list(leaf.sizes)}
                   for name, leaf in self.observation.items()}

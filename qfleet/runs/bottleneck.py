@@ -27,9 +27,13 @@ LEAST_HELD = 0.02
 """Less than this is chance."""
 
 ACTING = {"env": "actor/env_ms", "inference": "actor/act_ms", "wire": "actor/store_ms", "waiting": "actor/wait_ms"}
+ACTING_HERE = {"storing" if name == "wire" else name: tag for name, tag in ACTING.items()}
+"""The same of one process, which sends nothing."""
+
 LEARNING = {"decode": "train/sample_ms", "learner": "train/update_ms"}
 CALLED = {"env": "the environment", "inference": "choosing actions", "wire": "storing and shipping",
-          "waiting": "waiting", "decode": "drawing samples", "learner": "updates", "evaluation": "evaluations",
+          "storing": "storing", "waiting": "waiting", "decode": "drawing samples", "learner": "updates",
+          "evaluation": "evaluations",
           "server": "talking to the parameter server",
           "checkpoints": "checkpoints"}
 
@@ -57,7 +61,7 @@ INLINE_ADVICE = {
            "help where the environment uses them",
     "inference": "raise env.lanes, so that one call of the network serves more of them; a smaller network "
                  "(agent.hidden, agent.torso) is faster",
-    "wire": "raise replay.chunk_steps, so that fewer rows are stored twice, or let placement=processes store beside "
+    "storing": "raise replay.chunk_steps, so that fewer rows are stored twice, or let placement=processes store beside "
             "the learning",
 }
 SERVER_ADVICE = {
@@ -72,8 +76,8 @@ WARMING_UP = "lower replay.min_steps to begin earlier; raise actors or env.lanes
 
 @dataclass(frozen=True)
 class Verdict:
-    """`limit` is env, inference, wire, decode, learner, server, pace, evaluation or checkpoints; the rest is for
-    people."""
+    """`limit` is env, inference, wire (storing in one process), decode, learner, server, pace, evaluation or
+    checkpoints; the rest is for people."""
 
     limit: str
     evidence: str
@@ -98,7 +102,7 @@ def bottleneck(records: Iterable[Record], faster: Sequence[str] = FASTER) -> Ver
 
 def _judged(recent: list[Record]) -> Verdict | None:
     mean = typical(recent)
-    acting = shares(mean, ACTING)
+    acting = acting_shares(mean)
     if not acting:
         return None
     fleet = "fleet/actors" in mean
@@ -120,6 +124,11 @@ def shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
     spent = {name: float(figures[tag]) for name, tag in tags.items() if figures.get(tag) is not None}
     total = sum(spent.values())
     return {name: value / total for name, value in spent.items()} if total > 0 else {}
+
+
+def acting_shares(figures: Record) -> dict[str, float]:
+    """How an actor spends its time, 0 to 1 by name."""
+    return shares(figures, ACTING if "fleet/actors" in figures else ACTING_HERE)
 
 
 def percent(share: float) -> str:

@@ -102,7 +102,7 @@ class RunDirectory:
                 attempt += 1
                 name = f"{default}-{attempt}"
         except OSError as error:
-            raise UserError(f"cannot write the run {root / name}: {error.strerror}; "
+            raise UserError(f"cannot write the run {root / name}: {_why_not(root, error)}; "
                             f"choose a folder you may write to with run.root") from error
         run = RunDirectory(root / name)
         try:
@@ -125,6 +125,9 @@ class RunDirectory:
         for path in (here, named):
             if str(where) and _is_run(path):
                 return RunDirectory(path)
+        if here.is_file():
+            raise UserError(f"{where} is a file, not a run of qfleet's: a run is a folder with config.yaml and "
+                            "checkpoints, a checkpoint a folder in these; models of other libraries cannot be read")
         raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}; "
                         f"{_like(here.name, run_names(root), root)} (runs of another folder: --root DIR)")
 
@@ -311,6 +314,14 @@ def _make(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    """Why a folder cannot be made, by the first of its parents that exists."""
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    if not there.is_dir():
+        return f"{there} is a file, not a folder"
+    return f"no folder can be made in {there}" if isinstance(error, FileNotFoundError) else str(error.strerror)
 
 
 def _is_run(path: Path) -> bool:

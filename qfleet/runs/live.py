@@ -49,6 +49,8 @@ class Follower:
         env = settings.get("env")
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
         replay = settings.get("replay")
+        judged = settings.get("eval")
+        self.video_period = judged.get("video_period") if isinstance(judged, dict) else None
         self.alpha = replay.get("alpha") if isinstance(replay, dict) else None
         self.tally = Tally(Goal.of(settings, run.has_gpu()))
         self.known = Thinned()  # so that what a page costs each second does not grow with the run
@@ -68,6 +70,7 @@ class Follower:
             return {"name": self.run.name, "env": self.env, "state": state, "words": words, "health": health,
                     **self._standing(running), "loop": self.tally.loop(), "roles": self.tally.roles(),
                     "members": members, "events": list(self._roll.events), "film": self.newest_film(),
+                    "video_period": self.video_period,
                     "version": self._version, "ratio": self.tally.goal.ratio, "alpha": self.alpha,
                     "series": columns(self.known.records) if seen != self._version else None}
 

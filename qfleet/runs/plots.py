@@ -226,10 +226,21 @@ def _check_tags(groups: Sequence[Group], x: str, panels: Sequence[Sequence[str]]
     known = sorted(set().union(*(run.tags() for run in runs)))
     for tags in panels:
         if not any(len(run.curve(x, tag)[0]) for run in runs for tag in tags):
-            near = [match for tag in tags for match in difflib.get_close_matches(tag, known, 3, 0.5)]
-            hint = f"did you mean {', '.join(near)}? " if near else ""
-            raise UserError(f"no run has points of {' or '.join(tags)} over {x}: {hint}"
-                            f"logged are: {', '.join(known) or 'no tags at all'}")
+            raise UserError(f"no run has points of {' or '.join(tags)} over {x}: {_instead(tags, known)}")
+
+
+def _instead(tags: Sequence[str], known: Sequence[str]) -> str:
+    """What may have been meant, or else what there is, in few words."""
+    near = [match for tag in tags for match in [*(name for name in known if tag in name.split("/")),
+                                                *difflib.get_close_matches(tag, known, 3, 0.5)]]
+    if near:
+        return f"did you mean {' or '.join(dict.fromkeys(near[:3]))}?"
+    if not known:
+        return "nothing is logged yet"
+    usual = [tag for tag in (*RETURNS, "train/loss", "time/fps") if tag in known] or known[:3]
+    rooms = dict.fromkeys(tag.partition("/")[0] for tag in known)
+    return (f"logged are {len(known)} tags of {', '.join(rooms)}, such as {' and '.join(usual)}; "
+            "`qfleet top RUN --json` lists them")
 
 
 def _time_unit(groups: Sequence[Group]) -> tuple[float, str]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfleet.runs.bottleneck import (
-    ACTING,
     FASTER,
     RECENT_RECORDS,
     Verdict,
+    acting_shares,
     bottleneck,
     percent,
-    shares,
     typical,
     untried,
 )
@@ -166,7 +165,7 @@ class Tally:
         figures, mean = dict(self.figures()), self.typical()
         learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := figures.get(label))]
         return [("actors", _joined([f"{figures['actors']} alive", f"{figures.get('steps/s', '-')} steps/s",
-                                    _parts(shares(mean, ACTING)),
+                                    _parts(acting_shares(mean)),
                                     f"policy lag {amount(round(mean.get(LAG_OF_FLEET, 0)))}"])),
                 ("learner", _joined([*learning, _parts(self.loop())])),
                 ("evaluator", self._judged())]

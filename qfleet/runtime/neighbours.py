@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from qfleet.runtime.threads import usable_cores
+from qfleet.runtime.threads import MOST_PARTS, usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,12 @@ class Courtesy:
         left = max(1, min(self._threads, self._cores - int(others + 0.5)))
         self._alike = self._alike + 1 if left != self._taken else 0
         if not self._share and self._alike == PATIENCE:
+            parts = self._threads <= MOST_PARTS
             self._tell("other processes keep %.1f cores busy, and torch's %d threads wait for each other: "
                        "run.share_cores=true takes fewer while it lasts, but the run is no longer reproducible to the "
-                       "last digit; with learner.parts=%d, if the agent allows it, or run.threads=1 it is", others,
-                       self._threads, self._threads)
+                       "last digit; with "
+                       + (f"learner.parts={self._threads}, if the agent allows it, or " if parts else "")
+                       + "run.threads=1 it is", others, self._threads)
         if self._share and (left < self._taken or self._alike == PATIENCE):
             self._tell("other processes keep %.1f cores busy: torch takes %d of %d threads while it lasts", others,
                        left, self._threads)

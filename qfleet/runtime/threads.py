@@ -10,6 +10,8 @@ from pathlib import Path
 PART_ITEMS = 16
 """Batches of 32 in two parts take hardly longer than undivided ones, in four parts a third longer (two cores)."""
 MOST_PARTS = 4
+MOST_THREADS_PER_CORE = 8
+"""Threads of torch: more than one for a core are slow, and only of use to repeat the digits of a larger machine."""
 
 
 @dataclass(frozen=True)

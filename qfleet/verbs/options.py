@@ -20,6 +20,14 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def port(text: str) -> int:
+    """A TCP port from the command line; 0 is any that is free."""
+    value = at_least(0)(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{value} is no port: the largest is 65535")
+    return value
+
+
 def fraction(text: str) -> float:
     """A probability from the command line."""
     try:
@@ -143,7 +151,7 @@ def top(parser: argparse.ArgumentParser) -> None:
 
 
 def watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=at_least(0), metavar="N",
+    parser.add_argument("--port", type=port, metavar="N",
                         help="of this machine (default: 8420, or any that is free; 0 = any)")
     parser.add_argument("--listen", metavar="ADDR:PORT", help="let other machines look on, too, with a token")
     parser.add_argument("--token-file", metavar="FILE", help="holds the token for --listen (default: a fresh one)")

@@ -121,7 +121,8 @@ def film_path(where: str | Path, which: str, seed: int, root: str | Path = "runs
 
 def verdict(result: EvalResult) -> str:
     how = "greedy" if result.epsilon == 0 else f"ε = {result.epsilon:g}"
-    return (f"mean return {result.mean_reward:.2f} ± {result.std_reward:.2f} over {result.episodes} episodes "
+    episodes = f"{result.episodes} episode{'s' * (result.episodes != 1)}"
+    return (f"mean return {result.mean_reward:.2f} ± {result.std_reward:.2f} over {episodes} "
             f"({how}, {result.protocol}, seed {result.seed})")
 
 

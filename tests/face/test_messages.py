@@ -7,10 +7,16 @@ import sys
 import pytest
 
 from qfleet import recipe
+from qfleet.api import EvalResult
 from qfleet.cli import main
 from qfleet.envs import gym
 from qfleet.recipe import changed_on_resume, list_recipes, recipe_names, resolve
-from qfleet.types import UserError
+from qfleet.runs.bottleneck import acting_shares
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.live import Follower
+from qfleet.session import require_same_spaces
+from qfleet.types import EnvSpec, Leaf, UserError
+from qfleet.verbs.showing import verdict
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +166,46 @@ def test_a_bug_of_the_package_is_still_asked_to_be_reported(capsys, monkeypatch)
     assert main(["recipes"]) == 1
     text = capsys.readouterr().err
     assert "failed unexpectedly; a report with the lines above is welcome" in text and "your code" not in text
+
+
+@pytest.mark.parametrize(("command", "answer"), [
+    ("watch --port 99999", "argument --port: 99999 is no port: the largest is 65535"),
+    ("eval model.zip", "model.zip is a file, not a run of qfleet's: a run is a folder with config.yaml"),
+    ("plot model.zip", "models of other libraries cannot be read"),
+    ("train catch run.root=model.zip", "model.zip is a file, not a folder; choose a folder"),
+    ("train catch run.root=model.zip/runs", "model.zip is a file, not a folder; choose a folder"),
+    ("train catch run.root=/proc/x", "no folder can be made in /proc; choose a folder"),
+    ("train cartpole init_from=nope --dry-run", "no run 'nope'"),
+    ("train catch run.threads=100000 --dry-run", "run.threads=100000: this process may use"),
+])
+def test_what_is_wrong_with_a_path_a_port_or_a_number_is_told(command, answer, capsys, place):
+    (place / "model.zip").touch()
+    assert answer in told(capsys, *command.split())
+
+
+def test_spaces_that_differ_are_told_without_the_names_of_classes():
+    was = EnvSpec("A", {"obs": Leaf((4,), "float32", "vector")}, 2)
+    now = EnvSpec("B", {"grid": Leaf((4, 8, 8), "uint8", "image"), "room": Leaf((), "int32", "category", (3,))}, 5)
+    with pytest.raises(UserError) as caught:
+        require_same_spaces("the checkpoint was trained on", was, "the environment", now)
+    assert str(caught.value).split("; ") == [
+        "the checkpoint was trained on A with 2 actions, observing obs 4 float32",
+        "the environment B has 5 actions, observing grid 4×8×8 uint8, room scalar int32 below 3"]
+
+
+@pytest.mark.parametrize(("episodes", "words"), [(1, "over 1 episode ("), (2, "over 2 episodes (")])
+def test_one_episode_is_one(episodes, words):
+    assert words in verdict(EvalResult(1.0, 0.0, episodes, 1, "full episodes", 0.0, [1.0], [9], "x"))
+
+
+@pytest.mark.parametrize(("fleet", "part"), [({}, "storing"), ({"fleet/actors": 1.0}, "wire")])
+def test_only_a_run_of_several_processes_speaks_of_the_wire(fleet, part):
+    parts = acting_shares({"actor/env_ms": 1.0, "actor/store_ms": 3.0, **fleet})
+    assert parts == {"env": 0.25, part: 0.75}
+
+
+@pytest.mark.parametrize(("section", "period"), [("eval: {video_period: 2}", 2), ("eval: {video_period: 0}", 0),
+                                                 ("seed: 1", None)])
+def test_the_live_page_knows_whether_videos_are_to_come(place, section, period):
+    (place / "config.yaml").write_text(section + "\n")
+    assert Follower(RunDirectory(place)).news(0)["video_period"] == period

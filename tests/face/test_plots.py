@@ -127,8 +127,13 @@ def test_a_band_covers_only_what_all_seeds_cover():
 
 def test_mistakes_name_the_remedy(tmp_path):
     run = write_run(tmp_path, "run")
-    with pytest.raises(UserError, match=r"did you mean eval/mean_reward.*logged are: eval/mean_reward, rollout"):
+    with pytest.raises(UserError, match=r"over steps: did you mean eval/mean_reward"):
         plot([run], y=["eval/mean_rewad"])
+    with pytest.raises(UserError, match=r"did you mean rollout/ep_rew_mean\?$"):
+        plot([run], y=["ep_rew_mean"])
+    with pytest.raises(UserError, match=r"logged are \d+ tags of .*rollout.*, such as rollout/ep_rew_mean") as caught:
+        plot([run], y=["zzz"])
+    assert len(str(caught.value)) < 250 and "`qfleet top RUN --json` lists them" in str(caught.value)
     with pytest.raises(UserError, match=r"must end in \.png, \.svg, \.pdf"):
         plot([run], out=tmp_path / "curve.txt")
     with pytest.raises(UserError, match="at least 1"):

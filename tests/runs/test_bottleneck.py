@@ -60,7 +60,7 @@ CASES = {
 ONE_PROCESS = {
     "env": inline(env=9.0, time__actor_share=0.8, time__learner_share=0.1),
     "inference": inline(act=9.0, time__actor_share=0.8, time__learner_share=0.1),
-    "wire": inline(store=9.0, time__actor_share=0.8, time__learner_share=0.1),
+    "storing": inline(store=9.0, time__actor_share=0.8, time__learner_share=0.1),
     "decode": inline(sample=5.0, update=1.0, time__actor_share=0.1, time__learner_share=0.8),
     "learner": inline(time__actor_share=0.1, time__learner_share=0.8),
     "evaluation": inline(time__eval_share=0.7, time__actor_share=0.1, time__learner_share=0.1),

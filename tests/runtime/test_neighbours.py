@@ -167,6 +167,12 @@ def test_who_keeps_his_threads_hears_once_what_would_be_faster(taken, caplog):
     assert all(remedy in caplog.text for remedy in ("run.share_cores=true", "learner.parts=2", "run.threads=1"))
 
 
+def test_parts_are_not_advised_for_more_threads_than_can_have_one_each(taken, caplog):
+    clock = Clock()
+    looks(Courtesy(64, 64, False, lambda: 9.0, clock), clock, 2 * PATIENCE)
+    assert "run.threads=1 it is" in caplog.text and "learner.parts" not in caplog.text
+
+
 SMALL = ["env.kwargs={pixels: true}", "env.lanes=2", "replay.capacity=400", "replay.min_steps=32",
          "replay.chunk_steps=8", "learner.batch_size=8", "learner.precision=fp32", "total_steps=80", "stop_at=null",
          "eval.episodes=1", "eval.period_steps=null", "checkpoint.period_steps=null", "run.tensorboard=false"]

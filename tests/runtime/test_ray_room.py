@@ -1,11 +1,15 @@
-"""How many actors a cluster has room for: what is free is counted node by node."""
+"""How many actors a cluster has room for: what is free is counted node by node. And whether there is a cluster."""
 
+import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from qfleet.runtime.cluster import session
+from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.cluster.session import RaySession
+from qfleet.types import UserError
 
 CELL, EVALUATOR = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}
 
@@ -28,3 +32,20 @@ def test_room(monkeypatch, nodes, needs, room):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes, util=util))
     monkeypatch.setitem(sys.modules, "ray.util", util)
     assert RaySession.room(None, needs, "group", [CELL, EVALUATOR]) == room
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://localhost:{}"])
+def test_where_nothing_listens_ray_is_not_even_asked(monkeypatch, tmp_path, form):
+    asked = []
+    fake = SimpleNamespace(init=lambda **how: asked.append(how["address"]), is_initialized=lambda: False,
+                           exceptions=SimpleNamespace(RayError=RuntimeError),
+                           util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"))
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(session, "require_ray", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = form.format(server.getsockname()[1])
+        RaySession(RayConfig(address=address), tmp_path, 1.0)
+    assert asked == [address]
+    with pytest.raises(UserError, match=rf"no Ray at {address}: Connection refused; is it running"):
+        RaySession(RayConfig(address=address), tmp_path, 1.0)
+    assert asked == [address]

@@ -97,6 +97,15 @@ def test_vectors_are_not_divided_unless_asked_for():
             for words in (["run.threads=2"], ["learner.parts=2"])] == [1, 2]
 
 
+def test_many_more_threads_than_cores_are_refused_unless_qfleet_chose_them(monkeypatch):
+    monkeypatch.setattr(assemble, "usable_cores", lambda: 2)
+    config = resolve("cartpole", ["device=cpu", "run.threads=1000"]).config
+    with pytest.raises(UserError, match=r"run.threads=1000: .* 2 cores.*set run.threads=2 or less"):
+        assemble.settle(config, VECTORS)
+    chosen = config.model_copy(update={"run": config.run.model_copy(update={"settled": ("run.threads",)})})
+    assert assemble.settle(chosen, VECTORS).run.threads == 1000, "a run of a larger machine goes on here"
+
+
 def test_a_quota_counts_as_cores(monkeypatch):
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.setattr(threads, "_quota", lambda: 3)

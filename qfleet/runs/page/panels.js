@@ -20,8 +20,8 @@ const PANELS = [
     "train/td_abs": ["TD error", "mean size", true], "train/learning_rate": ["Learning rate", "", true] }],
 ];
 
-const LIMITS = ["env", "inference", "wire", "decode", "learner", "server", "pace", "evaluation", "checkpoints"];
-const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wire: "storing and shipping", decode: "drawing samples", learner: "updates",
+const LIMITS = ["env", "inference", "wire", "decode", "learner", "server", "pace", "evaluation", "checkpoints", "storing"];
+const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wire: "storing and shipping", storing: "storing", decode: "drawing samples", learner: "updates",
   server: "talking to the parameter server", pace: "both sides wait for each other", evaluation: "evaluations", checkpoints: "checkpoints" };
 const limitColour = limit => LIMITS.includes(limit) ? `var(--l${LIMITS.indexOf(limit)})` : "var(--line)";
 

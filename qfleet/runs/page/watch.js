@@ -14,7 +14,7 @@ document.getElementById("page").replaceChildren(
   el("section", { class: "card below", "aria-label": "Roles" }, el("h3", {}, "Roles"), el("div", { id: "roles" })),
   el("div", { class: "grid wide below" },
     el("section", { class: "card", "aria-label": "Now" }, el("h3", {}, "Now"), el("dl", { id: "figures", class: "now" })),
-    el("section", { class: "card", "aria-label": "Newest video" }, el("h3", {}, "Newest evaluation video"), el("div", { id: "film", class: "empty" }, "none yet: set eval.video_period"))),
+    el("section", { class: "card", "aria-label": "Newest video" }, el("h3", {}, "Newest evaluation video"), el("div", { id: "film", class: "empty" }, "none yet"))),
   el("div", { class: "controls" }, axisChoice(), smoothing()), el("div", { id: "charts" }));
 
 const percent = share => `${Math.round(100 * share)} %`;
@@ -38,7 +38,8 @@ function soloRows(news) {
     : [el("p", { class: "small soft" }, "nothing is known yet")];
 }
 
-function showFilm(name) {
+function showFilm(name, period) {
+  if (!film && !name) place("film").textContent = period ? `none yet: one after every ${period === 1 ? "evaluation" : `${period} evaluations`}` : "none: set eval.video_period to record some";
   if (name === film || !name || performance.now() < shown) return;  // films may come faster than they can be seen
   film = name;
   shown = performance.now() + 3000;
@@ -72,7 +73,7 @@ function show(news) {
   place("roles").replaceChildren(...(news.members.length || news.roles.length ? roleRows(news) : soloRows(news)));
   document.querySelector(".roles")?.scrollTo(along, down);  // where the reader had moved it
   place("figures").replaceChildren(...news.figures.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
-  showFilm(news.film);
+  showFilm(news.film, news.video_period);
   if (news.series) {
     version = news.version;
     live.groups[0].label = news.name;

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,7 @@ LONGEST_FOLDER = 40
 CALLS_AT_ONCE = 64
 HEAD = "node:__internal_head__"
 PLACED_S = 60
+LISTENER_S = 10.0
 
 
 def require_ray() -> None:
@@ -70,9 +73,11 @@ class RaySession:
                     ray.init(address="local", num_cpus=max(usable_cores(), round(cpus + 0.5)), _temp_dir=str(folder),
                              include_dashboard=cfg.dashboard, object_store_memory=cfg.object_store_mb << 20, **quiet)
             elif not self._shared:
+                _require_listener(str(address))
                 ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise UserError(f"no Ray at {address or 'this host'}: {str(error).splitlines()[0]}; is it running "
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise UserError(f"no Ray at {address or 'this host'}: {why}; is it running "
                             "(ray status), and is its token in RAY_AUTH_TOKEN_PATH?") from None
 
     def place(self, bundles: Sequence[Mapping[str, float]], strategy: str, here: bool) -> Any:
@@ -131,6 +136,25 @@ class RaySession:
                 remove_placement_group(group)
         if not self._shared:
             ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """OSError at once where nothing listens at HOST:PORT: Ray itself tries for a minute and writes warnings meanwhile.
+
+    What listens on this host may do so under the node's address only.
+    """
+    found = re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+?)\]?:(\d+)", address)
+    if found is None:  # auto, for instance
+        return
+    host, port = found[1], int(found[2])
+    hosts = [host, node_address()] if host in ("localhost", "127.0.0.1", "::1") else [host]
+    for number, each in enumerate(hosts, start=1):
+        try:
+            socket.create_connection((each, port), LISTENER_S).close()
+            return
+        except OSError:
+            if number == len(hosts):
+                raise
 
 
 def _secure() -> None:
