@@ -146,19 +146,27 @@ def test_an_outdated_version_of_an_environment_is_told_once(capsys, caplog):
     assert caplog.text.count("out of date") == 1
 
 
-@pytest.mark.parametrize(("code", "said", "kept"), [
-    ("def broken():\n    return 1 / 0\n", "error in your code in {file}, line 2, in broken: ZeroDivisionError", False),
-    ("from qfleet.config import parse_override\n\ndef broken():\n    parse_override(None)\n",
-     "called by your code in {file}, line 4, in broken", True)])
-def test_a_bug_of_the_users_own_code_is_reported_as_such(code, said, kept, capsys, place, monkeypatch):
-    (place / "mine.py").write_text(code)
-    space = {}
-    exec(compile(code, str(place / "mine.py"), "exec"), space)
-    monkeypatch.setattr(recipe, "list_recipes", lambda words: space["broken"]())
-    assert main(["recipes"]) == 1
+MY_ALGORITHM = """
+from qfleet.algos import dqn
+
+class algo:
+    class Config(dqn.Config):
+        algo: str
+
+    def build(cfg, spec):
+        return BODY
+"""
+
+
+@pytest.mark.parametrize(("body", "said", "ours"), [
+    ("1 / 0", "error in your code in {file}, line 9, in build: ZeroDivisionError", False),
+    ("dqn.build(cfg, None)", "called by your code in {file}, line 9, in build; check what is passed there", True)])
+def test_a_bug_in_an_algorithm_of_the_users_own_is_reported_as_such(body, said, ours, capsys, place):
+    (place / "mine.py").write_text(MY_ALGORITHM.replace("BODY", body))
+    assert main(["train", "catch", "agent.algo=mine:algo", "run.root=runs"]) == 1
     text = capsys.readouterr().err
-    assert said.format(file=place / "mine.py") in text and ("a report with the lines above is welcome" in text) == kept
-    assert ("asking.py" in text) == kept
+    assert said.format(file=place / "mine.py") in text and ("a report with the lines above is welcome" in text) == ours
+    assert ("assemble.py" in text) == ours
 
 
 def test_a_bug_of_the_package_is_still_asked_to_be_reported(capsys, monkeypatch):
