@@ -93,7 +93,7 @@ def saved_bytes(layout: Layout, cfg: ReplayConfig, steps: float) -> int:
     """About the bytes of a replay in a checkpoint after so many steps: chunks as they are packed, in whole files, and
     priorities."""
     kept = min(slots(layout, cfg), steps // layout.chunk_steps + GROUP)
-    per_slot = (fixed_bytes(layout, cfg)[0] / slots(layout, cfg)) + 8 * layout.starts
+    per_slot = fixed_bytes(layout, 1)[0] + 8 * layout.starts
     blocks = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
     return int(kept * (per_slot + blocks))
 
