@@ -29,8 +29,8 @@ QUICK = ["learner.batch_size=256", "learner.learning_rate=2e-4", "learner.optimi
 FIVE = [*QUICK, "agent.n_step=5", "agent.norm=layer", "learner.learning_rate=2.5e-4", "learner.optimizer_eps=1e-5"]
 """As `pong-fast` has it."""
 CURIOUS = ["env.id=PongNoFrameskip-v4", "agent.arms=4", "explore.arms=4", "agent.beta=0.003",
-           "agent.episodic_capacity=7000"]
-"""Over those of `r2d2`: few arms that are a little curious."""
+           "agent.episodic_capacity=7000", "env.stack=4", "env.full_action_space=false", "replay.chunk_steps=160"]
+"""Over those of `r2d2`: few arms that are a little curious, and what `r2d2` sees and does."""
 SETTINGS: dict[str, list[str]] = {
     "rainbow": [*QUICK, "replay.beta_steps=3000000"],
     "iqn": [*QUICK, "explore.steps=100000"],

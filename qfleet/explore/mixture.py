@@ -1,4 +1,6 @@
-"""NGU's way (Badia et al. 2020a): every episode follows a policy drawn from the agent's family, and ε is a ladder."""
+"""NGU's way (Badia et al. 2020a) with few lanes: every episode follows a policy drawn from the agent's family, and ε is
+a ladder. In the paper each of 256 actors follows one policy for ever; with few lanes some policies would never act.
+"""
 
 from __future__ import annotations
 

@@ -375,3 +375,13 @@ def test_an_exact_run_keeps_its_checkpoint_clock_on_resume() -> None:
 def test_the_table_of_keys_in_the_documentation_is_current() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert recipe.key_table() in text, "paste the output of the command that docs/configuration.md names"
+
+
+@pytest.mark.parametrize(("name", "unroll", "stride"), [("ngu", 80, 40), ("agent57", 160, 80)])
+def test_curious_recipes_have_the_settings_of_their_papers(name, unroll, stride):
+    """Adam's ε of 1e-4 belongs to half of the sum over a sequence; of a mean of squares it is 2/unroll of that."""
+    config = recipe.resolve(name).config
+    assert (config.agent.unroll, config.agent.stride, config.agent.target_epsilon) == (unroll, stride, 0.01)
+    assert (config.env.stack, config.env.full_action_space, config.eval.epsilon) == (1, True, 0.01)
+    assert config.learner.optimizer_eps == pytest.approx(1e-4 * 2 / unroll)
+    assert config.replay.samples_per_insert * unroll == 4, "each step is trained on four times"
