@@ -287,7 +287,7 @@ class Store(ABC, Generic[H]):
         """Before so many saved chunks are taken over: make slots for them; how many of the newest can be kept."""
         steps, most = self._layout.chunk_steps, max(self._cfg.capacity, self._slots)
         lengths = np.asarray(state.get("lengths", np.full(live, steps)), np.int64)
-        before = int(state["slots"]) if state.get("capacity") == self._cfg.capacity else 0
+        before = int(state.get("slots", 0)) if state.get("capacity") == self._cfg.capacity else 0
         if lengths.shape != (live,) or not ((lengths > 0) & (lengths <= steps)).all() or not 0 <= before <= most:
             raise ValueError(f"saved replay: {before} slots and {lengths.shape} lengths do not belong to {live} chunks")
         kept = int(np.count_nonzero(np.cumsum(lengths[::-1]) <= self._cfg.capacity))
@@ -358,5 +358,6 @@ class Store(ABC, Generic[H]):
 def moved(values: np.ndarray, before: np.ndarray, after: np.ndarray, slots: int) -> np.ndarray:
     """Values of `slots` slots, [slots, ...]: those of the slots `before`, now in the slots `after`, and zeros."""
     room = np.zeros((slots, *values.shape[1:]), values.dtype)
-    room[after] = values[before]
+    for at in range(0, len(before), 256):  # by index all at once, they would be copied twice
+        room[after[at:at + 256]] = values[before[at:at + 256]]
     return room
