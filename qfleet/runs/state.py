@@ -43,7 +43,7 @@ def words_of(run: RunDirectory, state: State) -> str:
     if going_on(state) or state == "ended":
         return WORDS[state]
     error = (run.ending() or {}).get("error")
-    why = f": {_printable(error)}" if state == "failed" and isinstance(error, str) and error else ""
+    why = f": {_printable(error).rstrip('.')}" if state == "failed" and isinstance(error, str) and error else ""
     saved = any(run.checkpoints.glob("step-*"))
     remedy = "goes on from its newest checkpoint" if saved else "starts it again, there is no checkpoint yet"
     return f"{WORDS[state]}{why}; `qfleet resume` {remedy}"
