@@ -25,7 +25,7 @@ SETTINGS = {
     "cluster.md": "20 s",
     "continuous.md": "5 %, 1.5 ×",
     "fast.md": "7.8 KB, 7.8 GB, 7 KB, 75 %, 120 s, 135 s, 1 %, 10 %",
-    "fleet.md": "0.5 s, 1 s, 2 s, 8 s, 20 s",
+    "fleet.md": "0.5 s, 1 s, 2 s, 8 s, 10 s, 20 s, 30 s",
     "hosts.md": "20 s",
     "kubernetes.md": "600 s",
     "migration.md": "3 GB",

@@ -2,11 +2,13 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from qfleet.assemble import make_agent, make_env, plan_of, settle
+from qfleet.bundle import Copier
 from qfleet.bureau import Bureau
 from qfleet.config import to_yaml
 from qfleet.recipe import resolve
@@ -243,3 +245,17 @@ def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_cells_say(tmp_pat
     saved = world.saved[-1].policy
     assert int(saved["arm"]) == 2 and int(saved["kept.surprise.count"]) == 0
     assert int(saved["curiosity.normaliser.count"]) == 1
+
+
+def test_a_shard_whose_weights_are_not_finite_keeps_the_copy_before():
+    config = resolve("cartpole", TINY).config
+    kept = []
+    shard = Shard("shard", torch.zeros(4), config.learner, config.server)
+    copier = Copier(SimpleNamespace(shard=shard), 2, kept.append)
+    for version in range(1, 7):
+        copier.step()
+        shard.version = version
+        if version == 5:
+            shard.weights.fill_(float("inf"))
+    copier.step()
+    assert [state.version for state in kept] == [2, 4]
