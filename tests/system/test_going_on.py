@@ -70,7 +70,7 @@ def test_resume_refuses_other_learning_and_names_both_values(capsys):
     code = main(["resume", "x", "seed=4", "agent.hidden=[32]", "total_steps=400"])
     err = capsys.readouterr().err
     assert code == 2 and "seed: is 4, but the run was started with 1" in err
-    assert "agent.hidden: is (32,), but the run was started with (16,)" in err and "total_steps" in err
+    assert "agent.hidden: is [32], but the run was started with [16]" in err and "total_steps" in err
     assert {path: path.read_bytes() for path in Path("runs/x").rglob("*") if path.is_file()} == before
 
 
