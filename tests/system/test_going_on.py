@@ -277,8 +277,8 @@ def test_init_from_another_environment_or_network_is_refused_with_both(capsys):
     train("cartpole", "run.name=a", "total_steps=100")
     assert main(["train", "toy/Chain-v0", *TINY, "total_steps=100", "init_from=a", "run.name=b"]) == 2
     err = capsys.readouterr().err
-    assert "CartPole-v1 with 2 actions" in err and "(4,)" in err
-    assert "toy/Chain-v0 has 2 actions" in err and "(5,)" in err
+    assert "CartPole-v1 with 2 actions, observing obs 4 float32" in err
+    assert "toy/Chain-v0 has 2 actions, observing obs 5 float32" in err
     assert main(["train", "cartpole", *TINY, "agent.hidden=[17]", "total_steps=100", "init_from=a", "run.name=b"]) == 2
     err = capsys.readouterr().err
     assert "init_from=a" in err and "(16, 4)" in err and "(17, 4)" in err and "Traceback" not in err
