@@ -287,9 +287,10 @@ class Attempt:
     def begin_from(self, checkpoint: Checkpoint) -> list[str]:
         """Start from trained weights instead of random ones; returns the tensors that did not fit, a line for each."""
         learner, source = self.cell.learner, self.config.init_from
-        mine = learner.flat.state()
+        mine, given = learner.flat.state(), checkpoint.policy()
+        wanted = {name: value for name, value in mine.items() if name in given or name not in learner.agent.notes}
         try:
-            found = fitting(checkpoint, mine, self.text, self.config.init_partial)
+            found = fitting(checkpoint, wanted, self.text, self.config.init_partial)
         except UserError as error:
             raise UserError(f"init_from={source}: {error}") from None
         learner.load_weights(mine | found.taken)

@@ -99,8 +99,9 @@ class Flat:
         vector = self.master.clone() if master is None else master
         return self.named(vector) | {name: value.clone() for name, value in self._buffers.items()}
 
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take weights and buffers, by name; every name and shape must fit."""
+    def load(self, state: Mapping[str, torch.Tensor], optional: Sequence[str] = ()) -> None:
+        """Take weights and buffers, by name; every name and shape must fit. Missing `optional` buffers stay as they are."""
+        state = {name: self._buffers[name] for name in optional} | dict(state)
         if self._views.keys() != state.keys():
             raise ValueError(f"weights differ in {sorted(self._views.keys() ^ state.keys())}")
         for name, view in self._views.items():

@@ -54,7 +54,7 @@ class Policy:
         return gained
 
     def load(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        self.flat.load(state)
+        self.flat.load(state, self.agent.notes)  # which checkpoints of 0.1 do not have
         self.version = version
 
     @torch.inference_mode()

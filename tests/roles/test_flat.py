@@ -125,6 +125,20 @@ def test_state_round_trip_and_refusals():
         other.load(one.state() | {"extra": torch.zeros(1)})
 
 
+def test_optional_buffers_may_be_missing_and_stay_as_they_are():
+    one, other = Flat(network()), Flat(network())
+    one.master.normal_()
+    other.assign({"2.running_mean": torch.full((8,), 5.0)})
+    state = one.state()
+    del state["2.running_mean"]
+    with pytest.raises(ValueError, match="running_mean"):
+        other.load(state)
+    other.load(state, ("2.running_mean",))
+    assert torch.equal(one.master, other.master) and (other.buffer("2.running_mean") == 5).all()
+    other.load(one.state(), ("2.running_mean",))
+    assert (other.buffer("2.running_mean") == 0).all()
+
+
 def test_a_state_is_a_copy():
     flat = Flat(network())
     state = flat.state()
