@@ -283,12 +283,15 @@ def window_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torc
 
 
 def as_learnt(batch: Sample, cfg: Any, rng: torch.Generator) -> Sample:
-    """The batch under the arms that learn from it: those that played, or any, which is off policy as all of it is."""
-    if not cfg.share_arms:
-        return batch
-    arm = batch.rows["arm"]
-    drawn = torch.randint(cfg.arms, (len(arm), 1), generator=rng, device=arm.device, dtype=arm.dtype)
-    return replace(batch, rows=batch.rows | {"arm": drawn.expand_as(arm)})
+    """The batch under the arms that learn from it: those that played, or any, which is off policy as all of it is.
+
+    Rows may come from other hosts, and an arm that does not exist would end the learner: it becomes one that does.
+    """
+    arm = batch.rows["arm"].clamp(0, cfg.arms - 1)
+    if cfg.share_arms:
+        drawn = torch.randint(cfg.arms, (len(arm), 1), generator=rng, device=arm.device, dtype=arm.dtype)
+        arm = drawn.expand_as(arm)
+    return replace(batch, rows=batch.rows | {"arm": arm})
 
 
 def intrinsic(rows: Tensors) -> torch.Tensor:

@@ -90,8 +90,12 @@ class Network(nn.Module):
 
 
 def led_here(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.Tensor:
-    """[..., A + 1]: the action (0 = none, a + 1) that led to a row, one-hot, and the reward that it brought."""
-    return torch.cat([F.one_hot(action.long(), actions + 1)[..., 1:], reward.unsqueeze(-1)], -1)
+    """[..., A + 1]: the action (0 = none, a + 1) that led to a row, one-hot, and the reward that it brought.
+
+    Stored states may come from other hosts: an action that does not exist must not end the learner.
+    """
+    known = action.long().clamp(0, actions)
+    return torch.cat([F.one_hot(known, actions + 1)[..., 1:], reward.unsqueeze(-1)], -1)
 
 
 STATES = {"state.h": "float32", "state.c": "float32", "state.action": "int32", "state.reward": "float32"}

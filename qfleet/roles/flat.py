@@ -100,7 +100,7 @@ class Flat:
         return self.named(vector) | {name: value.clone() for name, value in self._buffers.items()}
 
     def load(self, state: Mapping[str, torch.Tensor], optional: Sequence[str] = ()) -> None:
-        """Take weights and buffers, by name; every name and shape must fit. Missing `optional` buffers stay as they are."""
+        """Take weights and buffers, by name; every name and shape must fit. `optional` buffers may be missing."""
         state = {name: self._buffers[name] for name in optional} | dict(state)
         if self._views.keys() != state.keys():
             raise ValueError(f"weights differ in {sorted(self._views.keys() ^ state.keys())}")

@@ -8,7 +8,7 @@ import torch
 from sequences import played
 
 from qfleet.agent import Arm
-from qfleet.algos import ngu
+from qfleet.algos import agent57, ngu
 from qfleet.algos.ngu import Config, build
 from qfleet.explore import mixture
 from qfleet.maths.mixture import betas, gammas
@@ -103,6 +103,18 @@ def test_actor_and_learner_agree_on_priorities(kind):
     wanted = agent.loss(net, net, sample, policy.rng).priority.detach().numpy()
     given = replay._priorities.tree.get(sample.keys)
     np.testing.assert_allclose(given, np.maximum(wanted, 1e-6), rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("module", [ngu, agent57])
+def test_arms_and_actions_that_do_not_exist_do_not_end_the_learner(module):
+    """A member of a fleet may send any numbers in columns that only the agent knows."""
+    cfg = module.Config(**SMALL)
+    agent, policy, replay = played("toy/TMaze-v0", lambda spec: module.build(cfg, spec), steps=60, explorer=drawn())
+    sample, net = replay.sample(8), policy.flat.net
+    for wild in (-7, 99):
+        rows = sample.rows | {name: torch.full_like(sample.rows[name], wild) for name in ("arm", "state.action")}
+        found = agent.loss(net, net, dataclasses.replace(sample, rows=rows), policy.rng)
+        assert found.per_item.isfinite().all() and found.priority.isfinite().all()
 
 
 def transitions(items=6, seed=0):
