@@ -58,7 +58,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "train/loss", amount),
     ("samples/insert", "replay/samples_per_insert", amount),
     ("policy lag", "actor/policy_lag", amount),
-    ("replay steps", "replay/size", amount),
+    ("replay steps", "replay/steps", amount),
     ("replay", "replay/bytes", size),
     ("actors", "fleet/actors", amount),
     ("cells", "server/cells", amount),
