@@ -1,5 +1,6 @@
 """`python -m qfleet` is the `qfleet` command; child processes enter here too."""
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -31,10 +32,9 @@ def leave(code: int, word: str | None = None) -> NoReturn:
 def run() -> NoReturn:
     """The `qfleet` command, from the first line to the exit code."""
     stopped = os.environ.pop("QFLEET_STOPPED", None)  # it is a word of this process, not of its children
+    atexit.register(ignore_late)  # registered first, it runs last
     keep_exit_code()
-    code = main()
-    ignore_late()
-    leave(code, stopped)
+    leave(main(), stopped)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "replay": settled.replay.model_copy(update={"store": store}),
         "learner": settled.learner.model_copy(update={"capture": capture})})
     memory = replay_memory(settled, layout, network)
-    if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory):
+    if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory, layout, settled.replay.capacity):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
@@ -196,9 +196,10 @@ def _store(config: RunConfig, layout: Layout) -> str:
     return "host"
 
 
-def _most_bytes(memory: planner.Plan) -> float:
-    """What a replay takes if nothing in it can be compressed."""
-    return memory.fixed + 1.05 * planner.IMAGE_RATIO * memory.blob_bytes_estimate
+def _most_bytes(memory: planner.Plan, layout: Layout, capacity: int) -> float:
+    """What a replay takes if nothing in it can be compressed and, where chunks end with episodes, all have one step."""
+    fixed = sum(planner.fixed_bytes(layout, capacity)) if layout.window.whole else memory.fixed
+    return fixed + 1.05 * planner.IMAGE_RATIO * memory.blob_bytes_estimate
 
 
 def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:

@@ -99,6 +99,7 @@ def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
         if checkpoint is not None:
             require_same(checkpoint, spec)
         config = checked(settle(config, spec))
+        directory.identify(None if checkpoint is None else checkpoint.manifest.run)  # it makes a run.json that was lost
         replace_text(directory.config, to_yaml(config))
         return concluded(directory, (kind or Head)(config, spec, directory, sinks, {}).run)
 

@@ -177,7 +177,7 @@ class Member:
             return
         try:
             load(unpack_state(self.link.welcome.memory))
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # any member may have left it: nothing in it may end this process
             log.warning("what this place had learnt before cannot be used here (%s): it begins anew", error)
 
     def policy(self, purpose: str, *index: int) -> Policy:

@@ -33,7 +33,7 @@ from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.runs.roll import note_exit
 from qfleet.runtime.cluster.life import Joint, RayLife, Stand
-from qfleet.runtime.cluster.meeting import keep_meeting
+from qfleet.runtime.cluster.meeting import start_rendezvous
 from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, require_ray
 from qfleet.runtime.ranks import Place
 from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
@@ -174,7 +174,7 @@ class Troop(head.Head):
         config, size = self.config, self.config.cells
         gpus = self.needs[head.CELL].get("GPU", 0.0)
         near = math.ceil(1 / gpus) if gpus else size  # who shares its GPU
-        place = Place(0, size, 0, near, meeting=keep_meeting())
+        place = Place(0, size, 0, near, meeting=start_rendezvous())
         path = self.directory.path / "logs" / "ranks.log"
         for rank, name in enumerate(self._ranks):
             self._stand(name, head.CELL, path, average, self.orders, replace(place, rank=rank))

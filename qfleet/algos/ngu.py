@@ -30,7 +30,7 @@ from qfleet.maths.novelty import Kernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
-from qfleet.nets.curiosity import Curiosity, weights_of, with_weights
+from qfleet.nets.curiosity import Curiosity, Trunk, weights_of, with_weights
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head
 from qfleet.types import EnvSpec, Sample, Window
@@ -124,6 +124,11 @@ def curiosity_of(cfg: Curious, spec: EnvSpec) -> Curiosity:
     return Curiosity(spec.observation, spec.actions, torso, cfg.curious_hidden, cfg.embedding, cfg.surprise_outputs)
 
 
+def embedding_of(cfg: Curious, spec: EnvSpec) -> Trunk:
+    """The first network of curiosity, by itself."""
+    return Trunk(spec.observation, getattr(cfg, "torso", "auto"), cfg.curious_hidden, cfg.embedding)
+
+
 # How an actor wonders.
 
 KEPT = ("distance.mean", "distance.count", "surprise.mean", "surprise.var", "surprise.count")
@@ -131,7 +136,7 @@ NOTES = tuple(f"kept.{name}" for name in KEPT)
 
 
 def noted() -> nn.Module:
-    """Room for what an evaluator kept: buffers by the names of KEPT."""
+    """Buffers for an evaluator's running statistics, named as in KEPT."""
     found = nn.ModuleDict()
     for name in KEPT:
         part, figure = name.split(".")
@@ -145,7 +150,7 @@ def recall_of(cfg: Any, spec: EnvSpec) -> Recall:
     """An episode's embeddings are forgotten with it; how far apart and how surprising things are is not."""
     lstm = r2d2.recall_of(cfg.units) if cfg.memory == "lstm" else None
     with torch.random.fork_rng(devices=[]):
-        weights = weights_of(curiosity_of(cfg, spec).embed).shape
+        weights = weights_of(embedding_of(cfg, spec)).shape
 
     def begin(lanes: int, device: torch.device) -> Memory:
         memory = {} if lstm is None else lstm.begin(lanes, device)
@@ -193,7 +198,7 @@ def embedded(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.Tensor:
     """Embeddings [N, D] by the weights that each lane uses."""
     newer, found = memory["episodic.newer"], None
     for name, lanes in (("episodic.old", ~newer), ("episodic.new", newer)):
-        if unseen(lanes):
+        if avoid_sync(lanes):
             keys = with_weights(embed, memory[name], obs).float()
             found = keys if found is None else torch.where(lanes.unsqueeze(1), keys, found)
         elif lanes.any():
@@ -204,15 +209,15 @@ def embedded(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.Tensor:
     return found
 
 
-def unseen(tensor: torch.Tensor) -> bool:
-    """Whether to compute all that may be needed: asking a GPU what it is takes a wait, and a recording cannot ask."""
+def avoid_sync(tensor: torch.Tensor) -> bool:
+    """Whether to compute both branches: reading a value of a GPU synchronises, and a CUDA graph cannot do it."""
     return tensor.is_cuda
 
 
 def wonder(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curious) -> tuple[torch.Tensor, Memory]:
     """The intrinsic reward [N] of arriving at these observations, and the memory with them in it."""
     filled = memory["episodic.count"]
-    if unseen(filled) or ((filled == 0) | (filled >= cfg.episodic_capacity)).any():
+    if avoid_sync(filled) or ((filled == 0) | (filled >= cfg.episodic_capacity)).any():
         memory = renewed(curiosity.embed, memory, cfg.episodic_capacity)
     keys, count = memory["episodic.keys"], memory["episodic.count"]
     key = embedded(curiosity.embed, obs, memory)

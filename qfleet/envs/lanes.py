@@ -281,5 +281,5 @@ def _warn_endless(id: str) -> None:
 
 @cache
 def _warn_cut(id: str, steps: int) -> None:
-    log.warning("%s has no time limit, and an episode was cut off after %d steps: it is scored as it stands; to have "
-                "another limit, set env.max_episode_steps, or eval.max_episode_steps for evaluations alone", id, steps)
+    log.warning("no time limit of %s is known, and an episode was cut off after %d steps: it is scored as it stands; "
+                "for another limit set env.max_episode_steps, or eval.max_episode_steps for evaluations", id, steps)

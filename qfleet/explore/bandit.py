@@ -103,6 +103,8 @@ class Bandit:
         for own in self._returns:
             own.clear()
         for arm, ret in state["history"]:
+            if not 0 <= arm < self.arms:
+                raise ValueError(f"a bandit of {self.arms} arms cannot remember arm {arm:g}")
             self.tell(int(arm), float(ret))
         self.dealt, self.rng.bit_generator.state = int(state["dealt"]), state["rng"]
 

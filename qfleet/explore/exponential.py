@@ -20,7 +20,7 @@ class Config(Section):
     steps: PositiveCount = Field(
         2_000_000, description="environment steps of the whole run in which the distance to it falls to 1/e")
     until_steps: PositiveCount | None = Field(
-        None, description="environment steps of the whole run after which ε is 0; none = never")
+        None, description="environment steps of the whole run after which ε is 0; null = never")
 
 
 class Exponential:

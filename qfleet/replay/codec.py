@@ -113,7 +113,7 @@ class Codec:
         return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
 
     def verify(self, packed: Packed) -> None:
-        """Raise ValueError where `unpack` would. Integers are not put together: any bytes are some."""
+        """Raise ValueError where `unpack` would. Integers are not delta-decoded: any bytes are valid integers."""
         for column in self._layout.blocked:
             decode = self._decompress if np.dtype(column.dtype).kind == "f" else self._differences
             decode(column, packed.blocked[column.name])

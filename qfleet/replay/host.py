@@ -79,11 +79,13 @@ class HostReplay(Store[Packed]):
         return self._cfg.max_bytes is None or self.nbytes + needed <= self._cfg.max_bytes
 
     def _resize(self, slots: int) -> bool:
-        """All arrays move, one after the other; compressed blocks stay where they are."""
+        """All arrays move, one after the other; compressed blocks stay where they are. False if that many slots, filled
+        as the present ones are, would exceed the limit of bytes: larger arrays leave less room for blocks."""
         if slots == self._slots:
             return True
         fixed = sum(fixed_bytes(self._layout, slots))
-        if slots > self._slots and self._cfg.max_bytes is not None and fixed + self._blob_bytes > self._cfg.max_bytes:
+        filled = fixed + self._blob_bytes * slots / self._slots
+        if slots > self._slots and self._cfg.max_bytes is not None and filled > self._cfg.max_bytes:
             return False
         leaves = self._priorities.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
         places = *self._move(slots), slots

@@ -145,8 +145,9 @@ class Layout:
         return -(-self.rows // self.block_rows)
 
     def blank(self) -> Chunk:
-        """A chunk of zeros without a valid start."""
+        """A chunk of final rows without a valid start: it holds nothing that can be trained."""
         columns = {c.name: np.zeros((self.rows, *c.shape), c.dtype) for c in self.columns}
+        columns["last"][:] = True
         columns |= {c.name: np.zeros((self.starts, len(self.marks), *c.shape), c.dtype) for c in self.marked}
         return Chunk(columns, np.zeros(self.starts, bool))
 

@@ -273,8 +273,11 @@ class Store(ABC, Generic[H]):
     def _grow(self) -> bool:
         """Every slot is taken, by fewer steps than the capacity: whether there are more slots now."""
         wanted = int(MARGIN * self._slots * self._cfg.capacity / self._held)
-        if self._resize(min(self._cfg.capacity, max(self._slots + 1, wanted))):
-            return True
+        wanted = min(self._cfg.capacity, max(self._slots + 1, wanted))
+        while wanted > self._slots:
+            if self._resize(wanted):
+                return True
+            wanted = (wanted + self._slots) // 2
         if not self._warned:
             log.warning("replay.capacity=%d, but no more than about %d steps are held: episodes end before their "
                         "chunks of replay.chunk_steps=%d are full, and there is no room for more chunks; lower "

@@ -155,6 +155,7 @@ class Evaluator:
         self.judged = -1
         self.owed = False
         self.recent: Callable[[], float | None] = lambda: None  # the mean return of training
+        self._noted: dict[str, torch.Tensor] = {}  # the agent's notes after the last evaluation
         self.bandit = Bandit(policy.agent.arms, TRIALS * policy.agent.arms) if policy.agent.arms > 1 else None
 
     def step(self) -> bool:
@@ -175,6 +176,7 @@ class Evaluator:
         """Evaluate the newest weights now, unless they have just been judged."""
         self.owed = False
         self.policy.refresh(self.weights)
+        self.policy.flat.assign(self._noted)  # newer than what weights that were published meanwhile hold
         if self.judged == self.policy.version:
             return
         seed, begin = seed_for(self.seed, "evaluations", self.count), perf_counter()
@@ -183,6 +185,7 @@ class Evaluator:
                 self._try_arms(self.bandit, seed)
             score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.stop)
             self.policy.note()
+            self._noted = {name: self.policy.flat.buffer(name).clone() for name in self.policy.agent.notes}
         except BrokenOff:
             self.owed = True
             return

@@ -26,7 +26,7 @@ actors act on."""
 
 @dataclass(frozen=True)
 class Footprint:
-    """Numbers of a network, and bytes of a float32 copy of them."""
+    """Number of parameters and buffers, and the bytes of a float32 copy."""
 
     numbers: int
 

@@ -218,6 +218,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.flat.load(state["net"])
         self.target.load(state["target"])
+        self._finite = self.flat.master.clone()
         self.gradients.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
         self.updates, self._published = state["updates"], state["published"]

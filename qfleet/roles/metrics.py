@@ -32,10 +32,10 @@ class FunctionSink:
         self._function(record)
 
     def flush(self) -> None:
-        """A function holds nothing back."""
+        """Nothing to flush."""
 
     def close(self) -> None:
-        """And nothing open."""
+        """Nothing to close."""
 
 
 def as_sink(sink: Sink | Callable[[Mapping[str, Any]], object]) -> Sink:

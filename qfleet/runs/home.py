@@ -14,6 +14,7 @@ import os
 import platform
 import stat
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,8 +39,9 @@ def owned(folder: Path, record: Path) -> bool:
 
 def _created(folder: Path) -> int | None:
     """When the directory was created, in nanoseconds; None where the file system or the C library does not tell."""
-    if (found := getattr(folder.stat(), "st_birthtime", None)) is not None:
-        return int(found * 1e9)
+    if sys.platform != "linux":
+        found = getattr(folder.stat(), "st_birthtime", None)
+        return None if found is None else int(found * 1e9)
     buffer = ctypes.create_string_buffer(STATX_BYTES)
     try:
         failed = ctypes.CDLL(None).statx(AT_FDCWD, os.fsencode(folder), 0, STATX_BTIME, buffer)

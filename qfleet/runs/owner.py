@@ -7,6 +7,10 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from qfleet.runs.plain import open_plain
+
+MOST_BYTES = 1000
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -34,7 +38,8 @@ class Owner:
     def of(lock: Path) -> Owner | None:
         """Who holds a lock file; None if nobody does."""
         try:
-            return Owner.parse(lock.read_text())
+            with open_plain(lock) as file:
+                return Owner.parse(file.read(MOST_BYTES).decode())
         except (OSError, UnicodeDecodeError):
             return None
 

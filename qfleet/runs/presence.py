@@ -34,7 +34,7 @@ class Presence:
 
     def _lost(self, how: str) -> str:
         return (f"the run directory {self.directory.path} {how}: it was deleted, moved or replaced while the run was "
-                "training. Training stops, since nothing would be left of it; start it anew")
+                "training. Training stops because its results would be lost; start a new run")
 
     def write(self, record: Mapping[str, Any]) -> None:
         self.check()

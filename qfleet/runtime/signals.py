@@ -76,7 +76,8 @@ def obeyed(stop: Told, hurry: bool = True) -> Iterator[None]:
             if hurry:
                 raise KeyboardInterrupt
             return
-        stop.reason = REASONS[name]
+        if stop.reason not in REASONS.values():  # the first signal decides the exit code
+            stop.reason = REASONS[name]
 
     with _handled(handle):
         yield
@@ -93,7 +94,7 @@ def heeded(leave: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def deaf_to_hangups() -> Iterator[None]:
+def sighup_ignored() -> Iterator[None]:
     """Processes that are started inside ignore SIGHUP: a terminal that closes sends it to them, too, and this process
     needs them to save. It ends them itself."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):

@@ -42,10 +42,10 @@ class Walk:
         return ngu.weights_of(self.net.embed)
 
 
-@pytest.fixture(params=[False, True], ids=["seen", "unseen"])
+@pytest.fixture(params=[False, True], ids=["seen", "avoid_sync"])
 def unseen(request, monkeypatch):
     """As on a CPU, and as on a GPU, where everything is computed since nothing is waited for."""
-    monkeypatch.setattr(ngu, "unseen", lambda tensor: request.param)
+    monkeypatch.setattr(ngu, "avoid_sync", lambda tensor: request.param)
 
 
 def test_what_is_known_stays_known_while_the_embedding_learns(unseen):

@@ -85,7 +85,7 @@ class Odd(gymnasium.Env):
     ("reset", "error", "reset must return"), ("four", "error", "a tuple of 4"),
     ("flag", "warning", "terminated is a int"),
     ("dtype", "warning", "not in its space: float64"), ("seed", "warning", "two runs with one seed differ"),
-    ("scale", "warning", "rewards reach 10000"), ("reward", "error", "must be a number; it is a ndarray of shape (1,)"),
+    ("scale", "warning", "rewards reach 10000"), ("reward", "error", "as one number, not a ndarray of shape (1,)"),
 ])
 def test_broken_rules_are_named(rule, level, words):
     assert words in texts(level, id=f"{__name__}:Odd", kwargs={"rule": rule}, max_episode_steps=50)

@@ -257,7 +257,7 @@ def test_a_large_reward_may_be_clipped():
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_reward_that_is_no_number_is_the_users_to_mend_whenever_it_comes(reward, words, at):
     _, lanes = tape_lanes([[*[(1, F, F)] * at, (reward, F, F)]])
-    with pytest.raises(UserError, match=rf"(?s)the reward .* must be a number; it is {words}: return float"):
+    with pytest.raises(UserError, match=rf"(?s)the reward as one number, not {words}; return float"):
         play(lanes, [0], [0] * (at + 1))
     assert lanes.faults() == 0
 

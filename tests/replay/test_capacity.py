@@ -1,6 +1,7 @@
 """`replay.capacity` counts environment steps, also where chunks end with short episodes."""
 
 import io
+import itertools
 import logging
 
 import numpy as np
@@ -148,6 +149,17 @@ def test_room_is_made_within_the_limit_of_bytes_and_said_otherwise(caplog):
     assert replay._slots == roomy._slots == 15 and replay.nbytes <= limit
     assert "no more than about" in caplog.text and caplog.text.count("replay.max_bytes") == 1
     replay.check_valid()
+
+
+def test_a_larger_limit_of_bytes_holds_more_steps():
+    layout, _, _, roomy = short_episodes(SEQUENCES[0])
+    fixed, held = sum(fixed_bytes(layout, 15)), []
+    for factor in (3, 4, 5, 6, 8, 100):
+        _, _, _, replay = short_episodes(SEQUENCES[0], max_bytes=factor * fixed + 40_000)
+        assert replay.nbytes <= factor * fixed + 40_000
+        held.append(replay.metrics()["replay/steps"])
+    assert held[-1] == roomy.metrics()["replay/steps"] and held[-1] > 1.5 * held[0]
+    assert all(more > less - layout.chunk_steps for less, more in itertools.pairwise(held)), held
 
 
 def test_a_device_has_the_slots_of_full_chunks_and_says_what_it_holds(caplog):

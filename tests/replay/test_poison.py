@@ -94,3 +94,10 @@ def test_a_chunk_that_does_not_decode_is_not_dealt_to_ranks(make, monkeypatch):
     deal(replay, [(state, pieces(files))], 0, 1, 120)
     assert draws(replay) == {0, 1}
     assert replay.metrics()["replay/dropped_chunks"] == 1
+
+
+def test_an_empty_chunk_in_place_of_one_that_does_not_decode_holds_nothing():
+    """Where chunks end with episodes, they count by what is trained from them."""
+    layout = layout_for(Window(past=3, unroll=8, future=2, stride=4), 20)
+    blank = layout.blank()
+    assert not blank.valid.any() and layout.steps_of(blank.columns["last"]) == 1

@@ -90,7 +90,7 @@ class NeverWaits(TorchDispatchMode):
 @pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
 def test_nothing_that_is_recorded_waits_for_the_host(monkeypatch, module, switches):
     # Three that look at their numbers on a CPU alone.
-    monkeypatch.setattr(ngu, "unseen", lambda tensor: True)
+    monkeypatch.setattr(ngu, "avoid_sync", lambda tensor: True)
     monkeypatch.setattr(ngu, "nearest", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
     monkeypatch.setattr(torch.nn.functional, "one_hot",
                         lambda x, classes: (x.unsqueeze(-1) == torch.arange(classes)).long())

@@ -14,7 +14,7 @@ import ray
 import torch
 from real_runs import open_stores
 
-from qfleet.runtime.cluster.meeting import RayMeeting, keep_meeting
+from qfleet.runtime.cluster.meeting import RayMeeting, start_rendezvous
 from qfleet.runtime.ranks import MeetingStore, Place, RankLost, crew
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="qfm-", dir="/tmp") as folder:
         ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=folder,
                  log_to_driver=False, configure_logging=False)
-        meeting = keep_meeting()
+        meeting = start_rendezvous()
         task = ray.remote(num_cpus=0)
         result = {"store": ray.get(task(store).remote(meeting))}
         for attempt in (1, 2):  # one store serves all attempts

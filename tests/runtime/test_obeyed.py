@@ -49,6 +49,17 @@ def test_a_scheduler_may_say_it_twice(stop):
         assert stop.reason == "preempted"
 
 
+@pytest.mark.parametrize(("first", "later", "reason"), [
+    (signal.SIGTERM, signal.SIGINT, "preempted"), (signal.SIGINT, signal.SIGHUP, "interrupted"),
+    (signal.SIGINT, signal.SIGTERM, "interrupted")])
+def test_the_first_signal_decides_the_exit_code(stop, first, later, reason):
+    """A terminal that is closed after Ctrl-C, or Ctrl-C while a preempted run saves."""
+    with obeyed(stop):
+        send(first)
+        send(later)
+        assert stop.reason == reason
+
+
 def test_a_run_that_was_over_anyway_is_not_interrupted_at_once(stop):
     stop.reason = "total_steps"
     with obeyed(stop):

@@ -40,7 +40,7 @@ def test_an_environment_beyond_repair_ends_the_run_which_is_saved(tmp_path):
 
 @pytest.mark.parametrize(("env", "code", "words"), [
     ("toy/Faulty-v0", 1, "environment failed: toy/Faulty-v0 gave the reward nan in lane 0 at step 20"),
-    ("fleet_envs:Lists", 2, "the reward that step returns must be a number; it is a list"),
+    ("fleet_envs:Lists", 2, "step must return the reward as one number, not a list"),
 ])
 def test_a_reward_that_nothing_can_be_learned_from_ends_the_run_as_in_one_process(tmp_path, env, code, words):
     ended, said, _ = end_of(tmp_path, env, *ONCE, "fleet.max_restarts=5", "env.kwargs={nan_reward_at: 70}")

@@ -182,9 +182,14 @@ def test_a_run_whose_directory_is_deleted_or_replaced_fails_and_says_so(lose, mo
 
 def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
     """The head notices by itself, whatever its children do; here one that sleeps, and would end well."""
-    child = Child(head.CELL, [sys.executable, "-c", "import time; time.sleep(10)"], {}, Path("cell.log"))
+    child = Child(head.CELL, [sys.executable, "-c", "import time; time.sleep(60)"], {}, Path("cell.log"))
     monkeypatch.setattr(head.Head, "_children", lambda self: [child])
-    deletion = threading.Timer(0.5, delete, [Path("runs/x")])
+
+    def delete_once_it_runs():
+        wait_until(Path("cell.log").exists)
+        delete(Path("runs/x"))
+
+    deletion = threading.Thread(target=delete_once_it_runs)
     deletion.start()
     with pytest.raises(ProcessFault, match="the run directory runs/x is gone"):
         train("cartpole", "run.name=x", "placement=processes", "actors=1")

@@ -15,7 +15,7 @@ from qfleet.runtime.ranks import RankLost
 AGAIN_S = 0.1
 
 
-class Shelf:
+class KeyValueActor:
     """The Ray actor: values by key. No call waits, and each may be repeated if its answer was lost."""
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class RayMeeting:
                 time.sleep(AGAIN_S)
 
 
-def keep_meeting() -> RayMeeting:
+def start_rendezvous() -> RayMeeting:
     """A meeting on this node, for as long as this driver of Ray lives."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-    return RayMeeting(ray.remote(**options)(Shelf).remote())
+    return RayMeeting(ray.remote(**options)(KeyValueActor).remote())

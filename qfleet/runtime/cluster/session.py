@@ -20,7 +20,7 @@ from typing import Any
 
 from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.cluster.host import Host
-from qfleet.runtime.signals import deaf_to_hangups
+from qfleet.runtime.signals import sighup_ignored
 from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.security import write_token
 from qfleet.types import UserError
@@ -69,7 +69,7 @@ class RaySession:
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             if self.own:
-                with deaf_to_hangups():
+                with sighup_ignored():
                     ray.init(address="local", num_cpus=max(usable_cores(), round(cpus + 0.5)), _temp_dir=str(folder),
                              include_dashboard=cfg.dashboard, object_store_memory=cfg.object_store_mb << 20, **quiet)
             elif not self._shared:

@@ -107,8 +107,7 @@ class Credential:
                             "that does not know this token: check what listens at that address")
 
     def _stranger(self, details: str) -> UserError:
-        return UserError(f"the process that listens at {self._address} is no fleet of this version of qfleet "
-                         f"({details})")
+        return UserError(f"{self._address} does not answer as a qfleet fleet of this version ({details})")
 
 
 class Caller:

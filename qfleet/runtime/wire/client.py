@@ -304,3 +304,5 @@ class Link:
             self._caller.exchange(self._signed(ExchangeRequest(leaving=True)), timeout_s=1.0)
         except grpc.RpcError as error:
             log.debug("left %s without an answer: %s", self.address, briefly(error))
+        except UserError as error:  # another fleet has the address by now
+            log.debug("left %s without an answer: %s", self.address, error)

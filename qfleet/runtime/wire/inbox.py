@@ -27,47 +27,47 @@ class Inbox:
     """Messages in the order of their arrival; of each sender at most `per_sender`, so that nobody crowds others out.
 
     A sender of whom `steps` environment steps wait has to wait, too: what lies here for long was played by old weights.
-    All messages together have at most `most_bytes`, whatever the number of senders; one may always come.
-    Any thread offers, the main thread alone takes out.
+    All messages of members that joined have at most `most_bytes` together, whatever their number; one may always come.
+    The run's own processes do not wait for them. Any thread offers, the main thread alone takes out.
     """
 
     def __init__(self, per_sender: int, steps: int = 1 << 62, most_bytes: int = MOST_WAITING_BYTES) -> None:
         self.per_sender, self.steps, self.most_bytes = max(1, per_sender), max(1, steps), most_bytes
         self._lock = threading.Lock()
-        self._messages: deque[ExchangeRequest] = deque()
+        self._messages: deque[tuple[ExchangeRequest, int]] = deque()  # with the bytes that count
         self._bytes = 0
         self._waiting: Counter[int] = Counter()
         self._steps: Counter[int] = Counter()
 
-    def offer(self, message: ExchangeRequest) -> bool:
-        """Take a message in, if there is room for one more of its sender's."""
-        size = message.ByteSize()
+    def offer(self, message: ExchangeRequest, joined: bool = False) -> bool:
+        """Take a message in, if there is room for one more of its sender's; `joined`: it is no process of the run's."""
+        size = message.ByteSize() if joined else 0
         with self._lock:
-            if not self._room(message.index) or (self._bytes and self._bytes + size > self.most_bytes):
+            if not self._room(message.index) or (size and self._bytes and self._bytes + size > self.most_bytes):
                 return False
             self._bytes += size
             self._waiting[message.index] += 1
             self._steps[message.index] += message.steps
-            self._messages.append(message)
+            self._messages.append((message, size))
             return True
 
-    def room(self, index: int) -> bool:
+    def room(self, index: int, joined: bool = False) -> bool:
         with self._lock:
-            return self._room(index)
+            return self._room(index) and not (joined and self._bytes >= self.most_bytes)
 
     def _room(self, index: int) -> bool:
         return self._waiting[index] < self.per_sender and self._steps[index] < self.steps
 
     def peek(self) -> ExchangeRequest | None:
         with self._lock:
-            return self._messages[0] if self._messages else None
+            return self._messages[0][0] if self._messages else None
 
     def pop(self) -> ExchangeRequest | None:
         with self._lock:
             if not self._messages:
                 return None
-            message = self._messages.popleft()
-            self._bytes -= message.ByteSize()
+            message, size = self._messages.popleft()
+            self._bytes -= size
             self._waiting[message.index] -= 1
             self._steps[message.index] -= message.steps
             if not self._waiting[message.index]:

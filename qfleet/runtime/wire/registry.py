@@ -91,6 +91,8 @@ class Registry:
                 raise FleetFull(f"{self.most} members have joined, which is as many as fleet.max_members allows")
             life = self._newest.get(index)
             if life is None or life.session != session:
+                if own and life is not None and not life.own:
+                    self._memories.pop(index, None)  # the run's own processes believe nothing that others left
                 life = Life(name, index, life.incarnation + 1 if life else 1, session, role, own)
                 self._newest[index] = self._lives[index, life.incarnation] = life
                 self._forget()
@@ -112,6 +114,12 @@ class Registry:
         with self._lock:
             life = self._lives.get((index, incarnation))
         return "" if life is None else life.role
+
+    def joined(self, index: int, incarnation: int) -> bool:
+        """Whether a life is not of a process that the run started."""
+        with self._lock:
+            life = self._lives.get((index, incarnation))
+        return life is None or not life.own
 
     def heard(self, index: int, incarnation: int, steps: int, version: int) -> Standing:
         """Note a sign of life. `superseded`: a newer process has this name; `unknown`: it must say hello."""

@@ -125,7 +125,8 @@ class Answers:
             return STOP
         if facts.final and request.index >= 0:
             return WAIT  # nothing is learnt any more: actors shall leave their cores to whoever judges the last weights
-        took = self.inbox.offer(request) if request.sequence else self.inbox.room(request.index)
+        joined = self.registry.joined(request.index, request.incarnation)
+        took = self.inbox.offer(request, joined) if request.sequence else self.inbox.room(request.index, joined)
         return TAKEN if took else WAIT
 
     def fetch(self, request: FetchRequest) -> bytes:
@@ -179,7 +180,7 @@ def check_joiner(request: HelloRequest) -> None:
                       "actors")
     if not may_claim(request.name, request.claim):
         raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                      f"the name {request.name} belongs to another process: `qfleet join` draws a name of its own")
+                      f"the name {request.name} is not valid for this process; `qfleet join` generates one")
 
 
 class Doorkeeper(grpc.ServerInterceptor):

@@ -43,7 +43,7 @@ def said(here, request, token=JOIN_TOKEN):
 def test_a_member_that_joins_cannot_take_a_place_of_the_runs_own(tmp_path, name, role):
     with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix, name, role) as owner:
         thief = Link(Caller(here.tcp, JOIN_TOKEN), name, role, patience_s=5.0)
-        with pytest.raises(UserError, match=r"belongs to another process|only processes that the run itself starts"):
+        with pytest.raises(UserError, match=r"is not valid for this process|only processes that the run itself starts"):
             thief.hello()
         thief.close()
         owner.metrics.count("wire/x")
@@ -166,6 +166,8 @@ def test_messages_of_many_senders_do_not_fill_the_memory():
     from qfleet.runtime.wire.inbox import Inbox
 
     inbox, large = Inbox(4, most_bytes=2500), [ExchangeRequest(index=index, memory=bytes(1000)) for index in range(9)]
-    assert [inbox.offer(message) for message in large] == [True] * 2 + [False] * 7
-    assert inbox.pop() is large[0] and inbox.offer(large[2]) and not inbox.offer(large[3])
-    assert inbox.pop() and inbox.pop() and inbox.offer(ExchangeRequest(index=0, memory=bytes(9000)))
+    assert [inbox.offer(message, True) for message in large] == [True] * 2 + [False] * 7
+    assert inbox.pop() is large[0] and inbox.offer(large[2], True) and not inbox.offer(large[3], True)
+    assert inbox.pop() and inbox.pop() and inbox.offer(ExchangeRequest(index=0, memory=bytes(9000)), True)
+    assert not inbox.room(1, True) and not inbox.offer(large[1], True)
+    assert inbox.room(1) and inbox.offer(large[1]), "the run's own processes do not wait for those that joined"

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -74,8 +73,7 @@ def test_a_checkpoint_is_written_whatever_number_of_strangers_is_connected(tmp_p
                           stdout=subprocess.PIPE, cwd="tests/runtime/wire") as learner:
         try:
             with crowd(int(learner.stdout.readline()), 300) as lines:
-                time.sleep(0.5)
-                assert sum(not closed(line) for line in lines) <= 101
+                eventually(lambda: sum(not closed(line) for line in lines) <= 101, 20)
                 assert learner.communicate("go\n", timeout=40)[0] == "saved and heard\n"
         finally:
             learner.kill()

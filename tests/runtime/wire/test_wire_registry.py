@@ -258,3 +258,14 @@ def test_no_bytes_do_worse_than_value_error(data):
         unpack(message, LAYOUT)
     with pytest.raises(ValueError):
         Packed.from_bytes(data, LAYOUT)
+
+
+def test_a_process_of_the_run_does_not_inherit_what_a_member_that_joined_left():
+    """As after a resume with more actors, whose places members had before."""
+    book = Registry(1, 30.0)
+    index, incarnation = book.hello("host-0123456789abcdef/0", "actor", "there", 1, "a" * 32, own=False)
+    book.remember(index, b"anything")
+    book.left(index, incarnation)
+    assert book.hello("host-fedcba9876543210/0", "actor", "there", 2, "b" * 32, own=False)[0] == index
+    assert book.memory(index) == b"anything"
+    assert book.hello(f"local/{index}", "actor", "here", 3, "c" * 32)[0] == index and book.memory(index) == b""
