@@ -77,7 +77,7 @@ RESUME = "; `qfleet resume` starts it again, there is no checkpoint yet"
     ({"reason": 3, "error": []}, "ended", "has ended")])
 @pytest.mark.parametrize("lock", [None, DEAD], ids=["unlocked", "stale lock"])
 def test_a_run_that_does_not_go_on_says_how_it_ended(run, capsys, lock, ended, state, words):
-    """Whoever tried to resume it, and failed, has taken the stale lock away; that ends no run."""
+    """A resume that failed removes the stale lock; the run counts as crashed all the same."""
     (run.path / "run.json").write_text(json.dumps({"attempts": [{}], "ended": ended}))
     if lock is not None:
         run.lock(lock)

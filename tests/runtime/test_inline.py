@@ -153,7 +153,7 @@ CURIOUS = ["agent.algo=agent57", "agent.memory=none", "agent.arms=3", "agent.emb
 
 
 def test_checkpoints_have_the_arm_that_the_newest_evaluation_chose(inline):
-    """As the best policy has it: whoever loads the latest one plays what was judged."""
+    """As the best policy does: the latest checkpoint plays the arm that was evaluated."""
     run, world = inline(*CURIOUS)
     run.evaluator.bandit.tell(2, 1e9)
     run.run()

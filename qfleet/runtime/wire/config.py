@@ -29,7 +29,7 @@ class FleetConfig(Config):
     patience_s: Positive = Field(600.0, description="seconds that an actor waits for a learner that does not answer")
     inbox_messages: PositiveCount = Field(4, description="messages of one actor that may wait for the learner")
     max_members: PositiveCount = Field(
-        1024, description="members that may have joined from elsewhere at once; those of this run are not counted")
+        1024, description="most members that can be joined at a time; processes started by the run do not count")
     max_message_mb: PositiveCount = Field(
         256, le=1024, description="largest message in megabytes; the weights must fit into one")
 

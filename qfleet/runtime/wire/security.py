@@ -120,7 +120,7 @@ class Keyring:
 
     def __init__(self, tokens: Sequence[str], challenge: str | None = None) -> None:
         if not tokens:
-            raise ValueError("a server without tokens would let nobody in")
+            raise ValueError("a server needs at least one token")
         self.challenge = fresh_nonce() if challenge is None else challenge
         self._keys = [key_of(token) for token in tokens]
 
