@@ -253,7 +253,7 @@ def test_a_port_in_use_is_named(tmp_path):
         Cell(tmp_path / "d", "203.0.113.7:1")
     with pytest.raises(UserError, match="socket unix:"):
         Server(*[None] * 3, FleetConfig(), tmp_path / "none" / "s", [TOKEN])
-    with pytest.raises(ValueError, match="without tokens"):
+    with pytest.raises(ValueError, match="at least one token"):
         Server(*[None] * 3, FleetConfig(), tmp_path / "s", [])
 
 
