@@ -121,7 +121,7 @@ def concluded(directory: RunDirectory, work: Callable[[], TrainResult]) -> Train
         if isinstance(error, KeyboardInterrupt):
             directory.conclude("interrupted")
         elif not isinstance(error, RunLost) and directory.ending() is None:
-            words = str(error).partition("\n")[0]
+            words = headline(error)
             kind = "" if isinstance(error, UserError | ProcessFault) else f"{type(error).__name__}: "
             directory.conclude("failed", f"{kind}{words}".removesuffix(": "))
         raise
@@ -130,6 +130,12 @@ def concluded(directory: RunDirectory, work: Callable[[], TrainResult]) -> Train
     else:
         directory.conclude(result.reason)
     return result
+
+
+def headline(error: BaseException) -> str:
+    """The first line of an error's text, and the next one where the first only introduces it."""
+    first, _, rest = str(error).partition("\n")
+    return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
 
 
 def reopened(directory: RunDirectory, config: RunConfig,

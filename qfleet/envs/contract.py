@@ -29,7 +29,7 @@ def fault_of_reward(reward: Any) -> str | None:
     if hasattr(reward, "__float__") and not isinstance(reward, np.complexfloating) and shape == ():
         return None
     form = f"{_form(reward)}{f' of shape {tuple(shape)}' if shape else ''}"
-    return f"step must return the reward as one number, not {form}; return float(reward)"
+    return f"step must return the reward as one number, not {form}: return a float"
 
 
 def fault_of_call(error: BaseException) -> str | None:

@@ -221,8 +221,8 @@ class GymLanes:
     def _require_form(self, fault: str | None) -> None:
         """Refuse an environment with another interface, which no rebuilding mends."""
         if fault is not None:
-            raise UserError(f"{self.spec.id} has not Gymnasium's interface: {fault} (`qfleet check-env {self.spec.id}` "
-                            "tries it out)") from None
+            raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault} (`qfleet check-env "
+                            f"{self.spec.id}` tries it out)") from None
 
     def _mend(self, row: Row) -> None:
         """Begin another episode wherever an observation is not finite."""

@@ -198,8 +198,8 @@ class Learner:
     def require_finite(self, flat: Flat) -> None:
         """A step can overflow although loss and gradient were finite. Such weights are useless."""
         if not is_finite(flat.master):
-            raise Diverged(f"weights are not finite after {self.updates} updates, although loss and gradient were; "
-                           "lower learner.learning_rate")
+            raise Diverged(f"weights are not finite after {self.updates} update{'s' * (self.updates != 1)}; lower "
+                           "learner.learning_rate")
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin from trained weights, online and target alike."""

@@ -126,7 +126,7 @@ class RunDirectory:
             if str(where) and _is_run(path):
                 return RunDirectory(path)
         if os.path.isfile(here):  # which is False for a name that is too long
-            raise UserError(f"{where} is a file, not a run of qfleet's: a run is a folder with config.yaml and "
+            raise UserError(f"{where} is a file, not a qfleet run: a run is a folder with config.yaml and "
                             "checkpoints, a checkpoint a folder in these; models of other libraries cannot be read")
         raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}; "
                         f"{_like(here.name, run_names(root), root)} (runs of another folder: --root DIR)")

@@ -18,7 +18,9 @@ def join(args: Namespace) -> int:
                       trust=args.trust)
     actors = args.actors or usable_cores()
     knock(contact)
-    complain(f"{actors} actor{'s' * (actors != 1)} for the fleet at {contact.address}; Ctrl-C takes them away again")
+    several = actors != 1
+    complain(f"{actors} actor{'s' * several} for the fleet at {contact.address}; Ctrl-C stops "
+             f"{'them' if several else 'it'}")
     reason = Join(contact, actors).run()
     ending = "the run is over" if reason is None else "left the fleet"
     complain(ending)

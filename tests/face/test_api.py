@@ -269,8 +269,8 @@ def test_an_environment_for_the_old_gym_is_refused_without_a_traceback(isolate, 
     args = [*TINY, "total_steps=100", "run.name=x", "env.max_episode_steps=20", f"env.isolate={isolate}"]
     assert main(["train", "test_api:old", *args]) == 2
     err = capsys.readouterr().err
-    assert "error: test_api:old has not Gymnasium's interface: step must return (observation, reward, terminated, " \
-           "truncated, info); it returned a tuple of 4" in err and "Traceback" not in err
+    assert "error: test_api:old does not implement the Gymnasium API: step must return (observation, reward, " \
+           "terminated, truncated, info); it returned a tuple of 4" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(("lack", "advice"), [

@@ -178,7 +178,7 @@ def test_a_bug_of_the_package_is_still_asked_to_be_reported(capsys, monkeypatch)
 
 @pytest.mark.parametrize(("command", "answer"), [
     ("watch --port 99999", "argument --port: 99999 is no port: the largest is 65535"),
-    ("eval model.zip", "model.zip is a file, not a run of qfleet's: a run is a folder with config.yaml"),
+    ("eval model.zip", "model.zip is a file, not a qfleet run: a run is a folder with config.yaml"),
     ("plot model.zip", "models of other libraries cannot be read"),
     ("train catch run.root=model.zip", "model.zip is a file, not a folder; choose a folder"),
     ("train catch run.root=model.zip/runs", "model.zip is a file, not a folder; choose a folder"),

@@ -49,7 +49,7 @@ def goes_on_from(result, tmp_path):
     assert (saved.manifest.step, saved.manifest.updates) == (result["steps"], result["updates"])
     assert result["saved_at"] == result["steps"] and state["meter"]["episodes"] == result["episodes"]
     last = records(tmp_path / "runs" / "x")[-1]
-    lives = {(name, index): incarnation for name, index, incarnation, _ in state["registry"]["lives"]}
+    lives = {(name, index): incarnation for name, index, incarnation, *_ in state["registry"]["lives"]}
     with FleetRun("resume", "x", cwd=tmp_path) as fleet:
         first = fleet.until(fleet.pulse)
         # How far it has got until we look depends on the machine; never back, and not elsewhere.
