@@ -60,7 +60,7 @@ def goes_on_from(result, tmp_path):
         assert following["episodes"] >= result["episodes"]
         assert following["replay/size"] >= last["replay/size"], "the replay is there again"
         now = {(name, index): incarnation
-               for name, index, incarnation, _ in newest(fleet.run).state()["registry"]["lives"]}
+               for name, index, incarnation, *_ in newest(fleet.run).state()["registry"]["lives"]}
         assert now == {place: incarnation + 1 for place, incarnation in lives.items()}, (lives, now)
         assert_goes_forward(fleet.run)
 
