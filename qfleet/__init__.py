@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.1.0"
 __all__ = ["__version__", "evaluate", "export", "load", "resume", "rollout", "train"]
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -186,10 +187,11 @@ def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
     monkeypatch.setattr(head.Head, "_children", lambda self: [child])
 
     def delete_once_it_runs():
-        wait_until(Path("cell.log").exists)
+        while not Path("cell.log").exists():
+            time.sleep(0.01)
         delete(Path("runs/x"))
 
-    deletion = threading.Thread(target=delete_once_it_runs)
+    deletion = threading.Thread(target=delete_once_it_runs, daemon=True)
     deletion.start()
     with pytest.raises(ProcessFault, match="the run directory runs/x is gone"):
         train("cartpole", "run.name=x", "placement=processes", "actors=1")

@@ -68,7 +68,7 @@ def forged(context):
 def test_the_holder_of_a_loopback_port_learns_no_token_and_is_not_believed(tmp_path, prove):
     with impostor(**({} if prove is None else {"Prove": prove})) as fake:
         line = contact(tmp_path, fake.address).link("actor")
-        with pytest.raises(UserError, match=r"does not know this token|no fleet of this version"):
+        with pytest.raises(UserError, match=r"does not know this token|does not answer as a qfleet fleet"):
             line.hello()
         line.close()
         assert not any(JOIN_TOKEN in text for text in fake.seen)
