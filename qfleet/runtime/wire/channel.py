@@ -193,7 +193,7 @@ def refusal(error: grpc.RpcError, address: object) -> UserError | None:
         return UserError(f"the fleet at {address} refused a message as too large ({details}): raise "
                          "fleet.max_message_mb there, or lower replay.chunk_steps")
     if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT):
-        return UserError(f"whoever listens at {address} is no fleet of this version of qfleet ({details})")
+        return UserError(f"{address} does not answer as a qfleet fleet of this version ({details})")
     for words, reason in _TLS_TROUBLE.items():
         if words in details:
             return UserError(f"no secure connection to {address}: {reason}")
