@@ -20,9 +20,9 @@ class Advantage:
 
     class Config(Section):
         algo: str
-        """the algorithm"""
+        """name of the algorithm"""
         gamma: Fraction = 0.99
-        """discount per step"""
+        """discount factor per step"""
         gap: Fraction = 0.5
         """α: share of its distance to the best by which an action is made worse"""
         hidden: tuple[PositiveCount, ...] = (256, 256)

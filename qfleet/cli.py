@@ -47,77 +47,79 @@ class Verb:
     hidden: bool = False
 
 
-SOURCES = "RECIPE is a recipe's name, a YAML file, or an environment id, for which a recipe is chosen. "
-OVERRIDES = "key=value pairs override the recipe and may stand anywhere; `qfleet config explain RECIPE` lists all keys."
+SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
+OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet config explain RECIPE` lists all keys."
 VERBS = (
     Verb("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), verbs.train,
          ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
           "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
          SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
-    Verb("resume", "continue a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), verbs.resume,
+    Verb("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), verbs.resume,
          ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
-         "RUN is a run's path or name. Keys that would change what was learned are refused, with a list of those "
-         "that may change."),
-    Verb("top", "look on while a run trains", "RUN [options]", (1, 1), verbs.top,
+         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
+         "those that can."),
+    Verb("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), verbs.top,
          ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
-         "Shows the live view of a run that another process trains, until it ends or you press Ctrl-C; the run does "
-         "not notice. Of a run that has ended it shows the last state. --json prints where it stands now, and leaves."),
-    Verb("watch", "follow a run in the browser while it trains", "[RUN] [options]", (0, 1), verbs.watch,
+         "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "
+         "not affected. For a run that has ended it shows the last state. --json prints the current state and exits."),
+    Verb("watch", "show a run in the browser while it trains", "[RUN] [options]", (0, 1), verbs.watch,
          ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
-         "Serves a page with curves, the rate and health of every role, and the newest video, until you press Ctrl-C; "
-         "the run does not notice. Without RUN the newest that is running is followed, or the newest of all if none "
-         "is. Only this machine can open the page; --listen lets others, who need the token that stands in the "
-         "address."),
-    Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
-         ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
-    Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
+         "Serves a page with learning curves, throughput and health of all processes, and the newest video, until you "
+         "press Ctrl-C. The run is not affected. Without RUN it shows the newest run in progress, or the newest run if "
+         "none is in progress. The page is available on this machine only; --listen makes it available to other "
+         "machines, protected by a token in the address."),
+    Verb("eval", "evaluate a policy on full episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1),
+         verbs.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"),
+         options.eval),
+    Verb("record", "record a video of the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
          ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
     Verb("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), verbs.play,
          ("qfleet play my-run --episodes 5",), options.play),
-    Verb("plot", "draw learning curves; seeds of one configuration become a band", "RUN [RUN ...] [options]", (1, 999),
-         verbs.plot, ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
-                  "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
-    Verb("report", "one page about runs: curves, scores, videos, speed, configuration", "RUN [RUN ...] [options]",
+    Verb("plot", "plot learning curves; runs that differ only in seed become one band", "RUN [RUN ...] [options]",
+         (1, 999), verbs.plot,
+         ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
+          "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
+    Verb("report", "write an HTML report: curves, scores, videos, speed, configuration", "RUN [RUN ...] [options]",
          (1, 999), verbs.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
          options.report, False,
-         "Writes one HTML file that opens in any browser, offline. Runs that differ in nothing but their seed become "
-         "one curve with a band; the interquartile mean of their scores comes with a bootstrap interval."),
+         "Writes one self-contained HTML file. Runs that differ only in seed become one curve with a band; the "
+         "interquartile mean of their scores has a bootstrap confidence interval."),
     Verb("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), verbs.recipes,
          ("qfleet recipes", "qfleet recipes atari", "qfleet recipes --json"), options.as_json, False,
-         "With words, only the recipes that have all of them: in name, description, environment, algorithm or the name "
-         "of a recipe that they extend."),
+         "With words, lists only recipes that contain all of them in their name, description, environment, algorithm "
+         "or the names of the recipes they extend."),
     Verb("config", "show, explain or compare configurations",
          "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), verbs.config,
          ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
           "qfleet config schema > qfleet.schema.json"), options.place, True,
-         "SOURCE is a recipe, a YAML file, an environment id or a run. explain says for every key where its value "
-         "came from and whether it has an effect."),
-    Verb("check-env", "find out whether an environment can be trained on",
+         "SOURCE is a recipe, a YAML file, an environment id or a run. explain prints for every key its value, where "
+         "the value comes from, and its meaning or why it has no effect."),
+    Verb("check-env", "check whether an agent can be trained on an environment",
          "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), verbs.check_env,
          ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
-    Verb("doctor", "say what is installed, what a run would take, and what limits one", "[RECIPE|RUN [key=value ...]] "
-         "[options]", (0, 1), verbs.doctor,
+    Verb("doctor", "check the installation, plan a run or diagnose one", "[RECIPE|RUN [key=value ...]] [options]",
+         (0, 1), verbs.doctor,
          ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
-         "For a run it reads records and logs: what limits it and what to change, restarts, faults, pace and memory. "
-         "With key=value pairs, and for a recipe, it says what training would take."),
-    Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
+         "For a run it reports from metrics and logs the bottleneck, what to change, restarts, faults, replay ratio "
+         "and memory. For a recipe, or a run with key=value pairs, it prints the plan: threads, memory and disk."),
+    Verb("export", "export the policy, without replay and optimizer state", "RUN|CHECKPOINT OUT [options]", (2, 2),
          verbs.export, ("qfleet export my-run my-policy",), options.export),
-    Verb("share", "put the policy on the Hugging Face hub, with a card and a film",
+    Verb("share", "upload the policy to the Hugging Face Hub, with a model card and a video",
          "RUN|CHECKPOINT USER/NAME [options]", (2, 2), verbs.share,
          ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
-         "Evaluates and films the policy, writes a model card, and uploads all of it. --dry-run leaves the folder here "
-         "and uploads nothing."),
-    Verb("join", "add actors of this host to a fleet", "HOST:PORT --token-file FILE [options]", (1, 1), verbs.join,
-         ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
-         "The fleet is started by `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
-         "prints this command. Actors may come and go at any time. Environments of your own must be importable here."),
-    Verb("submit", "hand a run to a cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
+         "Evaluates the policy, records a video, writes a model card and uploads all of it. --dry-run writes the "
+         "folder and uploads nothing."),
+    Verb("join", "run actors on this host for a fleet on another host", "HOST:PORT --token-file FILE [options]",
+         (1, 1), verbs.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
+         "Start the fleet with `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
+         "prints this command. Actors can join and leave at any time. Your own environments must be importable here."),
+    Verb("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
          verbs.submit,
          ("qfleet submit slurm cartpole --name first --time 01:00:00",
           "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
           "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
-         "Writes an sbatch script and submits it. When its time is nearly up the job saves, is requeued and goes on by "
-         "itself. A RUN is gone on with. " + OVERRIDES),
+         "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
+         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
     Verb("bench", "measure speed beside other libraries, or where an update's time goes",
          "[WORKLOAD ...] [key=value ...] [options]", (0, 99), verbs.bench,
          ("qfleet bench", "qfleet bench cartpole pong --rounds 5 --peers sb3 tianshou --out results",
@@ -128,7 +130,7 @@ VERBS = (
          "in a fresh process. A peer that is not installed or fails is named in the table. Of overrides all understand "
          "device=NAME, others are --profile's."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
-    Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
+    Verb("_member", "run one process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
     Verb("_round", "measure one contender once", "", (1, 1), verbs.bench_round, hidden=True),
     Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),
 )
@@ -137,8 +139,8 @@ VERBS = (
 def overview() -> str:
     """What `qfleet --help` prints."""
     rows = [f"  {verb.name:<10} {verb.summary}" for verb in VERBS if not verb.hidden]
-    return "\n".join(["usage: qfleet VERB [words] [key=value ...] [options]", "", "Deep Q-learning agents: train, "
-                      "evaluate, resume and show them.", "", *rows, "", "Start with: qfleet train cartpole",
+    return "\n".join(["usage: qfleet VERB [words] [key=value ...] [options]", "", "Train, evaluate and "
+                      "inspect deep Q-learning agents.", "", *rows, "", "Start with: qfleet train cartpole",
                       "Details:    qfleet VERB --help"])
 
 

@@ -40,26 +40,35 @@ EXACT_STEPS_PER_LANE = 1000
 
 
 class RunConfig(Config):
-    """Everything a run depends on. Sections lie beside the code that reads them."""
+    """The config of a run. Each section is defined next to the code that reads it."""
 
-    seed: Count = Field(1, le=2**31 - 1, description="what all randomness of the run is drawn from")
-    device: str = Field("auto", description="where the network is trained: auto, cpu, cuda or cuda:N")
-    total_steps: PositiveCount = Field(100_000, description="environment steps of the whole run, over all lanes")
-    total_updates: PositiveCount | None = Field(None, description="stop after so many updates, if that comes first")
-    stop_at: Real | None = Field(None, description="stop when the mean return of an evaluation reaches this")
-    init_from: str | None = Field(None, description="checkpoint or run whose trained weights the run starts from")
-    init_partial: bool = Field(False, description="of init_from take what fits, where network or environment differ")
+    seed: Count = Field(1, le=2**31 - 1, description="seed of all random number generators of the run")
+    device: str = Field("auto", description="device of the learner: auto (a GPU if there is one), cpu, cuda or cuda:N")
+    total_steps: PositiveCount = Field(
+        100_000, description="length of the run, environment steps summed over all lanes and learners")
+    total_updates: PositiveCount | None = Field(
+        None, description="stop after this many updates, if total_steps is not reached first; null = no limit")
+    stop_at: Real | None = Field(
+        None, description="stop when the mean return of an evaluation reaches this value; null = never")
+    init_from: str | None = Field(
+        None, description="run or checkpoint whose weights initialise the network; null = random weights")
+    init_partial: bool = Field(
+        False, description="load only the tensors of init_from whose name and shape match; for another network or "
+                           "environment")
     placement: Literal["inline", "processes", "ray"] = Field(
-        "inline", description="where the roles live: all in this process, in processes of their own, or in Ray's")
+        "inline", description="process layout: inline (actors in the learner's process), processes (one process per "
+                              "actor; other hosts can join) or ray (a Ray cluster)")
     actors: PositiveCount = Field(
-        1, description="actors with env.lanes lanes each; inline they take turns; auto: as many as Ray has CPUs for")
+        1, description="actors per learner, each with env.lanes environments; placement=inline steps them in turn. "
+                       "auto = as many as fit on the Ray cluster")
     gradients: Literal["solo", "allreduce", "server"] = Field(
-        "solo", description="how learners meet: one alone, several that average their gradients at every update, or "
-                            "several that push them to a parameter server whenever they like")
-    cells: PositiveCount = Field(1, description="learners, each with actors and a part of the replay of its own")
+        "solo", description="how several learners combine gradients: allreduce (synchronous average) or server "
+                            "(asynchronous parameter server); solo = one learner")
+    cells: PositiveCount = Field(1, description="number of learners, each with its own actors and its own replay")
     env: EnvConfig
-    agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="what is learnt, as the algorithm says")
-    explore: Annotated[Any, EXPLORE] = Field(default_factory=EXPLORE.make, description="how actions are tried out")
+    agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="the algorithm and its hyperparameters")
+    explore: Annotated[Any, EXPLORE] = Field(
+        default_factory=EXPLORE.make, description="the exploration strategy of the actors")
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
     eval: EvalConfig = EvalConfig()

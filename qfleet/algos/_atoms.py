@@ -12,11 +12,15 @@ from qfleet.config import Real, Whole
 
 
 class Atoms(Section):
-    """`atoms` of them in equal steps from `v_min` to `v_max`."""
+    """Support of a categorical distribution: `atoms` values, equally spaced from `v_min` to `v_max`."""
 
-    atoms: Annotated[Whole, Field(ge=2)] = Field(51, description="atoms of the support")
-    v_min: Real = Field(-10.0, description="least return that can be told, in the units that are learnt")
-    v_max: Real = Field(10.0, description="largest return that can be told, in the units that are learnt")
+    atoms: Annotated[Whole, Field(ge=2)] = Field(51, description="number of atoms of the support")
+    v_min: Real = Field(
+        -10.0, description="lower end of the support; smaller returns are clipped to it. In units of h(return) if "
+                           "agent.rescale=true")
+    v_max: Real = Field(
+        10.0, description="upper end of the support; larger returns are clipped to it. In units of h(return) if "
+                          "agent.rescale=true")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -35,26 +35,35 @@ from qfleet.types import Box, EnvSpec, Leaf, Sample, UserError, Window
 
 
 class Control(Section):
-    """The switches of every agent for continuous actions."""
+    """Options that all agents for continuous actions share."""
 
     continuous: ClassVar[bool] = True
 
-    algo: str = Field(description="the algorithm")
-    gamma: Fraction = Field(0.99, description="discount per step")
-    n_step: PositiveCount = Field(1, description="rewards summed before the bootstrap, steps")
-    policy_rate: Positive = Field(0.1, description="learning rate of the policy, as a factor of learner.learning_rate")
-    policy_delay: PositiveCount = Field(1, description="updates of the critics for one of the policy")
-    twin: bool = Field(False, description="two critics; what follows is worth what the lower one says")
-    smoothing: NonNegative = Field(0.0, description="size of the noise on the target policy's actions, 0 = none")
-    smoothing_clip: Positive = Field(0.5, description="largest such noise")
-    normalise: bool = Field(False, description="vectors of observations less their running mean, over their deviation")
-    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
-    torso_width: PositiveCount = Field(1, description="factor of all channels of torso=impala")
-    torso_pool: Count = Field(0, description="side that torso=impala pools its features to, 0 = no pooling")
-    spectral_norm: bool = Field(False, description="residual convolutions of torso=impala with spectral norm 1")
-    hidden: tuple[PositiveCount, ...] = Field((256, 256), description="widths of the dense layers of every network")
-    norm: Norm = Field("none", description="normalisation before each ReLU, the policy's dense ones aside: none, group "
-                                           "(16) or layer")
+    algo: str = Field(description="algorithm, by name; changing it resets the recipe's other agent keys")
+    gamma: Fraction = Field(0.99, description="discount factor per step")
+    n_step: PositiveCount = Field(1, description="n of n-step returns: rewards summed before bootstrapping, steps")
+    policy_rate: Positive = Field(0.1, description="learning rate of the policy as a multiple of learner.learning_rate")
+    policy_delay: PositiveCount = Field(1, description="critic updates per policy update; TD3 uses 2")
+    twin: bool = Field(False, description="clipped double Q-learning: two critics, the target uses the lower estimate")
+    smoothing: NonNegative = Field(
+        0.0, description="target policy smoothing: standard deviation of the noise on target actions, which lie "
+                         "within ±1; 0 = off")
+    smoothing_clip: Positive = Field(0.5, description="bound on the absolute smoothing noise")
+    normalise: bool = Field(
+        False, description="normalise vector observations by their running mean and standard deviation")
+    torso: Torso = Field(
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+                            "module:attribute")
+    torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
+    torso_pool: Count = Field(
+        0, description="side to which torso=impala max-pools its features, pixels; 0 = no pooling")
+    spectral_norm: bool = Field(
+        False, description="spectral normalisation of the residual convolutions of torso=impala")
+    hidden: tuple[PositiveCount, ...] = Field(
+        (256, 256), description="widths of the hidden dense layers of policy and critics")
+    norm: Norm = Field(
+        "none", description="normalisation before each ReLU, except in dense layers of the policy: none, group "
+                            "(GroupNorm, convolutions only) or layer (LayerNorm)")
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.smoothing else {"smoothing_clip": "without agent.smoothing"}

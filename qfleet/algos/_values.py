@@ -37,27 +37,42 @@ from qfleet.types import EnvSpec, Sample, UserError, Window
 
 
 class Values(Section):
-    """The switches of every value-based agent."""
+    """Options that all value-based agents share."""
 
-    algo: str = Field(description="the algorithm")
-    gamma: Fraction = Field(0.99, description="discount per step")
-    n_step: PositiveCount = Field(1, description="rewards summed before the bootstrap, steps")
-    double: bool = Field(True, description="the online network chooses the bootstrap action")
-    dueling: bool = Field(False, description="separate streams for value and advantage")
-    noisy: bool = Field(False, description="noise, learnt, in the last hidden layer and the output, instead of ε")
-    noisy_sigma: Positive = Field(0.5, description="σ₀: initial size of the noise")
-    noisy_epsilon: bool = Field(False, description="let ε go on exploring beside the noise")
-    munchausen: bool = Field(False, description="add the log-policy to the reward; targets follow a soft policy")
-    munchausen_alpha: Fraction = Field(0.9, description="share of the log-policy that is added")
-    munchausen_temperature: Positive = Field(0.03, description="τ: softness of the policy, in units of value")
-    munchausen_floor: Real = Field(-1.0, lt=0, description="l₀: the least that τ log π counts")
-    rescale: bool = Field(False, description="learn h(return) instead of the return")
-    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
-    torso_width: PositiveCount = Field(1, description="factor of all channels of torso=impala")
-    torso_pool: Count = Field(0, description="side that torso=impala pools its features to, 0 = no pooling")
-    spectral_norm: bool = Field(False, description="residual convolutions of torso=impala with spectral norm 1")
-    hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers")
-    norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
+    algo: str = Field(description="algorithm, by name; changing it resets the recipe's other agent keys")
+    gamma: Fraction = Field(0.99, description="discount factor per step")
+    n_step: PositiveCount = Field(1, description="n of n-step returns: rewards summed before bootstrapping, steps")
+    double: bool = Field(
+        True, description="double Q-learning: the online network selects the bootstrap action, the target network "
+                          "evaluates it")
+    dueling: bool = Field(False, description="dueling network: separate streams for state value and advantages")
+    noisy: bool = Field(
+        False, description="noisy networks: learned noise in the last hidden layer and the output layer explores "
+                           "instead of ε")
+    noisy_sigma: Positive = Field(0.5, description="σ₀: initial scale of the noise")
+    noisy_epsilon: bool = Field(
+        False, description="keep the random actions of the explore section in addition to the noise")
+    munchausen: bool = Field(
+        False, description="Munchausen: add the scaled log-policy to the reward and bootstrap from a softmax policy")
+    munchausen_alpha: Fraction = Field(0.9, description="α: weight of the log-policy in the reward")
+    munchausen_temperature: Positive = Field(
+        0.03, description="τ: temperature of the softmax policy, in units of return")
+    munchausen_floor: Real = Field(-1.0, lt=0, description="l₀: lower bound to which τ log π is clipped")
+    rescale: bool = Field(
+        False, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
+                           "clipped")
+    torso: Torso = Field(
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+                            "module:attribute")
+    torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
+    torso_pool: Count = Field(
+        0, description="side to which torso=impala max-pools its features, pixels; 0 = no pooling")
+    spectral_norm: bool = Field(
+        False, description="spectral normalisation of the residual convolutions of torso=impala")
+    hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the hidden dense layers")
+    norm: Norm = Field(
+        "none", description="normalisation before each ReLU: none, group (GroupNorm, convolutions only) or layer "
+                            "(LayerNorm)")
 
     def inactive(self) -> dict[str, str]:
         idle = {}

@@ -32,10 +32,11 @@ SECOND = {"state.h": "second.h", "state.c": "second.c"}
 class Config(ngu.Curious, r2d2.Config):
     """The agent section of a run that trains Agent57."""
 
-    algo: Literal["agent57"] = Field("agent57", description="the algorithm")  # type: ignore[assignment]
-    gamma: Fraction = Field(0.9999, description="discount of the first arm")
-    gamma_middle: Fraction = Field(0.997, description="discount of arm 7, from where it falls more slowly")
-    gamma_min: Fraction = Field(0.99, description="discount of the last arm")
+    algo: Literal["agent57"] = Field(
+        "agent57", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    gamma: Fraction = Field(0.9999, description="discount factor of arm 0")
+    gamma_middle: Fraction = Field(0.997, description="discount factor of arm 7; later arms fall from it to gamma_min")
+    gamma_min: Fraction = Field(0.99, description="discount factor of the last arm")
 
     def inactive(self) -> dict[str, str]:
         few = {} if self.arms >= 10 else {"gamma_middle": "with agent.arms below 10"}

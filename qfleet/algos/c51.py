@@ -26,7 +26,8 @@ from qfleet.types import EnvSpec
 class Config(Atoms, Values):
     """The agent section of a run that trains C51."""
 
-    algo: Literal["c51"] = Field("c51", description="the algorithm")
+    algo: Literal["c51"] = Field(
+        "c51", description="algorithm, by name; changing it resets the recipe's other agent keys")
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:

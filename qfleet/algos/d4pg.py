@@ -24,11 +24,12 @@ from qfleet.types import EnvSpec
 class Config(Atoms, Control):
     """The agent section of a run that trains D4PG."""
 
-    algo: Literal["d4pg"] = Field("d4pg", description="the algorithm")
-    n_step: PositiveCount = Field(5, description="rewards summed before the bootstrap, steps")
-    policy_rate: Positive = Field(1.0, description="learning rate of the policy, as a factor of learner.learning_rate")
-    v_min: Real = Field(-150.0, description="least return that can be told")
-    v_max: Real = Field(150.0, description="largest return that can be told")
+    algo: Literal["d4pg"] = Field(
+        "d4pg", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    n_step: PositiveCount = Field(5, description="n of n-step returns: rewards summed before bootstrapping, steps")
+    policy_rate: Positive = Field(1.0, description="learning rate of the policy as a multiple of learner.learning_rate")
+    v_min: Real = Field(-150.0, description="lower end of the support; smaller returns are clipped to it")
+    v_max: Real = Field(150.0, description="upper end of the support; larger returns are clipped to it")
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:

@@ -21,7 +21,8 @@ from qfleet.types import EnvSpec
 class Config(Control):
     """The agent section of a run that trains DDPG."""
 
-    algo: Literal["ddpg"] = Field("ddpg", description="the algorithm")
+    algo: Literal["ddpg"] = Field(
+        "ddpg", description="algorithm, by name; changing it resets the recipe's other agent keys")
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:

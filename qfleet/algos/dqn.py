@@ -25,9 +25,10 @@ from qfleet.types import EnvSpec
 class Config(Values):
     """The agent section of a run that trains DQN."""
 
-    algo: Literal["dqn"] = Field("dqn", description="the algorithm")
-    loss: Literal["huber", "mse"] = Field("huber", description="loss of the temporal-difference error")
-    huber_delta: Positive = Field(1.0, description="error beyond which the Huber loss is linear")
+    algo: Literal["dqn"] = Field(
+        "dqn", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    loss: Literal["huber", "mse"] = Field("huber", description="loss of the TD error: huber, or mse (squared error)")
+    huber_delta: Positive = Field(1.0, description="absolute TD error above which the Huber loss is linear")
 
     def inactive(self) -> dict[str, str]:
         return super().inactive() | ({"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {})

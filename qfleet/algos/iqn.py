@@ -29,12 +29,16 @@ from qfleet.types import EnvSpec
 class Config(Values):
     """The agent section of a run that trains IQN."""
 
-    algo: Literal["iqn"] = Field("iqn", description="the algorithm")
-    samples: PositiveCount = Field(8, description="N: levels at which the network is trained")
-    target_samples: PositiveCount = Field(8, description="N': levels of the target")
-    policy_samples: PositiveCount = Field(32, description="K: levels that average to the value of an action")
-    cosines: PositiveCount = Field(64, description="cosines that show a level to the network")
-    kappa: NonNegative = Field(1.0, description="κ: error beyond which the quantile loss is linear, 0 = everywhere")
+    algo: Literal["iqn"] = Field(
+        "iqn", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    samples: PositiveCount = Field(
+        8, description="N: quantile fractions sampled per item for the online network's loss")
+    target_samples: PositiveCount = Field(8, description="N': quantile fractions sampled per item for the target")
+    policy_samples: PositiveCount = Field(32, description="K: quantile fractions averaged into the value of an action")
+    cosines: PositiveCount = Field(64, description="cosine features that embed a quantile fraction")
+    kappa: NonNegative = Field(
+        1.0, description="κ of the quantile Huber loss: absolute error above which it is linear; 0 = plain quantile "
+                         "loss")
 
 
 class QuantileNetwork(nn.Module):

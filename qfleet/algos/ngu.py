@@ -40,33 +40,47 @@ TAUGHT_ROWS = 5
 
 
 class Curious(Section):
-    """What curiosity adds to an agent section."""
+    """Options of NGU and Agent57: policy family, intrinsic reward and off-policy targets."""
 
-    memory: Literal["lstm", "none"] = Field("lstm", description="an LSTM, trained on sequences, or single transitions")
-    arms: PositiveCount = Field(32, description="policies of the family, from exploiting to exploring")
-    beta: NonNegative = Field(0.3, description="weight of the intrinsic reward for the last arm")
-    share_arms: bool = Field(False, description="every arm learns from what all did: an item's arm is drawn anew")
-    targets: Literal["retrace", "n_step"] = Field("retrace", description="how returns are estimated off policy")
-    trace: Fraction = Field(0.95, description="λ of Retrace: how far corrections reach")
-    target_epsilon: Fraction = Field(0.01, description="ε of the policy whose values Retrace estimates")
-    embedding: PositiveCount = Field(32, description="numbers of an embedding of the episodic memory")
-    episodic_capacity: PositiveCount = Field(30_000, description="embeddings that an episode remembers, newest first")
-    neighbours: PositiveCount = Field(10, description="nearest memories that an observation is compared with")
-    kernel_epsilon: Positive = Field(1e-4, description="ε of the kernel: how fast similarity falls with distance")
-    cluster_distance: NonNegative = Field(0.008, description="normalised squared distance that counts as none")
-    max_similarity: Positive = Field(8.0, description="similarity beyond which nothing is new at all")
-    modulator_max: Positive = Field(5.0, description="most that the novelty over the whole run multiplies the bonus by")
-    novelty_horizon: PositiveCount = Field(1000, description="actor steps that the usual distance and surprise span")
-    curious_hidden: tuple[PositiveCount, ...] = Field((128,), description="widths of dense layers in its networks")
-    surprise_outputs: PositiveCount = Field(128, description="outputs of the random network")
-    surprise_share: Fraction = Field(0.25, description="part of a batch that teaches the predictor")
+    memory: Literal["lstm", "none"] = Field(
+        "lstm", description="lstm (recurrent, trained on sequences) or none (feed-forward, trained on transitions)")
+    arms: PositiveCount = Field(
+        32, description="number of policies (arms) of the network, from exploitation to exploration")
+    beta: NonNegative = Field(0.3, description="β of the last arm: weight of the intrinsic reward; arm 0 has 0")
+    share_arms: bool = Field(
+        False, description="train every item under a random arm, not the one that acted, so that each arm learns from "
+                           "all data")
+    targets: Literal["retrace", "n_step"] = Field(
+        "retrace", description="return estimate: retrace (off-policy correction) or n_step (uncorrected)")
+    trace: Fraction = Field(0.95, description="λ of Retrace: larger values use longer returns")
+    target_epsilon: Fraction = Field(0.01, description="ε of the ε-greedy target policy of Retrace")
+    embedding: PositiveCount = Field(32, description="size of an embedding in the episodic memory")
+    episodic_capacity: PositiveCount = Field(
+        30_000, description="embeddings kept per episode; the oldest are overwritten")
+    neighbours: PositiveCount = Field(10, description="k: nearest embeddings that the episodic bonus is computed from")
+    kernel_epsilon: Positive = Field(
+        1e-4, description="ε of the kernel: larger values let similarity fall more slowly with distance")
+    cluster_distance: NonNegative = Field(0.008, description="ξ: normalised squared distances below this count as 0")
+    max_similarity: Positive = Field(
+        8.0, description="similarity to earlier observations of the episode above which the bonus is 0")
+    modulator_max: Positive = Field(
+        5.0, description="L: upper bound of the factor by which lifelong novelty (RND) multiplies the episodic bonus")
+    novelty_horizon: PositiveCount = Field(
+        1000, description="time constant of the running means of distance and RND error, actor steps")
+    curious_hidden: tuple[PositiveCount, ...] = Field(
+        (128,), description="widths of the dense layers in the embedding and RND networks")
+    surprise_outputs: PositiveCount = Field(128, description="outputs of the RND networks")
+    surprise_share: Fraction = Field(
+        0.25, description="fraction of a batch that trains the RND predictor; lower values keep states novel for "
+                          "longer")
 
 
 class Config(Curious, r2d2.Config):
     """The agent section of a run that trains NGU."""
 
-    algo: Literal["ngu"] = Field("ngu", description="the algorithm")  # type: ignore[assignment]
-    gamma_min: Fraction = Field(0.99, description="discount of the last arm; agent.gamma is that of the first")
+    algo: Literal["ngu"] = Field(
+        "ngu", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    gamma_min: Fraction = Field(0.99, description="discount factor of the last arm; agent.gamma is that of arm 0")
 
     def inactive(self) -> dict[str, str]:
         return idle(self, super().inactive())

@@ -25,9 +25,12 @@ from qfleet.types import EnvSpec
 class Config(Values):
     """The agent section of a run that trains QR-DQN."""
 
-    algo: Literal["qr"] = Field("qr", description="the algorithm")
-    quantiles: PositiveCount = Field(200, description="quantiles of each law")
-    kappa: NonNegative = Field(1.0, description="κ: error beyond which the quantile loss is linear, 0 = everywhere")
+    algo: Literal["qr"] = Field(
+        "qr", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    quantiles: PositiveCount = Field(200, description="number of quantiles per action")
+    kappa: NonNegative = Field(
+        1.0, description="κ of the quantile Huber loss: absolute error above which it is linear; 0 = plain quantile "
+                         "loss")
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:

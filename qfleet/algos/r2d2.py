@@ -36,25 +36,38 @@ from qfleet.types import EnvSpec, Sample, UserError, Window
 class Config(Section):
     """The agent section of a run that trains R2D2."""
 
-    algo: Literal["r2d2"] = Field("r2d2", description="the algorithm")
-    gamma: Fraction = Field(0.997, description="discount per step")
-    n_step: PositiveCount = Field(5, description="rewards summed before the bootstrap, steps")
-    burn_in: Count = Field(40, description="rows before the trained ones, which refresh the recurrent state, steps")
-    unroll: PositiveCount = Field(80, description="trained rows of a sequence, steps")
-    stride: PositiveCount = Field(40, description="distance of the starts of two sequences, steps")
-    state: Literal["stored", "zero"] = Field("stored", description="a sequence begins as the actor did, or with zeros")
-    eta: Fraction = Field(0.9, description="part of the largest error in a priority; the rest is the mean error")
-    double: bool = Field(True, description="the online network chooses the bootstrap action")
-    dueling: bool = Field(True, description="separate streams for value and advantage")
-    loss: Literal["huber", "mse"] = Field("mse", description="loss of the temporal-difference error")
-    huber_delta: Positive = Field(1.0, description="error beyond which the Huber loss is linear")
-    rescale: bool = Field(True, description="learn h(return) instead of the return")
-    measure_drift: bool = Field(False, description="log ΔQ of replayed states; stores three states per sequence")
-    torso: Torso = Field("auto", description="image torso: auto, a file of nets/torsos, or module:attribute")
+    algo: Literal["r2d2"] = Field(
+        "r2d2", description="algorithm, by name; changing it resets the recipe's other agent keys")
+    gamma: Fraction = Field(0.997, description="discount factor per step")
+    n_step: PositiveCount = Field(5, description="n of n-step returns: rewards summed before bootstrapping, steps")
+    burn_in: Count = Field(40, description="steps at the start of a sequence that only warm up the recurrent state")
+    unroll: PositiveCount = Field(80, description="trained steps per sequence")
+    stride: PositiveCount = Field(
+        40, description="steps between the starts of consecutive sequences, at most agent.unroll")
+    state: Literal["stored", "zero"] = Field(
+        "stored", description="recurrent state at the start of a sequence: stored (the actor's) or zero")
+    eta: Fraction = Field(
+        0.9, description="η of the sequence priority: weight of the largest absolute TD error; the mean has 1 − η")
+    double: bool = Field(
+        True, description="double Q-learning: the online network selects the bootstrap action, the target network "
+                          "evaluates it")
+    dueling: bool = Field(True, description="dueling network: separate streams for state value and advantages")
+    loss: Literal["huber", "mse"] = Field("mse", description="loss of the TD error: huber, or mse (squared error)")
+    huber_delta: Positive = Field(1.0, description="absolute TD error above which the Huber loss is linear")
+    rescale: bool = Field(
+        True, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
+                          "clipped")
+    measure_drift: bool = Field(
+        False, description="log ΔQ, the effect of stale recurrent states on Q; stores three states per sequence")
+    torso: Torso = Field(
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+                            "module:attribute")
     features: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers before the LSTM")
-    units: PositiveCount = Field(512, description="units of the LSTM")
+    units: PositiveCount = Field(512, description="hidden units of the LSTM")
     hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers after the LSTM")
-    norm: Norm = Field("none", description="normalisation before each ReLU: none, group (16) or layer")
+    norm: Norm = Field(
+        "none", description="normalisation before each ReLU: none, group (GroupNorm, convolutions only) or layer "
+                            "(LayerNorm)")
 
     def inactive(self) -> dict[str, str]:
         return {"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {}

@@ -23,34 +23,59 @@ GENERIC = "gym"
 
 
 class EnvConfig(Config):
-    """The env section of a run: which environment, in how many lanes, seen through which eyes."""
+    """The env section: the environment, the number of lanes and the preprocessing of observations and rewards."""
 
     id: str = Field(min_length=1, description="environment: a Gymnasium id, module:Id or module:callable")
-    lanes: PositiveCount = Field(8, description="copies stepped together by one actor")
+    lanes: PositiveCount = Field(
+        8, description="environments per actor, stepped together; actions are computed in one batch")
     protocol: Literal["classic", "sticky"] | None = Field(
-        None, description="Atari rules; by default sticky for ALE/...-v5, classic for ...NoFrameskip-v4")
-    stack: PositiveCount | None = Field(None, description="frames per image observation; 4 for Atari, else 1")
-    frame_size: PositiveCount | None = Field(None, description="side of the square image, pixels; 84 for Atari")
-    frame_skip: PositiveCount = Field(4, description="emulator frames per step (Atari)")
-    colour: Literal["grey", "rgb"] = Field("grey", description="colour of resized images")
-    wrappers: list[str] = Field(default_factory=list, description="module:attribute of wrappers, innermost first")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments for the environment's constructor")
+        None, description="Atari protocol: classic (no-op starts, a lost life is terminal, minimal actions) or sticky "
+                          "(sticky actions, all 18 actions); null = classic for ...NoFrameskip-v4, sticky for "
+                          "ALE/...-v5")
+    stack: PositiveCount | None = Field(
+        None, description="frames stacked into one image observation; null = 4 for Atari, else 1")
+    frame_size: PositiveCount | None = Field(
+        None, description="side of the square that images are resized to, pixels; null = 84 for Atari, else not "
+                          "resized")
+    frame_skip: PositiveCount = Field(4, description="emulator frames per environment step (Atari only)")
+    colour: Literal["grey", "rgb"] = Field(
+        "grey", description="colour of Atari images and of resized images: grey or rgb")
+    wrappers: list[str] = Field(
+        default_factory=list, description="Gymnasium wrappers as module:attribute, the innermost first")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the environment's constructor")
     max_episode_steps: PositiveCount | None = Field(
-        None, description="truncate episodes after so many steps; by default as registered")
+        None, description="truncate episodes after this many steps; null = the registered time limit, 108,000 frames "
+                          "for Atari")
     unlimited_episode_steps: PositiveCount | None = Field(
-        None, description="the same, only where the environment has no time limit; 10,000 in evaluations")
-    noop_max: Count | None = Field(None, description="random no-op frames before an Atari game, fewer than this")
-    full_action_space: bool | None = Field(None, description="all 18 Atari actions; by default as the protocol says")
-    sticky: Fraction | None = Field(None, description="probability that Atari repeats the last action")
-    clip_rewards: bool | None = Field(None, description="train on the sign of the reward; scores stay unclipped")
-    life_loss: bool | None = Field(None, description="a lost life (info['lives']) is terminal for the learner only")
-    max_action_combinations: PositiveCount = Field(1024, description="largest MultiDiscrete to flatten, actions")
-    threads: Count = Field(0, description="emulator threads; 0 = as planned")
-    on_nan: Literal["error", "drop_episode"] = Field("error", description="what a NaN from the environment does")
+        None, description="the same for environments without a time limit only; null = none in training, 10,000 in "
+                          "evaluation")
+    noop_max: Count | None = Field(
+        None, description="start Atari episodes with a random number of no-op frames below this; null = 30 (classic) "
+                          "or 0 (sticky)")
+    full_action_space: bool | None = Field(
+        None, description="use all 18 Atari actions, not only those of the game; null = false (classic) or true "
+                          "(sticky)")
+    sticky: Fraction | None = Field(
+        None, description="probability that Atari repeats the previous action; null = 0 (classic) or 0.25 (sticky)")
+    clip_rewards: bool | None = Field(
+        None, description="train on the sign of the reward; reported returns stay unclipped. null = true for Atari, "
+                          "else false")
+    life_loss: bool | None = Field(
+        None, description="a lost life (info['lives']) is terminal for the learner while the episode continues; null "
+                          "= true for Atari classic, else false")
+    max_action_combinations: PositiveCount = Field(
+        1024, description="largest MultiDiscrete action space to flatten, number of actions")
+    threads: Count = Field(0, description="emulator threads of a process (Atari only); 0 = its share of the cores")
+    on_nan: Literal["error", "drop_episode"] = Field(
+        "error", description="NaN or infinity in a reward or observation: error (stop) or drop_episode (discard the "
+                             "episode and rebuild the environment)")
     max_faults: PositiveCount = Field(
-        5, description="failures of a lane to stop at, with no episode completed between")
-    isolate: bool = Field(False, description="run the environment in a process of its own")
-    step_timeout_s: Positive = Field(60.0, description="an isolated step that takes longer counts as hung, seconds")
+        5, description="stop after this many failures of a lane without a completed episode in between")
+    isolate: bool = Field(
+        False, description="run the environments of an actor in a separate process, which is replaced if it crashes "
+                           "or hangs")
+    step_timeout_s: Positive = Field(60.0, description="replace an isolated process whose step takes longer, seconds")
 
     def inactive(self) -> dict[str, str]:
         reasons = suite(self.id).inactive(self)

@@ -29,16 +29,21 @@ Rule = Literal["ucb", "ucb1_tuned"]
 
 
 class Config(Section):
-    kind: Literal["bandit"] = Field("bandit", description="the kind of exploration")
-    arms: PositiveCount = Field(32, description="policies to choose among, as many as agent.arms")
-    window: PositiveCount = Field(90, description="newest episodes that count, episodes per lane of an actor")
-    rule: Rule = Field("ucb", description="how much an arm that was tried seldom is favoured: ucb or ucb1_tuned")
-    weight: NonNegative = Field(1.0, description="how much that counts, in units of return (ucb) or of its range")
-    random: Fraction = Field(0.5, description="probability that an episode follows any arm")
-    base: Fraction = Field(0.4, description="ε of the first lane, or arm")
-    alpha: NonNegative = Field(8.0, description="how steeply the ladder falls")
-    epsilon_by: Literal["lane", "arm"] = Field("lane", description="what the rungs of ε belong to: lanes or arms")
-    warmup_steps: Count = Field(0, description="steps over which ε comes down from 1 to the ladder")
+    kind: Literal["bandit"] = Field(
+        "bandit", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
+    arms: PositiveCount = Field(32, description="arms to choose from, one per episode; must equal agent.arms")
+    window: PositiveCount = Field(90, description="length of the sliding window, episodes per lane of an actor")
+    rule: Rule = Field(
+        "ucb", description="exploration bonus: ucb (as in Agent57) or ucb1_tuned (uses the variance of the returns)")
+    weight: NonNegative = Field(
+        1.0, description="weight of the exploration bonus, in units of return (ucb) or of its range (ucb1_tuned)")
+    random: Fraction = Field(0.5, description="probability that an episode follows a uniformly random arm")
+    base: Fraction = Field(
+        0.4, description="ε of the first lane (or arm); number i of N has base^(1 + alpha i / (N − 1))")
+    alpha: NonNegative = Field(8.0, description="steepness of the ε values: the last one is base^(1 + alpha)")
+    epsilon_by: Literal["lane", "arm"] = Field("lane", description="whether ε depends on the lane or on the arm")
+    warmup_steps: Count = Field(
+        0, description="environment steps of the run over which ε falls linearly from 1 to these values")
 
 
 class Bandit:

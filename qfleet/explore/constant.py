@@ -13,7 +13,8 @@ from qfleet.config import Fraction
 
 
 class Config(Section):
-    kind: Literal["constant"] = Field("constant", description="the kind of exploration")
+    kind: Literal["constant"] = Field(
+        "constant", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     epsilon: Fraction = Field(0.05, description="probability of a random action")
 
 

@@ -14,13 +14,13 @@ from qfleet.config import Fraction, PositiveCount
 
 
 class Config(Section):
-    kind: Literal["exponential"] = Field("exponential", description="the kind of exploration")
+    kind: Literal["exponential"] = Field(
+        "exponential", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     start: Fraction = Field(1.0, description="ε at the first step")
-    end: Fraction = Field(0.01, description="ε that is approached")
-    steps: PositiveCount = Field(
-        2_000_000, description="environment steps of the whole run in which the distance to it falls to 1/e")
+    end: Fraction = Field(0.01, description="ε that the decay approaches")
+    steps: PositiveCount = Field(2_000_000, description="time constant of the decay, environment steps of the run")
     until_steps: PositiveCount | None = Field(
-        None, description="environment steps of the whole run after which ε is 0; null = never")
+        None, description="environment steps of the run after which ε is 0; null = never")
 
 
 class Exponential:

@@ -13,11 +13,14 @@ from qfleet.config import Count, NonNegative
 
 
 class Config(Section):
-    kind: Literal["gaussian"] = Field("gaussian", description="the kind of exploration")
-    sigma: NonNegative = Field(0.1, description="size of the noise in the first lane, of actions within ±1")
+    kind: Literal["gaussian"] = Field(
+        "gaussian", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
+    sigma: NonNegative = Field(
+        0.1, description="standard deviation of the noise in the first lane; actions lie within ±1")
     sigma_last: NonNegative | None = Field(
-        None, description="size of the noise in the last lane, those between in equal steps; none = as in the first")
-    warmup_steps: Count = Field(0, description="steps of the run with random actions before those of the policy")
+        None, description="standard deviation in the last lane, linear in between; null = the same in all lanes")
+    warmup_steps: Count = Field(
+        0, description="environment steps of the run with uniformly random actions before the policy acts")
 
 
 class Shaken:

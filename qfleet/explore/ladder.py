@@ -13,10 +13,12 @@ from qfleet.config import Count, Fraction, NonNegative
 
 
 class Config(Section):
-    kind: Literal["ladder"] = Field("ladder", description="the kind of exploration")
-    base: Fraction = Field(0.4, description="ε of the first lane")
-    alpha: NonNegative = Field(7.0, description="how steeply the ladder falls")
-    warmup_steps: Count = Field(0, description="steps over which ε comes down from 1 to the ladder")
+    kind: Literal["ladder"] = Field(
+        "ladder", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
+    base: Fraction = Field(0.4, description="ε of the first lane; lane i of N has base^(1 + alpha i / (N − 1))")
+    alpha: NonNegative = Field(7.0, description="steepness of the ε values: the last lane has base^(1 + alpha)")
+    warmup_steps: Count = Field(
+        0, description="environment steps of the run over which ε falls linearly from 1 to these values")
 
 
 class Ladder:

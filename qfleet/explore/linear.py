@@ -13,10 +13,12 @@ from qfleet.config import Fraction, PositiveCount
 
 
 class Config(Section):
-    kind: Literal["linear"] = Field("linear", description="the kind of exploration")
+    kind: Literal["linear"] = Field(
+        "linear", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     start: Fraction = Field(1.0, description="ε at the first step")
-    end: Fraction = Field(0.01, description="ε at the end of the fall")
-    steps: PositiveCount = Field(250_000, description="length of the fall, environment steps of the whole run")
+    end: Fraction = Field(0.01, description="final ε")
+    steps: PositiveCount = Field(
+        250_000, description="environment steps of the run over which ε falls linearly from start to end")
 
 
 class Linear:

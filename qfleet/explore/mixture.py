@@ -19,11 +19,13 @@ from qfleet.explore.ladder import Ladder
 
 
 class Config(Section):
-    kind: Literal["mixture"] = Field("mixture", description="the kind of exploration")
-    arms: PositiveCount = Field(32, description="policies to draw from, as many as agent.arms")
-    base: Fraction = Field(0.4, description="ε of the first lane")
-    alpha: NonNegative = Field(8.0, description="how steeply the ladder falls")
-    warmup_steps: Count = Field(0, description="steps over which ε comes down from 1 to the ladder")
+    kind: Literal["mixture"] = Field(
+        "mixture", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
+    arms: PositiveCount = Field(32, description="arms to draw from, one per episode; must equal agent.arms")
+    base: Fraction = Field(0.4, description="ε of the first lane; lane i of N has base^(1 + alpha i / (N − 1))")
+    alpha: NonNegative = Field(8.0, description="steepness of the ε values: the last lane has base^(1 + alpha)")
+    warmup_steps: Count = Field(
+        0, description="environment steps of the run over which ε falls linearly from 1 to these values")
 
     def ladder(self, lanes: int, first: int, total: int) -> Ladder:
         return Ladder(Rungs(base=self.base, alpha=self.alpha, warmup_steps=self.warmup_steps), lanes, first, total)

@@ -16,12 +16,15 @@ from qfleet.explore.gaussian import Shaken, rungs
 
 
 class Config(Section):
-    kind: Literal["ou"] = Field("ou", description="the kind of exploration")
-    sigma: NonNegative = Field(0.2, description="what is added per step in the first lane, of actions within ±1")
+    kind: Literal["ou"] = Field(
+        "ou", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
+    sigma: NonNegative = Field(0.2, description="σ of the noise in the first lane, per step; actions lie within ±1")
     sigma_last: NonNegative | None = Field(
-        None, description="the same in the last lane, those between in equal steps; none = as in the first")
-    theta: Fraction = Field(0.15, description="share of the noise that is lost per step")
-    warmup_steps: Count = Field(0, description="steps of the run with random actions before those of the policy")
+        None, description="σ in the last lane, linear in between; null = the same in all lanes")
+    theta: Fraction = Field(
+        0.15, description="θ: fraction by which the noise decays per step; it is correlated over about 1/θ steps")
+    warmup_steps: Count = Field(
+        0, description="environment steps of the run with uniformly random actions before the policy acts")
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Shaken:

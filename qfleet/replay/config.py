@@ -11,21 +11,28 @@ from qfleet.types import Window
 
 
 class ReplayConfig(Config):
-    """How much experience is kept, how fast it is reused, and by which preference it is drawn."""
+    """The replay section: capacity, memory, replay ratio and prioritisation."""
 
-    capacity: PositiveCount = Field(100_000, description="experience kept, in environment steps")
+    capacity: PositiveCount = Field(
+        100_000, description="capacity, environment steps; the oldest are dropped. gradients=allreduce divides it "
+                             "among the learners")
     store: Literal["auto", "host", "device"] = Field(
-        "auto", description="where it rests: compressed in main memory, raw on the learner's device, or there if it is "
-                            "a GPU with room")
+        "auto", description="host (compressed in main memory), device (raw on the learner's device) or auto (device "
+                            "on a GPU with enough free memory, else host)")
     max_bytes: PositiveCount | None = Field(
-        None, description="memory limit in bytes, all parts counted; none = planned from the memory that is free")
-    min_steps: Count = Field(1_000, description="environment steps taken before the first sample")
-    samples_per_insert: Positive = Field(8.0, description="training items drawn per environment step (replay ratio)")
-    chunk_steps: PositiveCount = Field(64, description="environment steps per stored chunk of one lane")
-    alpha: NonNegative = Field(0.0, description="priority exponent; 0 = uniform sampling")
-    beta_start: Fraction = Field(0.4, description="importance exponent at the first step")
-    beta_end: Fraction = Field(1.0, description="importance exponent after beta_steps")
-    beta_steps: PositiveCount = Field(1_000_000, description="environment steps from beta_start to beta_end")
+        None, description="memory limit of the replay, bytes; null = planned from the free memory")
+    min_steps: Count = Field(1_000, description="environment steps before the first update")
+    samples_per_insert: Positive = Field(
+        8.0, description="replay ratio: items sampled per environment step. Updates per step = this / "
+                         "learner.batch_size")
+    chunk_steps: PositiveCount = Field(
+        64, description="environment steps of a lane that are stored together; smaller chunks can be sampled sooner, "
+                        "with more overhead")
+    alpha: NonNegative = Field(0.0, description="priority exponent α; 0 = uniform sampling")
+    beta_start: Fraction = Field(0.4, description="importance-sampling exponent β at the first step")
+    beta_end: Fraction = Field(1.0, description="importance-sampling exponent β after beta_steps")
+    beta_steps: PositiveCount = Field(
+        1_000_000, description="environment steps over which β changes linearly from beta_start to beta_end")
 
     def inactive(self) -> dict[str, str]:
         if self.alpha > 0:

@@ -24,19 +24,20 @@ Table = list[list[float]]
 
 
 class AllReduceConfig(Config):
-    """How learners meet that average their gradients (gradients=allreduce), each with a part of the replay."""
+    """The allreduce section: learners that average their gradients synchronously (gradients=allreduce)."""
 
     batch: Literal["per_rank", "global"] = Field(
-        "global", description="learner.batch_size is that of every rank, or of all together and divided among them")
+        "global", description="learner.batch_size is global (the sum over all ranks) or per_rank")
     rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="what the learning rate is multiplied by where the batch grows with the ranks: 1, n or √n")
+        "none", description="learning rate with n ranks and batch=per_rank: none (unchanged), linear (× n) or sqrt (× "
+                            "√n)")
     scaled_for: PositiveCount | None = Field(
-        None, description="ranks that batch size, rate, updates and replay are stated for; none = not divided yet")
-    shard_optimizer: bool = Field(False, description="every rank keeps the optimizer's state of a part only (ZeRO-1)")
-    overlap: bool = Field(
-        False, description="send gradients while backward still runs; for large networks, and learner.capture=false")
-    timeout_s: Positive = Field(60.0, description="a rank that is silent for so long ends the attempt, seconds")
-    max_restarts: Count = Field(3, description="attempts after the first, each from the newest checkpoint")
+        None, description="number of ranks that batch size, learning rate, updates and replay are stated for; written "
+                          "by qfleet. null = not divided yet")
+    shard_optimizer: bool = Field(False, description="shard the optimizer state over the ranks (ZeRO-1) to save memory")
+    overlap: bool = Field(False, description="overlap the allreduce with the backward pass; for large networks")
+    timeout_s: Positive = Field(60.0, description="restart all ranks if one does not answer for this long, seconds")
+    max_restarts: Count = Field(3, description="restarts of all ranks in total, each from the newest checkpoint")
 
     def inactive(self) -> dict[str, str]:
         return {"rate_scaling": "with allreduce.batch=global the batch does not grow"} if self.batch == "global" else {}

@@ -18,12 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointConfig(Config):
-    """What is kept of a run."""
+    """The checkpoint section: when checkpoints are written and what they contain."""
 
-    period_steps: Count | None = Field(None, description="environment steps between checkpoints")
+    period_steps: Count | None = Field(
+        None, description="environment steps between checkpoints; null = only at the end of the run")
     period_updates: Count | None = Field(None, description="updates between checkpoints, instead of period_steps")
-    keep: PositiveCount = Field(2, description="newest checkpoints kept; the best is kept beside them")
-    replay: bool = Field(True, description="save the replay, too: without it a resumed run fills it anew")
+    keep: PositiveCount = Field(2, description="newest checkpoints to keep; the best policy is kept in addition")
+    replay: bool = Field(
+        True, description="save the replay; without it, a resumed run collects replay.min_steps again before it learns")
 
 
 @dataclass(frozen=True)

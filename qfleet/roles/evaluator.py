@@ -32,20 +32,24 @@ LOSSES_PER_LANE = 10
 
 
 class EvalConfig(Config):
-    """How the agent is judged while it trains."""
+    """The eval section: evaluations during training."""
 
-    period_steps: Count | None = Field(None, description="environment steps between evaluations")
+    period_steps: Count | None = Field(
+        None, description="environment steps between evaluations; null = only at the end of the run")
     period_updates: Count | None = Field(None, description="updates between evaluations, instead of period_steps")
     from_return: Real | None = Field(
-        None, description="no evaluation before the mean return of the last 100 training episodes is this")
-    episodes: PositiveCount = Field(10, description="whole, unclipped episodes per evaluation")
-    epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation")
-    lanes: PositiveCount = Field(4, description="environments that evaluation plays side by side")
+        None, description="evaluate only while the mean return of the last 100 training episodes is at least this; "
+                          "null = always")
+    episodes: PositiveCount = Field(10, description="full episodes per evaluation; returns are unclipped")
+    epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation; 0 = greedy")
+    lanes: PositiveCount = Field(4, description="environments that an evaluation steps together")
     max_episode_steps: PositiveCount | None = Field(
-        None, description="most steps of an episode of evaluation, which counts as it stands then")
+        None, description="truncate evaluation episodes after this many steps; the return so far counts. null = "
+                          "env.max_episode_steps")
     beside: bool = Field(
-        False, description="let a process of its own play, on the CPU, while training goes on (placement=inline)")
-    video_period: Count = Field(0, description="film one episode after every so many evaluations, 0 = never")
+        False, description="evaluate in a separate process on the CPU while training continues (placement=inline)")
+    video_period: Count = Field(
+        0, description="record a video of one episode at every n-th evaluation, from the first on; 0 = never")
 
 
 @dataclass(frozen=True)

@@ -36,28 +36,35 @@ SAMPLE, UPDATE = "train/sample_ms", "train/update_ms"
 
 
 class LearnerConfig(OptimizerConfig):
-    """How updates are made."""
+    """The learner section: batches, optimizer, target network and precision."""
 
-    batch_size: PositiveCount = Field(32, description="windows per update")
-    target_period_updates: Count = Field(1000, description="updates between copies to the target network, 0 = soft")
-    target_tau: Fraction = Field(0.005, description="size of the soft step towards the online network, every update")
+    batch_size: PositiveCount = Field(
+        32, description="items per update: transitions, or sequences for recurrent agents")
+    target_period_updates: Count = Field(
+        1000, description="updates between copies of the online network to the target network; 0 = soft updates "
+                          "(target_tau)")
+    target_tau: Fraction = Field(0.005, description="τ of the soft target update, applied after every update")
     publish_period_updates: PositiveCount = Field(
-        1, description="updates between weights handed to the actors; if it is target_period_updates, they are the "
-                       "target network's")
+        1, description="updates between weight transfers to the actors; if equal to target_period_updates, actors use "
+                       "the target network")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="numbers the network computes with; auto: bf16 for images where it is measurably faster")
+        "auto", description="precision of the network: fp32, bf16 or auto (bf16 for images on devices where it is "
+                            "fast, else fp32)")
     parts: PositiveCount | Literal["auto"] = Field(
         "auto", description="parts of a batch that are learnt side by side on a CPU, by run.threads / parts threads "
                             "each; auto: for pictures, as many as up to 4 threads can share evenly, if each has 16 "
                             "items and the agent allows it")
-    compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
+    compile: bool = Field(
+        False, description="compile the networks with torch.compile; needs a C++ compiler, and the first update is "
+                           "slow")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record the first update and play it back, on a CPU with actors in the process their "
                             "choices, too: faster for small networks; on a GPU with the replay there and "
                             "gradients=solo it is the whole update, else its loss and gradient; auto: on a GPU, "
                             "unless allreduce.overlap is set")
-    metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
-    max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
+    metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and Q-values")
+    max_bad_updates: PositiveCount = Field(
+        10, description="stop the run after this many consecutive updates with a non-finite loss or gradient")
 
     def inactive(self) -> dict[str, str]:
         return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}

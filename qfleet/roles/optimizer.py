@@ -32,12 +32,14 @@ def slices(size: int, parts: int) -> list[slice]:
 
 
 class OptimizerConfig(Config):
-    """Which optimizer moves the weights."""
+    """Optimizer, learning rate and gradient clipping."""
 
-    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="the rule that moves the weights")
-    learning_rate: Positive = Field(1e-4, description="step size")
-    optimizer_eps: Positive = Field(1e-8, description="added to the denominator (adam) or under its root (rmsprop)")
-    clip_norm: NonNegative = Field(10.0, description="largest norm of the gradient, 0 = unlimited")
+    optimizer: Literal["adam", "rmsprop"] = Field(
+        "adam", description="adam, or rmsprop (centred, as in Mnih et al. 2015)")
+    learning_rate: Positive = Field(1e-4, description="learning rate")
+    optimizer_eps: Positive = Field(
+        1e-8, description="ε of the optimizer, added to the denominator (adam) or under its root (rmsprop)")
+    clip_norm: NonNegative = Field(10.0, description="clip the global gradient norm to this value; 0 = no clipping")
 
 
 @dataclass(frozen=True)

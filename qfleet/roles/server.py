@@ -27,21 +27,28 @@ from qfleet.roles.optimizer import Optimizer, OptimizerConfig, Part, slices, wit
 
 
 class ServerConfig(Config):
-    """How learners meet at a parameter server."""
+    """The server section: learners with an asynchronous parameter server (gradients=server)."""
 
-    shards: PositiveCount = Field(1, description="servers, each with a slice of the parameters")
-    push_period_updates: PositiveCount = Field(1, description="updates whose gradients are averaged into one push")
-    pull_period_updates: PositiveCount = Field(1, description="updates between two pulls of the parameters")
-    max_staleness: Count | None = Field(None, description="gradients older by more versions are dropped, none = never")
+    shards: PositiveCount = Field(1, description="number of server processes, each with a slice of the parameters")
+    push_period_updates: PositiveCount = Field(
+        1, description="updates of a learner whose gradients are averaged into one push")
+    pull_period_updates: PositiveCount = Field(
+        1, description="updates of a learner between two pulls of the parameters")
+    max_staleness: Count | None = Field(
+        None, description="drop gradients that are more than this many parameter versions old; null = never")
     outlier_deviations: Positive | None = Field(
-        None, description="losses above their running mean by more deviations are left out, none = never; Gorila has 6")
+        None, description="drop items whose loss exceeds the running mean by more than this many standard deviations; "
+                          "null = never, Gorila uses 6")
     compensation: Literal["none", "constant", "adaptive"] = Field(
-        "none", description="delay compensation of Zheng et al. 2017")
-    compensation_lambda: NonNegative = Field(0.04, description="its strength")
-    compensation_decay: Fraction = Field(0.95, description="of the mean square that the adaptive strength is made of")
-    compress: Literal["none", "bf16"] = Field("none", description="how gradients travel")
+        "none", description="delay compensation of stale gradients (DC-ASGD, Zheng et al. 2017): none, constant or "
+                            "adaptive")
+    compensation_lambda: NonNegative = Field(0.04, description="λ: strength of the delay compensation")
+    compensation_decay: Fraction = Field(
+        0.95, description="decay of the running mean square of gradients that scales the adaptive λ")
+    compress: Literal["none", "bf16"] = Field(
+        "none", description="data type of pushed gradients: none (fp32), or bf16 for half the traffic")
     copy_period_updates: PositiveCount = Field(
-        100, description="updates between the copies on the disk that a shard which dies is restored from")
+        100, description="updates between copies of a shard to disk; a shard that dies is restored from the last one")
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.compensation != "none" else {"compensation_lambda": "with server.compensation=none"}

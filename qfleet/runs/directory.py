@@ -41,22 +41,28 @@ PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco")
 
 
 class RunSection(Config):
-    """Where a run lives, what it records and how exactly it resumes."""
+    """The run section: directory, logging, threads and exactness of resuming."""
 
-    root: str = Field("runs", description="folder that holds the runs", min_length=1)
-    name: str | None = Field(None, description="name of the run, none = <env>__<algo>__<seed>__<time>")
-    exact_resume: bool = Field(False, description="scheduled checkpoints end all episodes, so that resume is bitwise")
+    root: str = Field("runs", min_length=1, description="directory that contains the runs")
+    name: str | None = Field(None, description="name of the run's directory; null = <env>__<algo>__<seed>__<time>")
+    exact_resume: bool = Field(
+        False, description="make a resumed run bitwise equal to an uninterrupted one: scheduled checkpoints end all "
+                           "episodes; CPU only")
     log_period_steps: PositiveCount = Field(1000, description="environment steps between metric records")
     log_period_updates: PositiveCount | None = Field(
         None, description="updates between metric records, instead of log_period_steps")
-    tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
-    wandb: bool = Field(False, description="write to Weights & Biases too (offline unless WANDB_MODE says otherwise)")
-    stall_timeout_s: Positive = Field(600.0, description="an environment silent for so long ends the run, seconds")
-    threads: PositiveCount | None = Field(None, description="torch threads, none = planned from the cores")
+    tensorboard: bool = Field(True, description="write TensorBoard event files in addition to metrics.jsonl")
+    wandb: bool = Field(False, description="log to Weights & Biases too; offline unless WANDB_MODE is set")
+    stall_timeout_s: Positive = Field(
+        600.0, description="end a process whose environment does not answer, or whose learner is stuck, for this "
+                           "long, seconds")
+    threads: PositiveCount | None = Field(
+        None, description="PyTorch threads of a learner; null = planned from the cores")
     share_cores: bool = Field(
         False, description="torch takes fewer threads while other processes keep cores busy; last digits depend on it")
     settled: tuple[str, ...] = Field(
-        (), description="keys left open and decided for the device, written by qfleet: a resume elsewhere decides anew")
+        (), description="keys that qfleet decided, since they were auto or null; written by qfleet. A resume on "
+                        "another kind of device decides them again")
 
     def inactive(self) -> dict[str, str]:
         idle = {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}

@@ -40,21 +40,22 @@ def fraction(text: str) -> float:
 
 
 def as_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else there")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, and nothing else")
 
 
 def which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--which", choices=("best", "latest"), default="best",
-                        help="which checkpoint of a run: best by evaluation, or the latest (default: best)")
+                        help="checkpoint of a run: the best by evaluation, or the latest (default: best)")
 
 
 def trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true",
-                        help="let a run or checkpoint that was not made here import the modules that it names")
+                        help="import modules named by a run or checkpoint that was not created on this machine")
 
 
 def root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", metavar="DIR", default="runs", help="folder of runs given by name (default: runs)")
+    parser.add_argument("--root", metavar="DIR", default="runs",
+                        help="directory in which runs are looked up by name (default: runs)")
 
 
 def place(parser: argparse.ArgumentParser) -> None:
@@ -68,20 +69,21 @@ def seed(parser: argparse.ArgumentParser) -> None:
 
 
 def quiet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="no progress view, results only")
+    parser.add_argument("--quiet", action="store_true", help="print results only, no progress")
 
 
 def finish(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--record", action="store_true", help="film one episode of the best agent at the end")
+    parser.add_argument("--record", action="store_true",
+                        help="record a video of one episode of the best agent at the end")
     parser.add_argument("--show", action="store_true",
-                        help="at the end evaluate 20 greedy episodes, draw the learning curve, film the agent and "
+                        help="at the end evaluate 20 greedy episodes, plot the learning curve, record a video and "
                              "write a report")
 
 
 def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N",
-                        help="train N times, with seed, seed+1, ..., each into its own run (default: 1)")
-    parser.add_argument("--dry-run", action="store_true", help="show the configuration and the plan, train nothing")
+                        help="train N runs one after another, with seed, seed+1, ... (default: 1)")
+    parser.add_argument("--dry-run", action="store_true", help="print the configuration and the plan without training")
     fleet(parser)
     finish(parser)
     quiet(parser)
@@ -96,28 +98,30 @@ def resume(parser: argparse.ArgumentParser) -> None:
 
 
 def eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", type=at_least(1), default=20, help="how many whole episodes (default: 20)")
-    parser.add_argument("--epsilon", type=fraction, default=0.0, help="share of random actions (default: 0, greedy)")
-    parser.add_argument("--lanes", type=at_least(1), default=None, help="environments side by side (default: chosen)")
-    parser.add_argument("--device", default=None, help="cpu, cuda or cuda:N (default: as in training, if it is here)")
+    parser.add_argument("--episodes", type=at_least(1), default=20, help="number of full episodes (default: 20)")
+    parser.add_argument("--epsilon", type=fraction, default=0.0,
+                        help="probability of a random action (default: 0, greedy)")
+    parser.add_argument("--lanes", type=at_least(1), default=None,
+                        help="environments stepped together (default: the run's eval.lanes)")
+    parser.add_argument("--device", default=None, help="cpu, cuda or cuda:N (default: as in training, if available)")
     seed(parser)
     which(parser)
     place(parser)
 
 
 def record(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="the film's name (default: RUN/videos/...)")
+    parser.add_argument("--out", metavar="FILE", help="video file, .mp4 or .gif (default: RUN/videos/...)")
     parser.add_argument("--gif", action="store_true", help="write a GIF instead of an MP4")
-    parser.add_argument("--episodes", type=at_least(1), default=1, help="how many episodes to film (default: 1)")
-    parser.add_argument("--fps", type=at_least(1), default=30, help="pictures per second (default: 30)")
+    parser.add_argument("--episodes", type=at_least(1), default=1, help="number of episodes to record (default: 1)")
+    parser.add_argument("--fps", type=at_least(1), default=30, help="frames per second (default: 30)")
     seed(parser)
     which(parser)
     place(parser)
 
 
 def play(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", type=at_least(1), default=3, help="how many episodes to watch (default: 3)")
-    parser.add_argument("--fps", type=at_least(1), default=30, help="pictures per second (default: 30)")
+    parser.add_argument("--episodes", type=at_least(1), default=3, help="number of episodes to play (default: 3)")
+    parser.add_argument("--fps", type=at_least(1), default=30, help="frames per second (default: 30)")
     seed(parser)
     which(parser)
     place(parser)
@@ -125,36 +129,35 @@ def play(parser: argparse.ArgumentParser) -> None:
 
 def plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--x", choices=("steps", "frames", "updates", "episodes", "time"), default="steps",
-                        help="what runs along the bottom (default: steps)")
+                        help="x axis (default: steps)")
     parser.add_argument("--y", action="append", metavar="TAG",
-                        help="what to draw, as logged; may be repeated (default: returns in training and evaluation)")
+                        help="metric tag to plot; can be repeated (default: training and evaluation returns)")
     parser.add_argument("--smooth", type=at_least(1), default=5, metavar="K",
-                        help="moving mean over K records, the raw curve stays faint behind it; 1 = none (default: 5)")
-    parser.add_argument("--out", metavar="FILE", help=".png, .svg or .pdf (default: RUN/plots/...)")
+                        help="moving average over K records, drawn over the faint raw curve; 1 = none (default: 5)")
+    parser.add_argument("--out", metavar="FILE", help="image file, .png, .svg or .pdf (default: RUN/plots/...)")
     root(parser)
     as_json(parser)
 
 
 def report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", "-o", metavar="FILE", help="the page, ending in .html (default: RUN/report.html)")
+    parser.add_argument("--out", "-o", metavar="FILE", help="output file, .html (default: RUN/report.html)")
     parser.add_argument("--videos", "--films", dest="films", type=at_least(0), metavar="N",
-                        help="how many videos of each run to put into the page, the newest first (default: about six "
-                             "in all)")
+                        help="videos of each run to embed, newest first (default: about six in total)")
     root(parser)
     as_json(parser)
 
 
 def top(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="print where the run stands now, and leave")
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     root(parser)
     as_json(parser)
 
 
 def watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port, metavar="N",
-                        help="of this machine (default: 8420, or any that is free; 0 = any)")
-    parser.add_argument("--listen", metavar="ADDR:PORT", help="let other machines look on, too, with a token")
-    parser.add_argument("--token-file", metavar="FILE", help="holds the token for --listen (default: a fresh one)")
+                        help="local port (default: 8420, or a free one; 0 = any free port)")
+    parser.add_argument("--listen", metavar="ADDR:PORT", help="serve the page to other machines, protected by a token")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token for --listen (default: a new token)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     root(parser)
     as_json(parser)
@@ -167,10 +170,10 @@ def export(parser: argparse.ArgumentParser) -> None:
 
 
 def share(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="DIR", help="keep the folder that is uploaded, under this name")
-    parser.add_argument("--private", action="store_true", help="a new repository is for its owner only")
-    parser.add_argument("--dry-run", action="store_true", help="prepare the folder, NAME or --out, and upload nothing")
-    parser.add_argument("--episodes", type=at_least(1), default=20, help="whole episodes to evaluate (default: 20)")
+    parser.add_argument("--out", metavar="DIR", help="keep the uploaded folder at this path")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("--dry-run", action="store_true", help="write the folder (NAME or --out) without uploading")
+    parser.add_argument("--episodes", type=at_least(1), default=20, help="full episodes to evaluate (default: 20)")
     seed(parser)
     which(parser)
     place(parser)
@@ -201,12 +204,13 @@ FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts":
 
 
 def fleet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--listen", metavar="ADDR:PORT", help="let actors of other hosts join there (fleet.listen)")
-    parser.add_argument("--token-file", metavar="FILE", help="what they must know (fleet.token_file)")
+    parser.add_argument("--listen", metavar="ADDR:PORT",
+                        help="address where actors on other hosts can join (fleet.listen)")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token needed to join (fleet.token_file)")
     parser.add_argument("--no-local-actors", action="store_true",
-                        help="start no actors on this host, only others' join (fleet.local_actors=false)")
+                        help="start no actors on this host (fleet.local_actors=false)")
     parser.add_argument("--restarts", type=at_least(0), metavar="N",
-                        help="resume a learner that died so often (fleet.restarts)")
+                        help="restart a learner that died up to N times (fleet.restarts)")
 
 
 def fleet_overrides(args: argparse.Namespace) -> list[str]:
@@ -219,36 +223,37 @@ def fleet_overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _line(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tls-ca", metavar="FILE", help="the fleet uses TLS: who signed its certificate, or itself")
-    parser.add_argument("--tls-cert", metavar="FILE", help="our own certificate, if the fleet asks for one")
-    parser.add_argument("--tls-key", metavar="FILE", help="and its key")
+    parser.add_argument("--tls-ca", metavar="FILE", help="use TLS; PEM file with the fleet's certificate or its CA")
+    parser.add_argument("--tls-cert", metavar="FILE", help="client certificate, if the fleet requires one")
+    parser.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert")
     parser.add_argument("--patience", type=float, default=600.0, metavar="S",
                         help="seconds to wait for a fleet that does not answer (default: 600)")
     parser.add_argument("--trust", action="store_true",
-                        help="let the fleet name modules that are imported here, though no TLS proves who it is")
+                        help="import modules named by the fleet even if TLS does not authenticate it")
 
 
 def join(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--token-file", metavar="FILE", required=True, help="the token that the fleet was given")
-    parser.add_argument("--actors", type=at_least(1), metavar="N", help="how many (default: one per core)")
+    parser.add_argument("--token-file", metavar="FILE", required=True, help="file with the token of the fleet")
+    parser.add_argument("--actors", type=at_least(1), metavar="N", help="number of actors (default: one per core)")
     _line(parser)
     as_json(parser)
 
 
 def submit(parser: argparse.ArgumentParser) -> None:
     one = at_least(1)
-    parser.add_argument("--nodes", "-N", type=one, default=1, metavar="N", help="machines (default: 1)")
-    parser.add_argument("--ntasks", "-n", type=one, metavar="N", help="tasks on all of them (default: one on each)")
-    parser.add_argument("--ntasks-per-node", type=one, metavar="M", help="tasks on each")
-    parser.add_argument("--cpus-per-task", "-c", type=one, default=1, metavar="K", help="CPUs of a task (default: 1)")
-    parser.add_argument("--gpus-per-node", type=at_least(0), default=0, metavar="G", help="GPUs of a node (default: 0)")
-    parser.add_argument("--partition", "-p", metavar="P", help="where to queue (default: the cluster's)")
-    parser.add_argument("--time", "-t", metavar="T", help="time limit of one life, 04:00:00 for instance")
-    parser.add_argument("--name", metavar="RUN", help="name of run and job (run.name)")
-    parser.add_argument("--prefix", metavar="GROUP", help="a folder for runs that belong together, below run.root")
+    parser.add_argument("--nodes", "-N", type=one, default=1, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument("--ntasks", "-n", type=one, metavar="N", help="tasks in total (default: one per node)")
+    parser.add_argument("--ntasks-per-node", type=one, metavar="M", help="tasks per node")
+    parser.add_argument("--cpus-per-task", "-c", type=one, default=1, metavar="K", help="CPUs per task (default: 1)")
+    parser.add_argument("--gpus-per-node", type=at_least(0), default=0, metavar="G", help="GPUs per node (default: 0)")
+    parser.add_argument("--partition", "-p", metavar="P", help="partition (default: the cluster's)")
+    parser.add_argument("--time", "-t", metavar="T",
+                        help="time limit of the job before it is requeued, for example 04:00:00")
+    parser.add_argument("--name", metavar="RUN", help="name of the run and the job (run.name)")
+    parser.add_argument("--prefix", metavar="GROUP", help="subdirectory of run.root that groups runs")
     parser.add_argument("--sbatch", action="append", default=[], metavar="OPTION",
-                        help="a further option for sbatch, --sbatch=--account=NAME for instance; may be repeated")
-    parser.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
+                        help="additional sbatch option, for example --sbatch=--account=NAME; can be repeated")
+    parser.add_argument("--dry-run", action="store_true", help="print the script without submitting it")
     parser.add_argument("--local", action="store_true", help="run the same tasks on this machine, without Slurm")
     trust(parser)
     as_json(parser)
@@ -256,7 +261,9 @@ def submit(parser: argparse.ArgumentParser) -> None:
 
 def member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", default="")
-    parser.add_argument("--claim-file", metavar="FILE", help="the secret behind the name of a member that joins")
-    parser.add_argument("--videos", metavar="DIR", help="an evaluator's films go there")
-    parser.add_argument("--siblings", type=at_least(1), default=1, help="actors that share the host's cores")
+    parser.add_argument("--claim-file", metavar="FILE",
+                        help="file with the secret that proves the name of a joined process")
+    parser.add_argument("--videos", metavar="DIR", help="directory for the evaluator's videos")
+    parser.add_argument("--siblings", type=at_least(1), default=1,
+                        help="number of actors that share the cores of the host")
     _line(parser)

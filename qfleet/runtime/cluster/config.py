@@ -8,29 +8,36 @@ from qfleet.config import Config, NonNegative, Positive, PositiveCount
 
 
 class RayConfig(Config):
-    """Which Ray a run uses, and what each of its roles asks for there."""
+    """The ray section: the Ray cluster of a run and the resources of its processes (placement=ray)."""
 
     address: str | None = Field(
-        None, description="HOST:PORT of a Ray cluster, or auto; none = RAY_ADDRESS, or else a Ray of the run's own")
+        None, description="HOST:PORT of a Ray cluster, or auto; null = RAY_ADDRESS if it is set, else a local Ray for "
+                          "this run")
     elastic: bool = Field(
-        False, description="as many actors as the cluster has room for, as nodes come and go; actors=auto sets it")
-    cell_cpus: Positive = Field(1.0, description="CPUs of the learner and its replay")
-    cell_gpus: NonNegative | None = Field(None, description="GPUs of the learner; none = 1 if device is a GPU, else 0")
-    cell_memory_mb: PositiveCount | None = Field(None, description="memory of the learner and its replay; none = any")
+        False, description="adapt the number of actors to the size of the cluster as nodes join and leave; set by "
+                           "actors=auto")
+    cell_cpus: Positive = Field(1.0, description="CPUs reserved for each learner")
+    cell_gpus: NonNegative | None = Field(
+        None, description="GPUs reserved for each learner; null = 1 if device is a GPU, else 0")
+    cell_memory_mb: PositiveCount | None = Field(
+        None, description="memory reserved for each learner and its replay, megabytes; null = none")
     cell_resources: dict[str, float] = Field(
-        default_factory=dict, description="custom resources of Ray's that the learner asks for")
+        default_factory=dict, description="custom Ray resources that each learner needs, by name")
     cell_anywhere: bool = Field(
-        False, description="the learner may live on any node, since all share the disk of the run; false = here")
-    actor_cpus: Positive = Field(1.0, description="CPUs of an actor")
-    actor_gpus: NonNegative = Field(0.0, description="GPUs of an actor, for environments that use one")
-    actor_memory_mb: PositiveCount | None = Field(None, description="memory of an actor; none = any")
+        False, description="place the learner on any node, all of which must share the run's file system; false = on "
+                           "this node")
+    actor_cpus: Positive = Field(1.0, description="CPUs reserved for each actor")
+    actor_gpus: NonNegative = Field(0.0, description="GPUs reserved for each actor, for environments that use one")
+    actor_memory_mb: PositiveCount | None = Field(
+        None, description="memory reserved for each actor, megabytes; null = none")
     actor_resources: dict[str, float] = Field(
-        default_factory=dict, description="custom resources of Ray's that an actor asks for")
-    evaluator_cpus: Positive = Field(1.0, description="CPUs of the evaluator")
-    server_cpus: Positive = Field(1.0, description="CPUs of each shard of a parameter server, and of its registrar")
+        default_factory=dict, description="custom Ray resources that each actor needs, by name")
+    evaluator_cpus: Positive = Field(1.0, description="CPUs reserved for the evaluator")
+    server_cpus: Positive = Field(
+        1.0, description="CPUs reserved for each shard of the parameter server and for its coordinator")
     object_store_mb: PositiveCount = Field(
-        256, ge=80, description="memory for messages and weights under way, of a Ray of the run's own")
-    dashboard: bool = Field(False, description="start Ray's dashboard, of a Ray of the run's own")
+        256, ge=80, description="object store of a local Ray started for this run, megabytes")
+    dashboard: bool = Field(False, description="start the dashboard of a local Ray started for this run")
 
     def inactive(self) -> dict[str, str]:
         if self.address is None:

@@ -10,28 +10,36 @@ from qfleet.types import UserError
 
 
 class FleetConfig(Config):
-    """How the processes of a fleet find, trust and replace each other."""
+    """The fleet section: network address, security and supervision of the processes of a run."""
 
     listen: str | None = Field(
-        None, description="ADDR:PORT at which other hosts may join, 0.0.0.0:4440 for instance; none = this host only")
+        None, description="ADDR:PORT where actors on other hosts can join, for example 0.0.0.0:4440; null = this host "
+                          "only")
     advertise: str | None = Field(
-        None, description="HOST:PORT by which other hosts reach this one; none = host name and port of fleet.listen")
+        None, description="HOST:PORT by which other hosts reach this one; null = host name and port of fleet.listen")
     token_file: str | None = Field(
-        None, description="file with the word that joiners must know, readable by its owner only")
-    tls_cert: str | None = Field(None, description="certificate of the fleet, a PEM file; with it all joiners use TLS")
+        None, description="file with the secret token of the fleet, needed to join; readable by its owner only")
+    tls_cert: str | None = Field(None, description="TLS certificate of the fleet, a PEM file; hosts then join over TLS")
     tls_key: str | None = Field(None, description="private key of fleet.tls_cert, a PEM file")
     tls_ca: str | None = Field(
-        None, description="PEM file; joiners must then show a certificate that this authority signed")
-    local_actors: bool = Field(True, description="start actors on this host, too; false = only those that join")
-    heartbeat_timeout_s: Positive = Field(30.0, description="seconds of silence after which a process is replaced")
-    max_restarts: Count = Field(5, description="restarts in a row of one actor or evaluator before the run gives up")
-    restarts: Count = Field(0, description="how often a learner that died is resumed from its newest checkpoint")
-    patience_s: Positive = Field(600.0, description="seconds that an actor waits for a learner that does not answer")
-    inbox_messages: PositiveCount = Field(4, description="messages of one actor that may wait for the learner")
-    max_members: PositiveCount = Field(
-        1024, description="most members that can be joined at a time; processes started by the run do not count")
+        None, description="CA certificate, a PEM file; joining hosts must then present a certificate signed by it")
+    local_actors: bool = Field(
+        True, description="start actors on this host; false = only actors that join from other hosts")
+    heartbeat_timeout_s: Positive = Field(
+        30.0, description="restart a process that sends no heartbeat for this long, seconds")
+    max_restarts: Count = Field(
+        5, description="restarts in a row of one actor or evaluator before the run fails; with gradients=server also "
+                       "of a learner or shard")
+    restarts: Count = Field(
+        0, description="restarts of a learner that died, in total, each from the newest checkpoint; with "
+                       "gradients=server of the coordinator")
+    patience_s: Positive = Field(
+        600.0, description="seconds that an actor waits for a learner that does not answer before it exits")
+    inbox_messages: PositiveCount = Field(
+        4, description="messages of one actor queued at the learner; beyond that the actor waits")
+    max_members: PositiveCount = Field(1024, description="most actors that can join from other hosts at a time")
     max_message_mb: PositiveCount = Field(
-        256, le=1024, description="largest message in megabytes; the weights must fit into one")
+        256, le=1024, description="largest message, megabytes; the network's weights are one message")
 
     @field_validator("listen", "advertise")
     @classmethod
