@@ -32,7 +32,7 @@ SECOND = {"state.h": "second.h", "state.c": "second.c"}
 class Config(ngu.Curious, r2d2.Config):
     """The agent section of a run that trains Agent57."""
 
-    algo: Literal["agent57"] = Field(
+    algo: Literal["agent57"] = Field(  # type: ignore[assignment]
         "agent57", description="algorithm, by name; changing it resets the recipe's other agent keys")
     gamma: Fraction = Field(0.9999, description="discount factor of arm 0")
     gamma_middle: Fraction = Field(0.997, description="discount factor of arm 7; later arms fall from it to gamma_min")

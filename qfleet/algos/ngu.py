@@ -78,7 +78,7 @@ class Curious(Section):
 class Config(Curious, r2d2.Config):
     """The agent section of a run that trains NGU."""
 
-    algo: Literal["ngu"] = Field(
+    algo: Literal["ngu"] = Field(  # type: ignore[assignment]
         "ngu", description="algorithm, by name; changing it resets the recipe's other agent keys")
     gamma_min: Fraction = Field(0.99, description="discount factor of the last arm; agent.gamma is that of arm 0")
 

@@ -48,8 +48,8 @@ class EnvConfig(Config):
         None, description="truncate episodes after this many steps; null = the registered time limit, 108,000 frames "
                           "for Atari")
     unlimited_episode_steps: PositiveCount | None = Field(
-        None, description="the same for environments without a time limit only; null = none in training, 10,000 in "
-                          "evaluation")
+        None, description="truncate episodes after this many steps if the environment has no time limit; null = never "
+                          "in training, 10,000 in evaluation")
     noop_max: Count | None = Field(
         None, description="start Atari episodes with a random number of no-op frames below this; null = 30 (classic) "
                           "or 0 (sticky)")
@@ -74,7 +74,7 @@ class EnvConfig(Config):
         5, description="stop after this many failures of a lane without a completed episode in between")
     isolate: bool = Field(
         False, description="run the environments of an actor in a separate process, which is replaced if it crashes "
-                           "or hangs")
+                           "or hangs; for unreliable environments")
     step_timeout_s: Positive = Field(60.0, description="replace an isolated process whose step takes longer, seconds")
 
     def inactive(self) -> dict[str, str]:

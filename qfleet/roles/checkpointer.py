@@ -25,7 +25,8 @@ class CheckpointConfig(Config):
     period_updates: Count | None = Field(None, description="updates between checkpoints, instead of period_steps")
     keep: PositiveCount = Field(2, description="newest checkpoints to keep; the best policy is kept in addition")
     replay: bool = Field(
-        True, description="save the replay; without it, a resumed run collects replay.min_steps again before it learns")
+        True, description="save the replay, too; false saves disk space, but a resumed run collects replay.min_steps "
+                          "again before it learns")
 
 
 @dataclass(frozen=True)

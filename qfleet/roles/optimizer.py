@@ -36,7 +36,7 @@ class OptimizerConfig(Config):
 
     optimizer: Literal["adam", "rmsprop"] = Field(
         "adam", description="adam, or rmsprop (centred, as in Mnih et al. 2015)")
-    learning_rate: Positive = Field(1e-4, description="learning rate")
+    learning_rate: Positive = Field(1e-4, description="learning rate of the optimizer; lower it if training diverges")
     optimizer_eps: Positive = Field(
         1e-8, description="ε of the optimizer, added to the denominator (adam) or under its root (rmsprop)")
     clip_norm: NonNegative = Field(10.0, description="clip the global gradient norm to this value; 0 = no clipping")

@@ -37,9 +37,10 @@ class FleetConfig(Config):
         600.0, description="seconds that an actor waits for a learner that does not answer before it exits")
     inbox_messages: PositiveCount = Field(
         4, description="messages of one actor queued at the learner; beyond that the actor waits")
-    max_members: PositiveCount = Field(1024, description="most actors that can join from other hosts at a time")
+    max_members: PositiveCount = Field(1024, description="maximum number of actors joined from other hosts at a time")
     max_message_mb: PositiveCount = Field(
-        256, le=1024, description="largest message, megabytes; the network's weights are one message")
+        256, le=1024, description="largest message, megabytes; raise it if the network's weights, one message, do not "
+                                  "fit")
 
     @field_validator("listen", "advertise")
     @classmethod
