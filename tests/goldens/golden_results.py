@@ -68,7 +68,7 @@ class Names:
         if _matches(name, self.left_out):
             return None
         for old, new in self.renamed.items():
-            name = re.sub(rf"(?<![^/.]){re.escape(old)}(?![^/.])", lambda _, new=new: new, name)
+            name = re.sub(rf"(?<![^/.]){re.escape(old)}(?![^/.])", new, name)
         return name
 
 
