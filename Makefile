@@ -7,7 +7,7 @@ COMPLETE := $(VENV)/.complete
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test check docs figures learn soak bench clean help
+.PHONY: train test check goldens docs figures learn soak bench clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -36,6 +36,9 @@ check: $(READY)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+goldens: $(READY)  ## short trainings of this tree and of the commit in tests/goldens/BASE, compared bit by bit
+	$(BIN)/python tests/goldens/goldens.py
 
 docs: $(COMPLETE)  ## the documentation as a site, under build/site; a link that leads nowhere fails
 	$(BIN)/python -m mkdocs build --strict --quiet
