@@ -59,8 +59,8 @@ soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while
 bench: $(READY)  ## speed and memory against peers, on a quiet machine; results under benchmarks/results
 	$(PIP) stable-baselines3 tianshou cpprb
 	for work in cartpole pong halfcheetah halfcheetah-ddpg acting updates; do \
-	    $(BIN)/qfleet bench $$work --out benchmarks/results/bench/$$work || exit 1; done
-	$(BIN)/qfleet bench cartpole pong halfcheetah --profile --out benchmarks/results/bench
+	    $(BIN)/python benchmarks/bench.py $$work --out benchmarks/results/bench/$$work || exit 1; done
+	$(BIN)/python benchmarks/bench.py cartpole pong halfcheetah --profile --out benchmarks/results/bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py device=cpu
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json

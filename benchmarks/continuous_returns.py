@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from sinks import Evaluations
+from speed import describe_machine
 from trials import blank
 
-from qfleet.bench import machine
 from qfleet.runs.plots import COLOURS
 
 EVAL_STEPS = 10_000
@@ -104,7 +104,7 @@ def train(name: str, env: str, seed: int, steps: int, overrides: list[str]) -> d
     curve = CONTENDERS[name](env, seed, steps, overrides)
     return {"seed": seed, "steps": steps, "mean_reward": curve[-1][1], "curve": curve,
             "seconds": round(time.perf_counter() - begun, 1), "cpu_seconds": round(time.process_time(), 1),
-            **{key: value for key, value in machine().items() if key in ("date", "commit")}}
+            **{key: value for key, value in describe_machine().items() if key in ("date", "commit")}}
 
 
 def train_apart(name: str, env: str, seed: int, steps: int, overrides: list[str]) -> dict:
@@ -177,7 +177,7 @@ def main() -> None:
             run = done.result()
             rows[name] = sorted([*rows.get(name, []), run], key=lambda run: run["seed"])
             print(f"{name}, seed {run['seed']}: {run['mean_reward']:.0f} in {run['seconds']:.0f} s", flush=True)
-            args.out.write_text(json.dumps({**document, "machine": machine()}, indent=1) + "\n")
+            args.out.write_text(json.dumps({**document, "machine": describe_machine()}, indent=1) + "\n")
     if rows:
         print(report(rows))
     if failed:

@@ -31,11 +31,11 @@ from contextlib import closing
 from pathlib import Path
 
 import torch
+from speed import describe_machine
+from speed.stage import BenchStage
+from speed.throughput import measure_throughput
 
 from qfleet.assemble import device_of
-from qfleet.bench import machine
-from qfleet.bench.rates import repeated
-from qfleet.bench.stage import Stage
 
 OUT = Path(__file__).parent / "results" / "cost.json"
 BASE = {"cartpole": {"lanes": 8, "batch": 64, "replay": 100_000}, "pong": {"lanes": 8, "batch": 32, "replay": 10_000}}
@@ -57,7 +57,7 @@ def peak_mb() -> float:
 
 def cell(recipe: str, lanes: int, batch: int, replay: int, seconds: float) -> dict:
     """One measurement, in this process."""
-    stage = Stage(recipe, [f"env.lanes={lanes}", f"learner.batch_size={batch}", f"replay.capacity={replay}",
+    stage = BenchStage(recipe, [f"env.lanes={lanes}", f"learner.batch_size={batch}", f"replay.capacity={replay}",
                            f"replay.min_steps={max(PLAYED, batch)}", "replay.alpha=0.6", "run.threads=1", "device=cpu",
                            *(["env.threads=1"] if recipe == "pong" else [])])
     empty, chunks, add = peak_mb(), [], stage.replay.add
@@ -73,9 +73,9 @@ def cell(recipe: str, lanes: int, batch: int, replay: int, seconds: float) -> di
     while (len(chunks) + at) * full < replay:
         add(chunks[at % len(chunks)])
         at += 1
-    acting = repeated(stage.play, 1, seconds)
+    acting = measure_throughput(stage.play, 1, seconds)
     stage.learn(1)
-    learning = repeated(lambda: stage.learn(1), 2, seconds)
+    learning = measure_throughput(lambda: stage.learn(1), 2, seconds)
     return {"steps_per_s": acting.per_s, "steps_per_cpu_s": acting.per_cpu_s, "updates_per_s": learning.per_s,
             "updates_per_cpu_s": learning.per_cpu_s, "replay_mb": stage.replay.nbytes / 1e6,
             "stored": int(stage.replay.metrics()["replay/size"]), "peak_mb": peak_mb(),
@@ -93,7 +93,7 @@ def gpu_cell(wish: dict, seconds: float, words: Sequence[str], played: bool) -> 
         torch.cuda.reset_peak_memory_stats()
     begin, lanes = time.perf_counter(), wish["lanes"] if played else 1
     actors = min(2, lanes)
-    with closing(Stage("pong-fast", [
+    with closing(BenchStage("pong-fast", [
             f"actors={actors}", f"env.lanes={lanes // actors}", f"learner.batch_size={wish['batch']}",
             f"replay.capacity={wish['replay']}", f"replay.min_steps={wish['batch']}", "replay.alpha=0.6",
             "replay.store=device", *words])) as stage:
@@ -106,8 +106,8 @@ def gpu_cell(wish: dict, seconds: float, words: Sequence[str], played: bool) -> 
         ready = time.perf_counter()
         found = {"ready_s": ready - begin}
         if played:
-            repeated(stage.play, 20 * lanes)  # in the first turns choices are recorded
-            acting = repeated(stage.play, 1, seconds, stage.wait, time.perf_counter)
+            measure_throughput(stage.play, 20 * lanes)  # in the first turns choices are recorded
+            acting = measure_throughput(stage.play, 1, seconds, stage.wait, time.perf_counter)
             found["steps_per_s"] = acting.per_s
 
         def learn() -> int:
@@ -116,7 +116,7 @@ def gpu_cell(wish: dict, seconds: float, words: Sequence[str], played: bool) -> 
             return made
 
         learn()  # in the first updates one is recorded
-        found["updates_per_s"] = repeated(learn, 1, seconds, stage.wait, time.perf_counter).per_s
+        found["updates_per_s"] = measure_throughput(learn, 1, seconds, stage.wait, time.perf_counter).per_s
         found |= {"replay_mb": stage.replay.nbytes / 1e6, "stored": int(stage.replay.metrics()["replay/size"]),
                   "precision": stage.config.learner.precision, "capture": stage.config.learner.capture,
                   "measured_s": time.perf_counter() - ready}
@@ -210,8 +210,8 @@ def main() -> None:
         found = gpu_cell(wish, args.seconds, args.overrides, plays) if gpu else cell_alone(wish, args.seconds)
         results.append(wish | found)
         print(json.dumps(results[-1]), flush=True)
-        args.out.write_text(json.dumps({"machine": machine(), "seconds": args.seconds, "results": results}, indent=1)
-                            + "\n")
+        document = {"machine": describe_machine(), "seconds": args.seconds, "results": results}
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def cell_alone(wish: dict, seconds: float) -> dict:

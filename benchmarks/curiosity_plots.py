@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from speed import describe_machine
 
 from qfleet import recipe
 from qfleet.assemble import cast_of, make_env, plan_of, settle
-from qfleet.bench import machine
 from qfleet.runtime.cell import Outside
 from qfleet.runtime.inline import Inline
 
@@ -81,7 +81,7 @@ def summary(watcher: Watcher, maps: list[tuple[int, np.ndarray]], arms: int) -> 
         "fifths": {name: {"share_of_arms": (np.bincount(part[:, 1], minlength=arms) / len(part)).round(4).tolist(),
                           "treasure": float(np.mean(part[:, 2] == size - 1))} for name, part in fifths.items()},
         "corner": {"first_step": int(far[0]) if len(far) else None, "times": len(far)},
-        "cells": int((watcher.visits > 0).sum()), "machine": machine()}
+        "cells": int((watcher.visits > 0).sum()), "machine": describe_machine()}
 
 
 def columns_of(dives: np.ndarray, edges: np.ndarray, arm: int) -> list[float | None]:

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qfleet.bench import machine
+from speed import describe_machine
+
 from qfleet.runs.plots import RETURNS, Run, read_run
 
 CLOCKS = ("step", "frames", "updates", "episodes", "time_s")
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    document = {"runs": [kept(run) for run in args.runs], "machine": machine()}
+    document = {"runs": [kept(run) for run in args.runs], "machine": describe_machine()}
     args.out.write_text(json.dumps(document) + "\n")
 
 

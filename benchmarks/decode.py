@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 from replay_memory import CHUNK, LANES, fill, make
+from speed import describe_machine
 
-from qfleet.bench import machine
 from qfleet.replay.decode import Decoder
 from qfleet.replay.host import HostReplay
 from qfleet.runtime.memory import keep_pages
@@ -87,7 +87,7 @@ def main() -> None:
                             for threads, spent in found.items()}
         print(batch, rows[str(batch)], flush=True)
     if options.out:
-        settings = {"steps": options.steps, "turns": options.turns, "machine": machine()}
+        settings = {"steps": options.steps, "turns": options.turns, "machine": describe_machine()}
         options.out.write_text(json.dumps({"ms": rows} | settings, indent=1) + "\n")
 
 

@@ -30,7 +30,7 @@ ONSET = -18.5
 
 @functools.cache
 def document(file: str) -> Any:
-    """A result file by its name, with what is derived of it; or a folder of what `qfleet bench` left."""
+    """A result file by its name, with what is derived of it; or a folder of results of bench.py."""
     if (RESULTS / file).is_dir():
         return sides({path.parent.name: json.loads(path.read_text()) for path in (RESULTS / file).glob("*/bench.json")})
     text = (RESULTS / file).read_text()
@@ -332,8 +332,8 @@ def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What `qfleet bench` found, work by work: ours, every peer, and the ratios per second of CPU and by the clock."""
-    lines = ["| `qfleet bench` | ours | SB3 | ratio | Tianshou | ratio |", "|---|---|---|---|---|---|"]
+    """Results of bench.py by workload: qfleet, every peer, and the ratios per second of CPU and by the clock."""
+    lines = ["| `bench.py` | ours | SB3 | ratio | Tianshou | ratio |", "|---|---|---|---|---|---|"]
     largest = 0.0
     for work, found in sorted(works.items()):
         medians = {one["name"]: one["median"]["per_cpu_s"] for one in found["results"]}

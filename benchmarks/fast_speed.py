@@ -37,8 +37,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import trials
-
-from qfleet.bench import machine
+from speed import describe_machine
 
 TOLERANCE = {"fp32": 0.01, "bf16": 0.10}
 """How far the first updates, of which the last is recorded, may lie from those in pieces, over the way moved. They
@@ -367,7 +366,7 @@ def full_games(run: Path, games: int) -> dict[str, Any] | str:
 
 
 def keep(args: argparse.Namespace, record: dict[str, Any]) -> None:
-    record = machine() | record
+    record = describe_machine() | record
     print(json.dumps(record), flush=True)
     if args.out is not None:
         with args.out.open("a") as file:

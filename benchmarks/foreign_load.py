@@ -27,8 +27,7 @@ from typing import Any
 
 import yaml
 from sinks import Sink
-
-from qfleet.bench import machine
+from speed import describe_machine
 
 PIXELS = ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500",
           "learner.batch_size=32", "run.log_period_steps=80"]
@@ -115,7 +114,7 @@ def main() -> None:
         print(f"{row['run']}: {row['quiet']:.0f} steps/s, {row['busy']:.0f} beside a busy core, "
               f"{row['slowdown']:.2f} times slower; torch threads {row['threads']}")
     if args.out:
-        args.out.write_text(json.dumps({"runs": found, "machine": machine()}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"runs": found, "machine": describe_machine()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

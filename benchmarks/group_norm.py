@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sinks import Evaluations
+from speed import describe_machine
 
 import qfleet
-from qfleet.bench import machine
 
 NORMS, RATES, PERIOD = ("none", "group"), (1e-4, 1e-3), 500
 
@@ -82,7 +82,7 @@ def main() -> None:
             print(name, json.dumps(summary(results[name])), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     document = {"summary": {name: summary(curves) for name, curves in results.items()}, "curves": results,
-                "period_steps": PERIOD, "machine": machine()}
+                "period_steps": PERIOD, "machine": describe_machine()}
     args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -24,8 +24,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
+from speed import describe_machine
+
 import qfleet
-from qfleet.bench import machine
 from qfleet.runs.writers import read_metrics
 from qfleet.runtime.wire.security import write_token
 
@@ -152,7 +153,7 @@ def train(recipe: str, goal: float, overrides: list[str], seed: int) -> dict:
                       if record.get("eval/mean_reward", -math.inf) >= goal), {})
     return {"seed": seed, "steps": result.steps, "updates": result.updates, "seconds": round(result.seconds, 1),
             "reason": result.reason, "mean_reward": score.mean_reward, "std_reward": score.std_reward, **found,
-            **{key: value for key, value in machine().items() if key in ("cpu", "date", "commit")}}
+            **{key: value for key, value in describe_machine().items() if key in ("cpu", "date", "commit")}}
 
 
 def train_apart(name: str, seed: int) -> dict:
@@ -200,7 +201,7 @@ def main() -> None:
             rows[name] = sorted([*rows[name], done.result()], key=lambda run: run["seed"])
             print(name, done.result(), flush=True)
             args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(before | {"rows": rows, "machine": machine()}, indent=1) + "\n")
+            args.out.write_text(json.dumps(before | {"rows": rows, "machine": describe_machine()}, indent=1) + "\n")
     print(report({name: rows[name] for name in args.only}))
     if failed:
         sys.exit("\n".join(["runs that failed:", *failed]))

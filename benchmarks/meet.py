@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speed import describe_machine
 
-from qfleet.bench import machine
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.server import Push, ServerConfig, Shard
 from qfleet.runtime.memory import keep_pages
@@ -95,7 +95,7 @@ def main() -> None:
             shard.kill()
     medians = {way: statistics.median(rounds) for way, rounds in found.items()}
     document = {"ms": medians, "rounds": found, "ratio": medians["sent"] / medians["shared"],
-                "parameters": args.parameters, "machine": machine()}
+                "parameters": args.parameters, "machine": describe_machine()}
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps({key: document[key] for key in ("ms", "rounds", "ratio")}, indent=1))
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from speed import describe_machine
 
 from qfleet.agent import Arm
 from qfleet.algos import ngu, r2d2
-from qfleet.bench import machine
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
 from qfleet.replay.chunker import Chunker
@@ -153,7 +153,8 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in found.items()}
     print(json.dumps(medians, indent=1))
     if args.out:
-        args.out.write_text(json.dumps({"medians": medians, "rounds": found, "machine": machine()}, indent=1) + "\n")
+        document = {"medians": medians, "rounds": found, "machine": describe_machine()}
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

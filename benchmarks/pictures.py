@@ -21,8 +21,8 @@ import precision
 import sources
 import spread
 import sweep
+from speed import rounds, tables
 
-from qfleet.bench import rounds, tables
 from qfleet.runs import plots
 
 ROOT = Path(__file__).parents[1]
@@ -55,8 +55,8 @@ def training(document: dict[str, Any]) -> Any:
 
 
 def contest(document: dict[str, Any]) -> Any:
-    """What `qfleet bench` found, as it draws it."""
-    return tables.picture([rounds.Entry.from_json(one) for one in document["results"]])
+    """Results of bench.py, as the script plots them."""
+    return tables.picture([rounds.Contender.from_json(one) for one in document["results"]])
 
 
 PICTURES: dict[str, tuple[str, Draw]] = {

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from qfleet.bench import machine
+from speed import describe_machine
 
 PRECISIONS = ("fp32", "bf16")
 LEVELS = (0.0, 15.0, 18.0)
@@ -207,7 +207,7 @@ def main() -> int:
     failed = run_all(trials, args)
     rows = {precision: [row(trial) for trial in trials if trial.precision == precision] for precision in PRECISIONS}
     document = {"rows": rows, "summary": summary(rows), "overrides": [*RECIPE, *args.overrides], "failed": failed,
-                "threads": args.threads, "machine": machine()}
+                "threads": args.threads, "machine": describe_machine()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     print(table(document))

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from qfleet.bench import machine, rate_of
+from speed import describe_machine, run_throughput
 
 COMMON = ["stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "run.tensorboard=false",
           "run.threads=1", "eval.episodes=1"]
@@ -45,8 +45,8 @@ def round_of(name: str) -> dict[str, float]:
         codes.append(launch(root, "ranks", [*words, *RANKS, *more, f"total_steps={2 * steps}"]).wait())
         if any(codes):
             raise SystemExit(f"a run failed: {codes}")
-        alone = statistics.mean(rate_of(root / f"lone{seed}", "updates") for seed in (1, 2))
-        together = rate_of(root / "ranks", "updates")
+        alone = statistics.mean(run_throughput(root / f"lone{seed}", "updates") for seed in (1, 2))
+        together = run_throughput(root / "ranks", "updates")
     return {"alone": alone, "ranks": together, "efficiency": together / alone}
 
 
@@ -61,7 +61,8 @@ def main() -> None:
                for name, rounds in found.items()}
     print(json.dumps(medians, indent=2))
     if args.out:
-        args.out.write_text(json.dumps({"median": medians, "rounds": found, "machine": machine()}, indent=1) + "\n")
+        document = {"median": medians, "rounds": found, "machine": describe_machine()}
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

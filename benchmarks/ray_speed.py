@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from qfleet.bench import machine, rate_of
+from speed import describe_machine, run_throughput
 
 COMMON = ["actors=2", "stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "eval.episodes=1",
           "run.tensorboard=false", "run.threads=1"]
@@ -35,7 +35,7 @@ def round_of(name: str, number: int) -> dict[str, float]:
             subprocess.run([sys.executable, "-m", "qfleet", "train", *WORK[name], *COMMON, f"placement={place}",
                             f"run.root={folder}", f"run.name={place}", "--quiet"], check=True,
                            stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
-            found[place] = rate_of(Path(folder) / place, "step")
+            found[place] = run_throughput(Path(folder) / place, "step")
     return found | {"ratio": found["ray"] / found["processes"]}
 
 
@@ -50,7 +50,8 @@ def main() -> None:
                for name, rounds in found.items()}
     print(json.dumps(medians, indent=2))
     if args.out:
-        args.out.write_text(json.dumps({"median": medians, "rounds": found, "machine": machine()}, indent=1) + "\n")
+        document = {"median": medians, "rounds": found, "machine": describe_machine()}
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qfleet.bench import machine
+from speed import describe_machine
 
 SERVER = ["gradients=server", "cells=3", "server.shards=2"]
 WAYS = {"alone": [],
@@ -63,7 +63,7 @@ def main() -> None:
         reached = [each["first_at_goal"] for each in found[way] if each["first_at_goal"]]
         medians = [statistics.median(each[i] for each in reached) for i in range(3)] if reached else None
         print(way, f"{len(reached)} of {args.seeds} reach 475; median steps, updates, seconds:", medians, flush=True)
-    args.out.write_text(json.dumps({"ways": found, "machine": machine()}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"ways": found, "machine": describe_machine()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

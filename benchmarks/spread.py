@@ -25,9 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from speed import describe_machine
 from trials import blank, records_of
 
-from qfleet.bench import machine
 from qfleet.runs.plots import COLOURS
 
 COMMON = ["env.threads=1", "run.threads=1", "run.tensorboard=false", "run.log_period_steps=500",
@@ -129,7 +129,7 @@ def main() -> None:
                 found = measure(way, value, args.seconds, args.overrides)
                 rows.setdefault(way, {}).setdefault(str(value), []).append(found)
                 args.out.parent.mkdir(parents=True, exist_ok=True)
-                args.out.write_text(json.dumps(document | {"machine": machine()}, indent=1) + "\n")
+                args.out.write_text(json.dumps(document | {"machine": describe_machine()}, indent=1) + "\n")
                 print(way, value, found, flush=True)
 
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from sinks import Sink
+from speed import describe_machine
 
 from qfleet.assemble import cast_of, make_env, plan_of, settle
-from qfleet.bench import machine
 from qfleet.recipe import resolve
 from qfleet.roles.server import Answer, Met, Push, ServerConfig, Shard, shards_of
 from qfleet.roles.viaserver import ViaServer
@@ -139,7 +139,7 @@ def main() -> None:
             done = {each: runs for each, runs in rows.items() if runs}
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps({"staleness": args.staleness, "summary": report(done), "rows": rows,
-                                            "machine": machine()}, indent=1) + "\n")
+                                            "machine": describe_machine()}, indent=1) + "\n")
     for name, figures in report({name: runs for name, runs in rows.items() if runs}).items():
         print(f"{name:22} {figures}")
 

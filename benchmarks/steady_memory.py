@@ -19,9 +19,9 @@ from typing import Any
 
 from replay_memory import resident
 from sinks import Sink
+from speed import describe_machine
 
 from qfleet import api
-from qfleet.bench import machine
 
 LOOKS = 200
 
@@ -54,7 +54,7 @@ def main() -> None:
     steps, sizes = zip(*after, strict=True)
     slope = statistics.linear_regression(steps, sizes).slope * 1e6
     half = next(size for step, size in after if step >= args.steps / 2)
-    row = {"machine": machine(), "recipe": args.recipe, "steps": args.steps, "overrides": args.overrides,
+    row = {"machine": describe_machine(), "recipe": args.recipe, "steps": args.steps, "overrides": args.overrides,
            "capacity": full, "first_mb": round(sizes[0], 1), "half_mb": round(half, 1), "last_mb": round(sizes[-1], 1),
            "most_mb": round(max(sizes), 1), "mb_per_million": round(slope, 2),
            "seen": [[step, round(process, 1), round(replay, 1)] for step, process, replay in watch.seen]}

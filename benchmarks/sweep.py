@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sinks import Sink
+from speed import describe_machine
 
 import qfleet
-from qfleet.bench import machine
 
 GOAL = 0.95
 VALUES = {"lanes": (1, 2, 4, 8, 16, 32, 64, 128, 256), "batch": (8, 16, 32, 64, 128, 256, 512)}
@@ -111,7 +111,7 @@ def main() -> None:
                 runs.append(train(args.what, value, seed, args.steps))
                 ordered = dict(sorted(rows.items(), key=lambda row: int(row[0])))
                 document = {"what": args.what, "steps": args.steps, "goal": GOAL, "rows": ordered}
-                out.write_text(json.dumps(document | {"machine": machine()}) + "\n")
+                out.write_text(json.dumps(document | {"machine": describe_machine()}) + "\n")
                 print(args.what, value, {key: runs[-1][key] for key in runs[-1] if key != "scores"}, flush=True)
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from precision import PREEMPTED, interrupt
-
-from qfleet.bench import machine
+from speed import describe_machine
 
 REFRESH_S = 30.0
 SOUND = (0, PREEMPTED, -signal.SIGTERM)
@@ -73,7 +72,7 @@ def run(trials: list[Trial], args: argparse.Namespace) -> dict[str, dict[str, An
         with ThreadPoolExecutor() as pool:
             found = dict(zip((trial.name for trial in some), pool.map(lambda trial: row(trial, args.runs, games), some),
                              strict=True))
-        here = machine()
+        here = describe_machine()
         rows = before | {name: one | {key: here[key] for key in ("date", "commit")} for name, one in found.items()}
         document = {"rows": rows, "games": args.games, "overrides": args.overrides, "machine": here}
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from speed import describe_machine
 
-from qfleet.bench import machine
 from qfleet.config import plugin_module
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.weights import Mailbox
@@ -116,7 +116,7 @@ def main() -> None:
             print(f"{name:30} {precision}  {1000 * median:9.2f} ms  {median / plain:6.2f} x", flush=True)
     if args.out:
         gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
-        document = {"rows": rows, "rounds": args.rounds, "gpu": gpu, "machine": machine()}
+        document = {"rows": rows, "rounds": args.rounds, "gpu": gpu, "machine": describe_machine()}
         args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from speed import describe_machine
 
 from qfleet import recipe
 from qfleet.assemble import layout_of, make_agent, make_env, settle
-from qfleet.bench import machine
 from qfleet.replay.host import HostReplay
 from qfleet.roles.actor import Recorder
 from qfleet.runtime.memory import keep_pages
@@ -298,7 +298,8 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result | {"games": rows, "steps": args.steps, "machine": machine()}, indent=1)
+        args.out.write_text(json.dumps(result | {"games": rows, "steps": args.steps, "machine": describe_machine()},
+                                       indent=1)
                             + "\n")
     return None
 

@@ -25,7 +25,10 @@ from qfleet.verbs.telling import complain, say, unread
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
-            "continue": "resume", "check": "check-env", "info": "doctor", "benchmark": "bench", "profile": "bench"}
+            "continue": "resume", "check": "check-env", "info": "doctor"}
+MOVED = dict.fromkeys(("bench", "benchmark", "profile"),
+                      "speed is measured by a script of the source tree, `python benchmarks/bench.py`")
+"""Verbs of earlier versions, and their synonyms, with what replaces them."""
 
 Options = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
@@ -120,18 +123,8 @@ VERBS = (
           "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
          "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
          "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
-    Verb("bench", "measure speed beside other libraries, or where an update's time goes",
-         "[WORKLOAD ...] [key=value ...] [options]", (0, 99), verbs.bench,
-         ("qfleet bench", "qfleet bench cartpole pong --rounds 5 --peers sb3 tianshou --out results",
-          "qfleet bench updates acting device=cuda --threads 16", "qfleet bench pong --profile learner.precision=fp32"),
-         options.bench, True,
-         "WORKLOAD is one of cartpole, pong (these by default), halfcheetah, halfcheetah-ddpg, acting, updates, "
-         "updates-512. Everybody does the same work, though sb3 at updates does less; rounds alternate, each "
-         "in a fresh process. A peer that is not installed or fails is named in the table. Of overrides all understand "
-         "device=NAME, others are --profile's."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
     Verb("_member", "run one process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
-    Verb("_round", "measure one contender once", "", (1, 1), verbs.bench_round, hidden=True),
     Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),
 )
 
@@ -199,7 +192,7 @@ def find_verb(name: str) -> Verb:
     names = [verb.name for verb in VERBS if not verb.hidden]
     near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, names, 1, 0.5)
     hint = f"did you mean `qfleet {near[0]}`?" if near else f"choose one of {', '.join(names)}"
-    complain(f"qfleet: {name!r} is not a verb: {hint}")
+    complain(f"qfleet: {name!r} is not a verb: {MOVED.get(name, hint)}")
     raise SystemExit(2)
 
 

@@ -5,7 +5,6 @@ And what a run that was begun lacks: `diagnose` reads its records and logs, `exp
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ from qfleet import __version__
 from qfleet.config import read_yaml
 from qfleet.runs.bottleneck import acting_shares, percent
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_version
 from qfleet.runs.plain import no_link, open_plain
 from qfleet.runs.state import state_of, words_of
 from qfleet.runs.tally import Goal, Tally, amount, clock, size
@@ -53,15 +53,15 @@ def examine(plan: Mapping[str, str] | None = None, root: str | Path = ".") -> di
         "qfleet": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in CORE},
-        "extras": {extra: {"installed": all(_version(name) for name in names),
-                           "packages": {name: _version(name) for name in names},
+        "packages": {name: package_version(name) for name in CORE},
+        "extras": {extra: {"installed": all(package_version(name) for name in names),
+                           "packages": {name: package_version(name) for name in names},
                            "serves": SERVES[extra], "install": f"pip install 'qfleet[{extra}]'"}
                    for extra, names in EXTRAS.items()},
         "cpu": _cpu(),
         "memory": _memory(),
         "disk": _disk(Path(root)),
-        "gpu": _gpu(),
+        "gpu": gpus(),
         "tools": {"compiler": shutil.which("g++") or shutil.which("clang++") or shutil.which("cl"),
                   "ffmpeg": _ffmpeg(), "display": screen()},
         "plan": dict(plan) if plan is not None else None,
@@ -174,21 +174,12 @@ def _restarts(logs: Path) -> dict[str, int]:
     return found
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cpu() -> dict[str, Any]:
     from qfleet.runtime.precision import bf16_gain, bf16_is_faster
     from qfleet.runtime.threads import decoding_threads, thread_plan, usable_cores
 
     images, vectors = thread_plan(images=True), thread_plan(images=False)
-    facts = _read("/proc/cpuinfo").splitlines()
-    model = next((line.partition(":")[2].strip() for line in facts if line.startswith("model name")), "")
-    return {"model": model or platform.processor() or platform.machine(), "present": os.cpu_count(),
+    return {"model": cpu_model(), "present": os.cpu_count(),
             "cores": usable_cores(), "bf16": bf16_is_faster(), "bf16_speed": round(bf16_gain(), 2),
             "threads": {"images": images.torch, "vectors": vectors.torch, "env": images.env,
                         "decode": decoding_threads(1, on_gpu=True, alone=False)}}
@@ -198,11 +189,9 @@ def _memory() -> dict[str, int] | None:
     """Bytes in all and bytes free, both within the container's limit where there is one."""
     from qfleet.replay.planner import available_memory
 
-    fields = {line.split(":")[0]: line.split()[1] for line in _read("/proc/meminfo").splitlines() if ":" in line}
-    limit, available = _read("/sys/fs/cgroup/memory.max").strip(), available_memory()
-    if available is None or "MemTotal" not in fields:
+    limit, available, total = _read("/sys/fs/cgroup/memory.max").strip(), available_memory(), memory_bytes()
+    if available is None or total is None:
         return None
-    total = int(fields["MemTotal"]) * 1024
     return {"total": min(total, int(limit)) if limit.isdigit() else total, "available": available}
 
 
@@ -214,20 +203,10 @@ def _disk(root: Path) -> dict[str, Any]:
     return {"path": str(place), "total": usage.total, "free": usage.free}
 
 
-def _gpu() -> list[dict[str, Any]]:
-    import torch
-
-    found = []
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        found.append({"name": facts.name, "memory": facts.total_memory, "bf16": facts.major >= 8})
-    return found
-
-
-def _gpu_text(gpus: list[dict[str, Any]]) -> str:
-    if not gpus:
+def _gpu_text(found: list[dict[str, Any]]) -> str:
+    if not found:
         return "none: device=auto means cpu"
-    return "; ".join(f"{gpu['name']}, {size(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}" for gpu in gpus)
+    return "; ".join(f"{gpu['name']}, {size(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}" for gpu in found)
 
 
 def _ffmpeg() -> str | None:

@@ -8,7 +8,6 @@ Every path in it is relative, so a run may be moved or renamed. Nothing is writt
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import json
 import os
 import platform
@@ -24,12 +23,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from pydantic import Field, field_validator
 
-from qfleet import __version__
 from qfleet.config import Config, Positive, PositiveCount
 from qfleet.runs.home import fingerprint, owned
+from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_versions
 from qfleet.runs.owner import Owner
 from qfleet.runs.plain import open_plain
 from qfleet.types import UserError
@@ -308,7 +306,7 @@ def describe() -> dict[str, Any]:
         "directory": str(Path.cwd()),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": _versions(),
+        "versions": package_versions(PACKAGES),
         "hardware": _hardware(),
         "git": _git(),
     }
@@ -351,24 +349,9 @@ def _flock(file: TextIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _versions() -> dict[str, str]:
-    found = {"qfleet": __version__}
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
 def _hardware() -> dict[str, Any]:
-    model, memory = platform.processor(), None
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    with suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": model, "cores": cores, "memory_bytes": memory, "gpus": gpus}
+    return {"cpu": cpu_model(), "cores": cores, "memory_bytes": memory_bytes(), "gpus": [gpu["name"] for gpu in gpus()]}
 
 
 def _git() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Films of an agent: a stream of pictures into an MP4 or a GIF, never more than a few pictures in memory for MP4.
+"""Videos of an agent: a stream of pictures into an MP4, a GIF or a window, with at most a few in memory but for a GIF.
 
 A picture is `[H, W, 3]` (or grey, `[H, W]`) uint8. Small ones are enlarged by whole pixels so that a 10x5 board can be
 seen, and sides are padded to even numbers because H.264 in its common form stores colour for 2x2 blocks.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.wrappers import HumanRendering
 
 from qfleet.runs.appear import appearing
 from qfleet.screen import screen
@@ -111,6 +114,56 @@ def write_gif(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, p
     return len(palettes)
 
 
+def show(frames: Iterable[np.ndarray], title: str, fps: float = 30) -> int:
+    """Show pictures in Gymnasium's window until they end or it is closed (also by Esc or Q); returns how many."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would print to stdout
+    try:
+        import pygame
+    except ImportError:
+        raise UserError("a window needs pygame: pip install 'qfleet[video]'") from None
+    if screen() is None and not os.environ.get("SDL_VIDEODRIVER"):  # SDL would draw nowhere, without a message
+        raise UserError("there is no display to open a window on: film the agent instead with `qfleet record`, "
+                        "or connect with a display (ssh -X)")
+    _, pictures = _opened(frames)
+    source, shown = _PictureSource(fps), 0
+    pygame.display.set_caption(title)
+    with closing(HumanRendering(source)) as window:
+        for picture in pictures:
+            source.picture = picture
+            try:
+                window.step(None)
+            except pygame.error as error:
+                raise UserError(f"cannot open a window ({error}): film the agent instead with "
+                                "`qfleet record`") from None
+            shown += 1
+            if any(_closes(pygame, event) for event in pygame.event.get()):
+                break
+    return shown
+
+
+def _closes(pygame: Any, event: Any) -> bool:
+    return event.type == pygame.QUIT or (event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))
+
+
+class _PictureSource(gymnasium.Env[None, None]):
+    """An environment that renders the `picture` it is given, for `HumanRendering`, which has no vector version.
+
+    Wrapping the agent's environment instead would count errors of the window as faults of the environment.
+    """
+
+    render_mode = "rgb_array"
+    picture: np.ndarray
+
+    def __init__(self, fps: float) -> None:
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+
+    def step(self, action: None) -> tuple[None, float, bool, bool, dict[str, Any]]:
+        return None, 0.0, False, False, {}
+
+    def render(self) -> Any:
+        return self.picture
+
+
 def _target(path: str | Path, suffix: str, fps: float) -> Path:
     target = Path(path)
     if not 0 < fps <= 240:
@@ -131,7 +184,7 @@ def _opened(frames: Iterable[np.ndarray]) -> tuple[np.ndarray, Iterator[np.ndarr
     source = iter(frames)
     raw = next(source, None)
     if raw is None:
-        raise UserError("there is no picture to film: the environment rendered nothing (does it support rgb_array?)")
+        raise UserError("there is no picture: the environment rendered nothing (does it support rgb_array?)")
     first = prepare(raw)
 
     def stream() -> Iterator[np.ndarray]:

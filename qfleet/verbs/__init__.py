@@ -5,7 +5,6 @@ A verb takes parsed arguments and returns an exit code. The library is imported 
 """
 
 from qfleet.verbs.asking import check_env, config, doctor, env_host, recipes, version
-from qfleet.verbs.benching import bench, bench_round
 from qfleet.verbs.fleet import join, member
 from qfleet.verbs.pages import report, watch
 from qfleet.verbs.sharing import share
@@ -14,6 +13,5 @@ from qfleet.verbs.submit import submit
 from qfleet.verbs.training import resume, train
 from qfleet.verbs.watching import top
 
-__all__ = ["bench", "bench_round", "check_env", "config", "doctor", "env_host", "evaluate", "export", "join", "member",
-           "play", "plot", "recipes", "record", "report", "resume", "share", "submit", "top", "train", "version",
-           "watch"]
+__all__ = ["check_env", "config", "doctor", "env_host", "evaluate", "export", "join", "member", "play", "plot",
+           "recipes", "record", "report", "resume", "share", "submit", "top", "train", "version", "watch"]

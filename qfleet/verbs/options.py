@@ -179,26 +179,6 @@ def share(parser: argparse.ArgumentParser) -> None:
     place(parser)
 
 
-def bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=at_least(1), default=None, metavar="N",
-                        help="how often everybody is measured; medians are shown (default: 3)")
-    parser.add_argument("--steps", type=at_least(1), default=None, metavar="N",
-                        help="environment steps, or updates, of a round (default: seconds to half a minute each)")
-    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N",
-                        help="threads for the network, and for emulators (default: 1)")
-    parser.add_argument("--peers", nargs="*", default=None, metavar="NAME",
-                        help="sb3, tianshou, or your own as module:function; without a name ours alone (default: "
-                             "sb3 tianshou)")
-    parser.add_argument("--quick", action="store_true", help="one round, as short as can be measured")
-    parser.add_argument("--timeout", type=at_least(1), default=900, metavar="S",
-                        help="seconds after which a contender is given up (default: 900)")
-    parser.add_argument("--profile", action="store_true",
-                        help="where an update's time goes, and how far that is from what this machine can do")
-    parser.add_argument("--out", metavar="DIR", default="bench",
-                        help="folder for bench.json and bench.png, or profile.json (default: bench)")
-    as_json(parser)
-
-
 FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.restarts"}
 """Options that are shorter than the keys they stand for."""
 

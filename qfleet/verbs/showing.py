@@ -43,11 +43,11 @@ def record(args: Namespace) -> int:
 
 def play(args: Namespace) -> int:
     """Watch some episodes in a window."""
-    from qfleet.runs import window
+    from qfleet.runs import video
 
     reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
-        window.show(reel.frames(), f"qfleet: {args.words[0]}", args.fps)
+        video.show(reel.frames(), f"qfleet: {args.words[0]}", args.fps)
     outcome(args, [f"returns {_listed(reel.returns)}"], {"episodes": len(reel.returns), "returns": reel.returns})
     return 0
 

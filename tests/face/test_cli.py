@@ -117,6 +117,14 @@ def test_did_you_mean(typo, meant, capsys):
     assert f"did you mean `qfleet {meant}`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["bench"], ["bench", "cartpole", "--rounds", "3"], ["bench", "--help"],
+                                  ["help", "bench"], ["benchmark"]])
+def test_a_verb_that_became_a_script_names_it(argv, capsys):
+    assert main(argv) == 2
+    said = capsys.readouterr()
+    assert "python benchmarks/bench.py" in said.err and not said.out and len(said.err.splitlines()) == 1
+
+
 def test_a_verb_unlike_any_other_gets_the_list(capsys):
     assert main(["zzzz"]) == 2
     assert "choose one of train, resume" in capsys.readouterr().err

@@ -356,7 +356,7 @@ def test_check_env_fails_on_errors_and_takes_overrides(capsys):
 
 
 def test_doctor_names_missing_extras_and_the_plan(tape, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "ale-py" else "1.0")
+    monkeypatch.setattr(doctor, "package_version", lambda name: None if name == "ale-py" else "1.0")
     assert main(["doctor", "cartpole"]) == 0
     out = capsys.readouterr().out
     assert "pip install 'qfleet[atari]'" in out and "qfleet[plot]" not in out and "memory      3 MB" in out

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.runs.video import enlargement, prepare, write_gif, write_mp4
+from qfleet.runs.video import enlargement, prepare, show, write_gif, write_mp4
 from qfleet.types import UserError
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -96,3 +96,57 @@ def test_a_missing_extra_is_named(monkeypatch, tmp_path, module, write, name):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=r"pip install 'qfleet\[video\]'"):
         write(solid(9, 2), tmp_path / name)
+
+
+@pytest.fixture
+def pygame(monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    return pytest.importorskip("pygame")
+
+
+def test_a_window_shows_every_picture_enlarged_under_its_title(pygame):
+    seen = []
+
+    def frames():
+        for frame in solid((200, 30, 30), 3):
+            if pygame.display.get_init():
+                window = pygame.display.get_surface()
+                seen.append((window.get_size(), tuple(window.get_at((5, 5)))[:3], pygame.display.get_caption()[0]))
+            yield frame
+
+    assert show(frames(), "a title", fps=240) == 3 and not pygame.display.get_init()
+    assert seen == [((41 * 10, 33 * 10), (200, 30, 30), "a title")] * 2
+
+
+@pytest.mark.parametrize(("kind", "key"), [("QUIT", None), ("KEYDOWN", "K_ESCAPE"), ("KEYDOWN", "K_q")])
+def test_a_window_can_be_closed(pygame, kind, key):
+    event = pygame.event.Event(getattr(pygame, kind), {"key": getattr(pygame, key)} if key else {})
+
+    def frames():
+        for number, frame in enumerate(solid((0, 0, 0), 9)):
+            if number == 4:
+                pygame.event.post(event)
+            yield frame
+
+    assert show(frames(), "x", fps=240) == 5
+
+
+def test_other_keys_do_not_close_a_window(pygame):
+    def frames():
+        for frame in solid((0, 0, 0), 3):
+            if pygame.display.get_init():
+                pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_a))
+            yield frame
+
+    assert show(frames(), "x", fps=240) == 3
+
+
+def test_a_window_that_cannot_be_opened_is_a_users_error(pygame, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "no such driver")
+    with pytest.raises(UserError, match=r"cannot open a window \(.*\): film the agent instead with `qfleet record`"):
+        show(solid((0, 0, 0), 2), "x")
+
+
+def test_a_window_needs_pictures_of_one_size(pygame):
+    with pytest.raises(UserError, match="picture 2 has size 20x20"):
+        show([*solid((0, 0, 0), 1), *solid((0, 0, 0), 1, 20, 20)], "x", fps=240)

@@ -14,7 +14,7 @@ from pathlib import Path
 import qfleet
 from qfleet.config import Config
 
-FACE = ["", "__main__", "cli", "verbs", "bench", "doctor", "api", "squad", "troop", "duties", "crew", "archive",
+FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "squad", "troop", "duties", "crew", "archive",
         "gallery", "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "budget",
         "recipe", "settings"]
 """The top of the house, in order: each may import those after it, and every room."""
@@ -45,7 +45,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "torch.multiprocessing": ("runtime",),
     "grpc": ("runtime",),
     "ray": ("runtime",),
-    "subprocess": ("runtime", "runs", "bench"),
+    "subprocess": ("runtime", "runs"),
     "torch.distributed": ("runtime.ranks", "roles.gradients"),
     **dict.fromkeys(["pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], ()),
 }
@@ -99,6 +99,15 @@ def house() -> tuple[Source, ...]:
         package = parts[-1] == "__init__"
         found.append(Source(".".join(parts[:-1] if package else parts), package, path.read_text()))
     return tuple(found)
+
+
+@cache
+def scripts() -> tuple[Source, ...]:
+    """The package of scripts that compares speed, which imports the library and is not imported by it."""
+    root = Path(qfleet.__file__).parents[1] / "benchmarks"
+    paths = [root / "bench.py", *sorted((root / "speed").rglob("*.py"))]
+    return tuple(Source(".".join(["benchmarks", *path.relative_to(root).with_suffix("").parts]),
+                        path.stem == "__init__", path.read_text()) for path in paths)
 
 
 def sources(**texts: str) -> tuple[Source, ...]:
@@ -327,3 +336,6 @@ def unread(files: Iterable[Source], models: Iterable[type[Config]]) -> list[str]
 RULES = (misdirected, unconfined, unsafe, long_files, long_functions, wide_constructors, bad_names, too_deep,
          unfinished)
 """The rules that need nothing but the sources."""
+
+SCRIPT_RULES = tuple(rule for rule in RULES if rule not in (misdirected, unconfined))
+"""Those that hold for scripts, too: these have no layers, and may start processes."""

@@ -5,15 +5,20 @@ The second half shows each rule a source that breaks it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from house_rules import (
     RULES,
+    SCRIPT_RULES,
     Source,
     bad_names,
     house,
+    imports,
     long_files,
     long_functions,
     misdirected,
+    scripts,
     sections,
     sources,
     too_deep,
@@ -26,12 +31,26 @@ from house_rules import (
 )
 from pydantic import Field
 
+import qfleet
 from qfleet.config import Config
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_house_keeps_the_rule(rule):
     assert rule(house()) == []
+
+
+@pytest.mark.parametrize("rule", SCRIPT_RULES)
+def test_the_scripts_that_compare_speed_keep_the_rule(rule):
+    assert rule(scripts()) == []
+    assert {"benchmarks.bench", "benchmarks.speed.peers"} <= {file.module for file in scripts()}
+
+
+def test_the_library_does_not_import_scripts():
+    folder = Path(qfleet.__file__).parents[1] / "benchmarks"
+    names = {"benchmarks", "speed", *(path.stem for path in folder.glob("*.py"))}
+    assert [(file.module, target) for file in house() for _, _, target in imports(file)
+            if target.partition(".")[0] in names] == []
 
 
 def test_every_config_field_is_described():

@@ -1,4 +1,4 @@
-"""Where an update's time goes: clocks that nest, work that is counted by hand, and a learner taken apart."""
+"""The profile of an update: nested timers, operations counted by hand, and the rows of a small learner."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import time
 from contextlib import nullcontext
 
+import bench
 import pytest
 import torch
+from speed import gpu_kernels as kernels
+from speed import update_profile as profiling
+from speed.stage import BenchStage
+from speed.update_profile import NestedTimer, ProfileRow, measure, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qfleet.bench import kernels
-from qfleet.bench import profile as profiling
-from qfleet.bench.profile import Clocks, Part, measure, profile
-from qfleet.bench.stage import Stage
-from qfleet.cli import main
 from qfleet.roles import learner as learning
 from qfleet.roles.taped import Taped
 
@@ -31,64 +31,64 @@ def quick(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_an_inner_part_is_not_counted_twice():
-    clocks = Clocks(lambda: None)
-    inner = clocks.timed("inner", lambda: time.sleep(0.05))
+def test_time_of_an_inner_call_is_not_counted_twice():
+    timer = NestedTimer(lambda: None)
+    inner = timer.timed("inner", lambda: time.sleep(0.05))
 
     def work():
         time.sleep(0.02)
         inner()
 
     begin = time.perf_counter()
-    clocks.timed("outer", work)()
+    timer.timed("outer", work)()
     whole = time.perf_counter() - begin
-    (inside, _), (outside, _) = clocks.spent["inner"], clocks.spent["outer"]
+    (inside, _), (outside, _) = timer.spent["inner"], timer.spent["outer"]
     assert inside >= 0.05 and outside >= 0.02
     assert inside + outside <= whole
 
 
-def test_a_part_that_fails_is_still_counted():
-    clocks = Clocks(lambda: None)
+def test_a_call_that_fails_is_still_counted():
+    timer = NestedTimer(lambda: None)
     with pytest.raises(ZeroDivisionError):
-        clocks.timed("part", lambda: 1 / 0)()
-    assert "part" in clocks.spent and clocks._inner[0][0] > 0
+        timer.timed("part", lambda: 1 / 0)()
+    assert "part" in timer.spent and timer._inner[0][0] > 0
 
 
-def test_distance_is_by_cpu_on_a_cpu_and_by_the_clock_on_a_gpu():
-    assert Part("x", 10.0, 4.0, 2.0).distance == 2.0
-    assert Part("x", 10.0, 4.0, 2.0, on_gpu=True).distance == 5.0
-    assert Part("x", 10.0, 4.0).distance is None
+def test_distance_uses_cpu_time_on_a_cpu_and_wall_time_on_a_gpu():
+    assert ProfileRow("x", 10.0, 4.0, 2.0).distance == 2.0
+    assert ProfileRow("x", 10.0, 4.0, 2.0, on_gpu=True).distance == 5.0
+    assert ProfileRow("x", 10.0, 4.0).distance is None
 
 
-def test_the_machine_multiplies_and_copies():
+def test_peak_rates_are_measured():
     rates = measure(torch.device("cpu"), torch.float32)
     assert rates.flops > 1e8 and rates.bytes_per_s > 1e7
 
 
-def test_a_tiny_learner_taken_apart():
+def test_rows_of_a_small_learner():
     found = profile("cartpole", [*TINY, "learner.capture=false"], 12, 64)
-    names = [part.name for part in found.parts]
+    names = [row.name for row in found.rows]
     assert names == ["sample", "gather, decode", "forward, loss", "backward", *COMMON[2:]]
-    assert all(part.ms > 0 for part in found.parts)
-    assert found.updates_per_s == pytest.approx(1e3 / sum(part.ms for part in found.parts))
+    assert all(row.ms > 0 for row in found.rows)
+    assert found.updates_per_s == pytest.approx(1e3 / sum(row.ms for row in found.rows))
     # Two forward passes through 4 × 8 and 8 × 2; backward twice the last layer (weights and input) and once the first.
     batch, first, last = 16, 4 * 8, 8 * 2
     forward, backward = 2 * batch * 2 * (first + last), 2 * batch * (first + 2 * last)
     assert found.settings["gflop"] * 1e9 == pytest.approx(forward + backward)
-    roofs = {part.name: part.roof_ms for part in found.parts}
+    roofs = {row.name: row.roof_ms for row in found.rows}
     assert roofs["forward, loss"] == pytest.approx(1e3 * forward / found.rates.flops)
     assert roofs["sample"] is None and roofs["optimizer"] > 0
     assert json.loads(json.dumps(found.to_json()))["parts"][2]["distance"] > 0
 
 
-def test_a_recorded_update_is_one_part():
+def test_a_recorded_update_is_one_row():
     found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
-    assert [part.name for part in found.parts] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
+    assert [row.name for row in found.rows] == [*COMMON[:2], profiling.RECORDED, *COMMON[2:]]
     assert found.settings["gflop"] > 0
 
 
 class Unseen(Taped):
-    """Plays back what no counter sees, as a CUDA graph does."""
+    """Runs operations that the counter does not see, as a CUDA graph does."""
 
     recorded = True
 
@@ -97,11 +97,11 @@ class Unseen(Taped):
             return self.eager(sample)
 
 
-def test_what_a_gpu_plays_back_is_counted_operation_by_operation(monkeypatch):
+def test_operations_of_a_cuda_graph_are_counted_eagerly(monkeypatch):
     eager = profile("cartpole", [*TINY, "learner.capture=false"], 4, 64)
     monkeypatch.setattr(learning, "Captured", Unseen)
     found = profile("cartpole", [*TINY, "learner.capture=true"], 4, 64)
-    assert profiling.RECORDED in [part.name for part in found.parts]
+    assert profiling.RECORDED in [row.name for row in found.rows]
     assert found.settings["gflop"] == pytest.approx(eager.settings["gflop"])
 
 
@@ -118,7 +118,7 @@ def test_what_a_gpu_plays_back_is_counted_operation_by_operation(monkeypatch):
     ("void at::native::_scatter_gather_elementwise_kernel<128, 8>", "copy, gather"),
     ("Memcpy DtoD (Device -> Device)", "copy, gather"), ("lay", "copy, gather"), ("adam", "optimizer"),
     ("unfinish", kernels.ELEMENTWISE), ("layer", kernels.OTHER)])
-def test_kernels_are_told_by_their_names(name, group):
+def test_kernels_are_grouped_by_their_names(name, group):
     assert kernels.group_of(name) == group
 
 
@@ -157,11 +157,11 @@ def test_a_gpu_is_timed_by_its_own_clock_over_many_launches(monkeypatch):
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_profiler_without_a_gpu_sees_no_kernels():
-    assert kernels.observed(lambda updates: torch.ones(8).sum().int().item(), lambda: None, 2) == []
+    assert kernels.trace_kernels(lambda updates: torch.ones(8).sum().int().item(), lambda: None, 2) == []
 
 
-def test_a_stage_learns_only_from_what_was_played():
-    stage = Stage("cartpole", [*TINY, "replay.min_steps=64"])
+def test_a_stage_needs_experience_to_learn_from():
+    stage = BenchStage("cartpole", [*TINY, "replay.min_steps=64"])
     with pytest.raises(RuntimeError, match="fill the replay first"):
         stage.learn(1)
     stage.fill(64)
@@ -170,9 +170,9 @@ def test_a_stage_learns_only_from_what_was_played():
     stage.close()
 
 
-def test_the_verb_tells_and_writes_a_profile(tmp_path, monkeypatch, capsys):
+def test_the_script_prints_and_writes_a_profile(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "cartpole", "--profile", "--quick", "--out", "p", *TINY[:4]]) == 0
+    assert bench.main(["cartpole", "--profile", "--quick", "--out", "p", *TINY[:4]]) == 0
     said = capsys.readouterr().out
     assert "GFLOP/s" in said and "optimizer" in said and said.splitlines()[-1] == "p/profile.json"
     assert json.loads((tmp_path / "p" / "profile.json").read_text())["profile"]["cartpole"]["parts"]

@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as a picture."""
+"""Measured throughput as a text table and as a plot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qfleet.bench.rates import Rate
-from qfleet.bench.rounds import OURS, Entry
-from qfleet.bench.work import WORKS
+from speed.rounds import OURS, Contender
+from speed.throughput import Throughput
+from speed.workloads import WORKLOADS
 
 UNITS = {"per_s": "by the clock", "per_cpu_s": "per CPU second"}
 
 
-def ratios(everyone: Sequence[Entry]) -> dict[str, dict[str, float]]:
-    """Ours divided by each of the others in as many lanes: {"qfleet, 8 lanes / sb3, 8 lanes": {"per_s": 1.6, ...}}."""
+def ratios(everyone: Sequence[Contender]) -> dict[str, dict[str, float]]:
+    """qfleet divided by each peer with as many lanes: {"qfleet, 8 lanes / sb3, 8 lanes": {"per_s": 1.6, ...}}."""
     found = {}
     for mine in everyone:
         for other in everyone:
@@ -26,9 +26,9 @@ def ratios(everyone: Sequence[Entry]) -> dict[str, dict[str, float]]:
     return found
 
 
-def rows(everyone: Sequence[Entry]) -> list[list[str]]:
-    """One workload: medians, and for ours the ratio to each of the others that was measured in as many lanes."""
-    unit = WORKS[everyone[0].work].unit
+def rows(everyone: Sequence[Contender]) -> list[list[str]]:
+    """Table of one workload: medians, and for qfleet the ratio to each peer that was measured with as many lanes."""
+    unit = WORKLOADS[everyone[0].work].unit
     others = list(dict.fromkeys(entry.who for entry in everyone if entry.who != OURS and entry.median is not None))
     head = [head for other in others for head in (f"÷ {other}", "per CPU s")]
     table = [["contender", f"{unit}/s", "per CPU s", *head]]
@@ -42,7 +42,7 @@ def rows(everyone: Sequence[Entry]) -> list[list[str]]:
     return table
 
 
-def _shares(mine: Entry, everyone: Sequence[Entry], others: Sequence[str]) -> list[str]:
+def _shares(mine: Contender, everyone: Sequence[Contender], others: Sequence[str]) -> list[str]:
     cells = []
     for other in others:
         its = next((entry.median for entry in everyone if entry.who == other and entry.lanes == mine.lanes), None)
@@ -58,35 +58,35 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def render(everyone: Sequence[Entry], settings: Mapping[str, Any]) -> list[str]:
-    """The whole report: for every workload a title, the table, and at the end how far it is to be believed."""
+def render(everyone: Sequence[Contender], settings: Mapping[str, Any]) -> list[str]:
+    """The report: a title and a table per workload; then rounds, threads, device, and whether the machine was busy."""
     lines = []
     for name in dict.fromkeys(entry.work for entry in everyone):
-        lines += [f"{name}: {WORKS[name].what}", *_aligned(rows([one for one in everyone if one.work == name])), ""]
+        lines += [f"{name}: {WORKLOADS[name].what}", *_aligned(rows([one for one in everyone if one.work == name])), ""]
     lines.append(f"median of {settings['rounds']} round{'s' * (settings['rounds'] != 1)}, {settings['threads']} "
                  f"thread{'s' * (settings['threads'] != 1)}, on {settings['device']}")
     lines += [f"{name} is not measured: {why}" for name, why in settings.get("absent", {}).items()]
     load, cores = settings["load"], os.cpu_count() or 1
-    if load > 0.25 * cores:  # what others took before the first round
+    if load > 0.25 * cores:  # of other processes, before the first round
         lines.append(f"the machine was busy: a load of {load:g} on {cores} cores before the first round; believe the "
                      "figures per CPU second")
     return lines
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Names to the left, figures to the right; a sentence in the place of figures takes no column's width."""
-    figures = [row for row in table if row[2] or row is table[0]]
-    widths = [max(len(row[column]) for row in (figures if column else table)) for column in range(len(table[0]))]
+    """Names left-aligned, numbers right-aligned; a sentence in place of numbers does not widen a column."""
+    numeric = [row for row in table if row[2] or row is table[0]]
+    widths = [max(len(row[column]) for row in (numeric if column else table)) for column in range(len(table[0]))]
     lines = []
     for row in table:
-        cells = row[1:] if row in figures else row[1:2]
-        text = [cell.rjust(width) if row in figures else cell for cell, width in zip(cells, widths[1:], strict=False)]
+        cells = row[1:] if row in numeric else row[1:2]
+        text = [cell.rjust(width) if row in numeric else cell for cell, width in zip(cells, widths[1:], strict=False)]
         lines.append("  ".join([f"  {row[0].ljust(widths[0])}", *text]).rstrip())
     return lines
 
 
-def draw(everyone: Sequence[Entry], path: Path) -> Path | None:
-    """The picture as a file; None without matplotlib, which is an extra, or where nobody was measured."""
+def draw(everyone: Sequence[Contender], path: Path) -> Path | None:
+    """Write the plot; None without matplotlib, which is an extra, or without measurements."""
     from qfleet.runs.appear import appearing
     from qfleet.runs.plots import spare_the_home
 
@@ -102,8 +102,8 @@ def draw(everyone: Sequence[Entry], path: Path) -> Path | None:
     return path
 
 
-def picture(everyone: Sequence[Entry]) -> Any:
-    """Bars, a panel for every workload and clock: a matplotlib Figure, or None where nobody was measured."""
+def picture(everyone: Sequence[Contender]) -> Any:
+    """A matplotlib Figure of bars, one panel per workload and clock; None without measurements."""
     from matplotlib.figure import Figure
 
     from qfleet.runs.plots import COLOURS
@@ -118,11 +118,11 @@ def picture(everyone: Sequence[Entry]) -> Any:
         shown = [(entry, entry.median) for entry in everyone if entry.work == name and entry.median is not None][::-1]
         for panel, (unit, words) in zip(line, UNITS.items(), strict=True):
             _bars(panel, shown, unit, [COLOURS[whos.index(entry.who) % len(COLOURS)] for entry, _ in shown])
-            panel.set_title(f"{name}, {WORKS[name].unit} {words}", fontsize=10, loc="left")
+            panel.set_title(f"{name}, {WORKLOADS[name].unit} {words}", fontsize=10, loc="left")
     return figure
 
 
-def _bars(panel: Any, shown: Sequence[tuple[Entry, Rate | None]], unit: str, colours: Sequence[str]) -> None:
+def _bars(panel: Any, shown: Sequence[tuple[Contender, Throughput | None]], unit: str, colours: Sequence[str]) -> None:
     """Medians as bars, all rounds as dots."""
     at = range(len(shown))
     panel.barh(at, [getattr(median, unit) for _, median in shown], color=colours, alpha=0.75)

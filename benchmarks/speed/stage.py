@@ -1,4 +1,4 @@
-"""The roles of a real run in one process, acting and learning at a measurer's word instead of in turns."""
+"""Actors, replay and learner of a real run in one process, driven step by step by a benchmark."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NOTHING = Outside([], lambda snapshot: None, lambda *best: True, lambda *bad: No
 ENDLESS = 1e12
 
 
-class Stage:
-    """`play` steps without learning, `learn` updates without acting. Nothing is logged, judged or saved."""
+class BenchStage:
+    """`play` acts without learning, `learn` updates without acting. Nothing is logged, evaluated or saved."""
 
     def __init__(self, name: str, overrides: Sequence[str] = ()) -> None:
         keep_pages()
@@ -47,32 +47,32 @@ class Stage:
             actor.begin(seeds[index * lanes:(index + 1) * lanes])
 
     def play(self) -> int:
-        """One turn of every actor; how many steps that is."""
+        """Step every actor once; returns the number of environment steps."""
         for actor in self.actors:
             actor.step()
         return self.lanes
 
     def fill(self, steps: int) -> None:
-        """Play until so many steps and those of the warm-up are taken; from then on updates are limited by nothing."""
+        """Play `steps` steps, at least the replay's warm-up; afterwards the samples-per-insert limit is lifted."""
         least = max(steps, self.config.replay.min_steps)
         while self.replay.steps <= least or self.replay.metrics()["replay/size"] == 0:
             self.play()
         self.replay.pace.samples_per_insert = ENDLESS
 
     def learn(self, updates: int) -> int:
-        """So many updates; how many were made, which is fewer if some met a loss that is not finite."""
+        """Make `updates` updates; returns how many counted: those with a non-finite loss do not."""
         before, self.learner.burst = self.learner.updates, updates
         if not self.learner.step():
             raise RuntimeError("nothing to learn from: fill the replay first")
         return self.learner.updates - before
 
     def burst(self) -> int:
-        """How many updates follow a turn of an actor in a run of this configuration, at least one."""
+        """Updates per actor step in a run of this configuration, at least one."""
         replay, learner = self.config.replay, self.config.learner
         return max(1, round(self.config.env.lanes * replay.samples_per_insert / learner.batch_size))
 
     def wait(self) -> None:
-        """Until the GPU is done, if there is one."""
+        """Wait for the GPU, if there is one."""
         if self.config.device.startswith("cuda"):
             torch.cuda.synchronize()
 

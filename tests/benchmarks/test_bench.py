@@ -1,4 +1,4 @@
-"""`qfleet bench`: the table, who is left out and why, mistakes of users, and the whole with peers of our own."""
+"""benchmarks/bench.py: its table, contenders that are left out, wrong arguments, and a comparison with test peers."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ import sys
 import time
 from dataclasses import replace
 
+import bench
 import pytest
 import torch
+from speed import Throughput, ThroughputMeter, describe_machine, rounds, tables
+from speed.peers import PEERS, Peer, peer_of
+from speed.rounds import Contender
+from speed.throughput import measure_throughput
+from speed.workloads import DEFAULT, WORKLOADS, RoundSpec
 
 import qfleet
-from qfleet.bench import rounds, tables
-from qfleet.bench.peers import PEERS, Peer, peer_of
-from qfleet.bench.rates import Marks, Rate, machine, repeated
-from qfleet.bench.rounds import Entry
-from qfleet.bench.work import DEFAULT, WORKS, Job
-from qfleet.cli import main
 from qfleet.recipe import resolve
 from qfleet.types import UserError
-from qfleet.verbs import benching
 
 PEER = """
 import sys, time
-from qfleet.bench import Rate
+from speed import Throughput
 
-def steady(work, job):
-    return Rate(10.0 * job.lanes, 20.0 * job.lanes)
+def steady(work, spec):
+    return Throughput(10.0 * spec.lanes, 20.0 * spec.lanes)
 
-def broken(work, job):
+def broken(work, spec):
     raise ValueError("no such thing as a free lunch")
 
-def silent(work, job):
+def silent(work, spec):
     sys.stdout.flush()
     import os
     os._exit(0)
 
-def endless(work, job):
+def endless(work, spec):
     time.sleep(600)
 """
 
@@ -52,7 +51,7 @@ def place(tmp_path, monkeypatch):
 
 
 def entry(who, variant="", lanes=8, *rates, problem=None, work="pong"):
-    return Entry(work, who, variant, lanes, problem, [Rate(*rate) for rate in rates])
+    return Contender(work, who, variant, lanes, problem, [Throughput(*rate) for rate in rates])
 
 
 FIELD = [entry("qfleet", "bf16", 8, (200, 100), (300, 110), (240, 90)),
@@ -61,20 +60,20 @@ FIELD = [entry("qfleet", "bf16", 8, (200, 100), (300, 110), (240, 90)),
 
 
 def test_a_rate_is_work_over_time_and_a_warm_up_is_left_out():
-    marks = Marks([(0.0, 0.0, 0), (10.0, 5.0, 100), (12.0, 6.0, 300)])
-    assert marks.rate(50) == Rate(100.0, 200.0)
+    meter = ThroughputMeter([(0.0, 0.0, 0), (10.0, 5.0, 100), (12.0, 6.0, 300)])
+    assert meter.throughput(50) == Throughput(100.0, 200.0)
     with pytest.raises(ValueError, match="300 steps leave nothing to measure"):
-        marks.rate(200)
+        meter.throughput(200)
 
 
-def test_evaluations_are_no_marks():
-    marks = Marks()
-    marks.write({"step": 5})
-    marks.write({"step": 5, "eval/mean_reward": 1.0})
-    assert [mark[2] for mark in marks.marks] == [5]
+def test_evaluations_are_not_recorded():
+    meter = ThroughputMeter()
+    meter.write({"step": 5})
+    meter.write({"step": 5, "eval/mean_reward": 1.0})
+    assert [mark[2] for mark in meter.marks] == [5]
 
 
-def test_repeated_does_at_least_what_is_asked():
+def test_measuring_repeats_until_the_work_is_done():
     calls = []
 
     def do():
@@ -82,17 +81,17 @@ def test_repeated_does_at_least_what_is_asked():
         time.sleep(0.01)
         return sum(range(10_000)) * 0 + 2
 
-    assert repeated(do, 5).per_s < 2 / 0.01
+    assert measure_throughput(do, 5).per_s < 2 / 0.01
     assert len(calls) == 3
 
 
-def test_the_machine_says_how_busy_it_is():
-    found = machine("qfleet bench")
-    assert found["command"] == "qfleet bench" and len(found["load"]) == 3 and found["versions"]["torch"]
+def test_a_machine_is_described_with_its_load_and_versions():
+    found = describe_machine("a command")
+    assert found["command"] == "a command" and len(found["load"]) == 3 and found["versions"]["torch"]
     assert found["versions"]["qfleet"] == qfleet.__version__
 
 
-def test_the_machine_says_of_which_commit_its_code_is(tmp_path, monkeypatch):
+def test_a_machine_is_described_with_the_commit_of_the_code(tmp_path, monkeypatch):
     tree, package = tmp_path / "tree", tmp_path / "tree" / "qfleet"
 
     def git(*args):
@@ -104,29 +103,29 @@ def test_the_machine_says_of_which_commit_its_code_is(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("")
     monkeypatch.setattr(qfleet, "__file__", str(package / "__init__.py"))
     monkeypatch.delenv("QFLEET_COMMIT", raising=False)
-    assert machine()["commit"] is None
+    assert describe_machine()["commit"] is None
     monkeypatch.setenv("QFLEET_COMMIT", "abc1234")
-    assert machine()["commit"] == "abc1234", "a tree that travels without its .git"
+    assert describe_machine()["commit"] == "abc1234", "a tree that travels without its .git"
     monkeypatch.delenv("QFLEET_COMMIT")
     git("init", "-q")
     (tree / "other").write_text("")
     git("add", "other")
     git("commit", "-q", "-m", "x")
-    assert machine()["commit"] is None, "a copy that was installed inside of somebody's repository"
+    assert describe_machine()["commit"] is None, "a copy that was installed inside another repository"
     git("add", "qfleet")
     git("commit", "-q", "-m", "x")
     commit = git("rev-parse", "--short", "HEAD")
-    assert machine()["commit"] == commit
+    assert describe_machine()["commit"] == commit
     (tree / "other").write_text("a result that has just been written")
-    assert machine()["commit"] == commit
+    assert describe_machine()["commit"] == commit
     (package / "new.yaml").write_text("")
-    assert machine()["commit"] == f"{commit}+"
+    assert describe_machine()["commit"] == f"{commit}+"
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert machine()["commit"] is None
+    assert describe_machine()["commit"] is None
 
 
 def test_medians_and_ratios():
-    assert FIELD[0].median == Rate(240, 100)
+    assert FIELD[0].median == Throughput(240, 100)
     assert tables.ratios(FIELD) == {"qfleet, bf16, 8 lanes / sb3, 8 lanes": {"per_s": 2.4, "per_cpu_s": 2.0}}
 
 
@@ -134,10 +133,10 @@ def test_ratios_are_of_equal_lanes_only():
     assert tables.ratios([entry("qfleet", "", 1, (4, 4)), entry("sb3", "", 8, (2, 2))]) == {}
 
 
-def test_the_table_names_everybody():
+def test_the_table_names_all_contenders():
     text = "\n".join(tables.render(FIELD, {"rounds": 3, "threads": 1, "device": "cpu", "load": 0.1}))
     assert text.splitlines() == [
-        f"pong: {WORKS['pong'].what}",
+        f"pong: {WORKLOADS['pong'].what}",
         "  contender              steps/s  per CPU s  ÷ sb3  per CPU s",
         "  qfleet, bf16, 8 lanes      240        100   2.40       2.00",
         "  sb3, 8 lanes               100         50",
@@ -146,20 +145,20 @@ def test_the_table_names_everybody():
         "median of 3 rounds, 1 thread, on cpu"]
 
 
-def test_who_cannot_be_a_peer_is_named_under_the_table():
+def test_libraries_that_cannot_be_measured_are_named_under_the_table():
     settings = {"rounds": 1, "threads": 1, "device": "cpu", "load": 0.0, "absent": {"cleanrl": "it is scripts"}}
     assert tables.render(FIELD, settings)[-1] == "cleanrl is not measured: it is scripts"
 
 
 @pytest.mark.parametrize(("words", "named"), [(["cartpole"], True), (["cartpole", "--peers"], False)])
-def test_it_is_where_peers_were_asked_for(words, named, place, capsys, monkeypatch):
-    monkeypatch.setattr(rounds, "measure", lambda *given: None)
-    assert main(["bench", *words, "--out", "here"]) == 0
+def test_they_are_named_only_where_peers_are_measured(words, named, place, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda *given: None)
+    assert bench.main([*words, "--out", "here"]) == 0
     assert ("cleanrl is not measured: CleanRL is" in capsys.readouterr().out) == named
     assert bool(json.loads((place / "here" / "bench.json").read_text())["absent"]) == named
 
 
-def test_a_busy_machine_is_said_to_be_so(monkeypatch):
+def test_the_report_says_that_the_machine_was_busy(monkeypatch):
     monkeypatch.setattr(tables.os, "cpu_count", lambda: 8)
     quiet, busy = (tables.render(FIELD, {"rounds": 1, "threads": 2, "device": "cpu", "load": load})[-1]
                    for load in (1.5, 3.5))
@@ -167,34 +166,34 @@ def test_a_busy_machine_is_said_to_be_so(monkeypatch):
     assert quiet.startswith("median of 1 round")
 
 
-def test_the_picture(place):
+def test_the_plot(place):
     pytest.importorskip("matplotlib")
     assert tables.draw(FIELD, place / "bench.png").stat().st_size > 5_000
     assert tables.draw(FIELD[2:], place / "none.png") is None
 
 
-def test_no_picture_without_matplotlib(place, monkeypatch):
+def test_no_plot_without_matplotlib(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert tables.draw(FIELD, place / "bench.png") is None
 
 
-def test_contenders_alternate_and_who_fails_is_not_asked_again(monkeypatch):
+def test_contenders_alternate_and_one_that_fails_is_not_measured_again(monkeypatch):
     tape, told = [], []
     field = [entry("qfleet"), entry("sb3"), entry("tianshou", problem="not installed")]
 
-    def alone(one, job, timeout_s):
+    def in_process(one, spec, timeout_s):
         tape.append(one.who)
-        return "failed: out of luck" if one.who == "sb3" else Rate(1, 2)
+        return "failed: out of luck" if one.who == "sb3" else Throughput(1, 2)
 
-    monkeypatch.setattr(rounds, "_alone", alone)
-    rounds.measure(field, Job(10, 0, 1, "cpu"), 3, 60, told.append)
+    monkeypatch.setattr(rounds, "_measure_in_process", in_process)
+    rounds.measure(field, RoundSpec(10, 0, 1, "cpu"), 3, 60, told.append)
     assert tape == ["qfleet", "sb3", "qfleet", "qfleet"]
     assert len(field[0].rounds) == 3 and field[1].problem == "failed: out of luck" and field[1].median is None
     assert told[1] == "pong, round 1 of 3: sb3, 8 lanes: failed: out of luck"
 
 
-def test_everybody_makes_the_same_updates_in_any_number_of_lanes():
-    for work in WORKS.values():
+def test_all_contenders_make_the_same_updates_in_any_number_of_lanes():
+    for work in WORKLOADS.values():
         for lanes in (*work.lanes, 1, 2, 16):
             cycle, updates = work.phase(lanes)
             assert updates / cycle == work.updates / work.cycle and cycle >= lanes
@@ -202,38 +201,45 @@ def test_everybody_makes_the_same_updates_in_any_number_of_lanes():
         assert work.steps >= work.least > work.warm_up
 
 
-def test_everybody_learns_before_the_warm_up_is_over():
-    for work in (work for work in WORKS.values() if work.algo and work.unit == "steps"):
+def test_all_contenders_learn_before_the_warm_up_is_over():
+    for work in (work for work in WORKLOADS.values() if work.algo and work.unit == "steps"):
         for lanes, overrides in [(lanes, overrides) for lanes in work.lanes for overrides in work.ours.values()]:
             replay = resolve(work.recipe, [*overrides, f"env.lanes={lanes}"]).config.replay
             assert max(work.starts, lanes * replay.chunk_steps) < work.warm_up, work.name
 
 
-def test_a_peer_that_is_not_there_is_told_how_to_get():
-    absent = Peer("x", "a_module_that_nobody_has", "x-rl", {"steps": lambda work, job: Rate(1, 1)})
-    assert absent.problem(WORKS["cartpole"]) == "not installed: pip install x-rl"
-    assert absent.problem(WORKS["updates"]) == "does not measure updates"
-    assert all(peer_of("bench_peer:steady").problem(WORKS[name]) is None for name in ("cartpole", "updates"))
+def test_a_missing_peer_names_its_package():
+    absent = Peer("x", "a_module_that_nobody_has", "x-rl", {"steps": lambda work, spec: Throughput(1, 1)})
+    assert absent.problem(WORKLOADS["cartpole"]) == "not installed: pip install x-rl"
+    assert absent.problem(WORKLOADS["updates"]) == "does not measure updates"
+    assert all(peer_of("bench_peer:steady").problem(WORKLOADS[name]) is None for name in ("cartpole", "updates"))
 
 
 def test_peers_do_what_they_can_do(monkeypatch):
     absent = replace(PEERS["sb3"], module="a_module_that_nobody_has")
     monkeypatch.setitem(PEERS, "sb3", absent)
-    found = rounds.entries(WORKS["pong"], ["sb3"])
+    found = rounds.contenders(WORKLOADS["pong"], ["sb3"])
     assert [(one.name, one.problem) for one in found] == [
         ("qfleet, bf16, 8 lanes", None), ("qfleet, fp32, 8 lanes", None),
         ("sb3, 8 lanes", "not installed: pip install stable-baselines3")]
-    assert {one.lanes for one in rounds.entries(WORKS["acting"], [])} == {16}
-    assert {one.lanes for one in rounds.entries(WORKS["acting"], [], "cuda:0")} == {128}
-    assert {one.lanes for one in rounds.entries(WORKS["pong"], [], "cuda:0")} == set(WORKS["pong"].lanes)
-    alone = rounds.entries(WORKS["updates"], ["bench_peer:steady", "tianshou"])
+    assert {one.lanes for one in rounds.contenders(WORKLOADS["acting"], [])} == {16}
+    assert {one.lanes for one in rounds.contenders(WORKLOADS["acting"], [], "cuda:0")} == {128}
+    assert {one.lanes for one in rounds.contenders(WORKLOADS["pong"], [], "cuda:0")} == set(WORKLOADS["pong"].lanes)
+    alone = rounds.contenders(WORKLOADS["updates"], ["bench_peer:steady", "tianshou"])
     assert [(one.name, one.problem) for one in alone] == [
         ("qfleet, bf16", None), ("qfleet, fp32", None), ("bench_peer:steady", None),
         ("tianshou", "does not measure updates")]
 
 
+def exit_code(argv):
+    try:
+        return bench.main(argv)
+    except SystemExit as stop:
+        return stop.code
+
+
 @pytest.mark.parametrize("argv, words", [
-    (["cartpol"], ["'cartpol' is no workload", "did you mean cartpole?"]),
+    (["cartpol"], ["'cartpol' is not a workload", "did you mean cartpole?"]),
     (["zzz"], ["choose from cartpole, pong"]),
     (["cartpole", "--peers", "sb4"], ["--peers sb4", "sb3, tianshou"]),
     (["cartpole", "--peers", "cleanrl"], ["Python below 3.11"]),
@@ -244,19 +250,20 @@ def test_peers_do_what_they_can_do(monkeypatch):
     (["cartpole", "device=cuda"], ["device=cuda", "no GPU"]),
     (["cartpole", "--out", "bench_peer.py/x"], ["--out bench_peer.py/x"]),
     (["cartpole", "--rounds", "0"], ["the least is 1"]),
+    (["cartpole", "--ronds", "3"], ["--ronds"]),
 ])
 def test_mistakes_are_exit_2_without_a_traceback(argv, words, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["bench", *argv]) == 2
+    assert exit_code(argv) == 2
     said = capsys.readouterr()
     assert all(word in said.err for word in words) and "Traceback" not in said.err and not said.out
 
 
 def test_a_workload_that_needs_an_extra_says_which(monkeypatch, capsys):
-    monkeypatch.setattr(benching, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pong is not installed: pip install 'qfleet\[atari\]'"):
-        benching._works(["pong"], WORKS)
-    assert [work.name for work in benching._works([], WORKS)] == [name for name in DEFAULT if not WORKS[name].module]
+        bench.find_workloads(["pong"])
+    assert [work.name for work in bench.find_workloads([])] == [name for name in DEFAULT if not WORKLOADS[name].module]
     assert "pong is not installed" in capsys.readouterr().err
 
 
@@ -264,19 +271,21 @@ def test_a_workload_that_needs_an_extra_says_which(monkeypatch, capsys):
 @pytest.mark.timeout(240)
 def test_processes_that_fail_are_named_by_their_last_line():
     def problem(name, timeout_s):
-        return rounds._alone(entry(f"bench_peer:{name}", work="cartpole"), Job(1, 0, 1, "cpu"), timeout_s)
+        contender = entry(f"bench_peer:{name}", work="cartpole")
+        return rounds._measure_in_process(contender, RoundSpec(1, 0, 1, "cpu"), timeout_s)
 
-    assert problem("steady", 120) == Rate(80.0, 160.0)
+    assert problem("steady", 120) == Throughput(80.0, 160.0)
     assert problem("broken", 120) == "failed: ValueError: no such thing as a free lunch"
-    assert problem("silent", 120) == "failed: it gave no figures"
+    assert problem("silent", 120) == "failed: it printed no throughput"
     assert problem("endless", 3) == "was not done after 3 s"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_quick_end_to_end_with_peers_of_our_own(capsys, place):
+def test_quick_end_to_end_with_test_peers(capsys, place, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["benchmarks/bench.py", "cartpole"])
     peers = ["bench_peer:steady", "bench_peer:broken"]
-    assert main(["bench", "cartpole", "--quick", "--peers", *peers, "--out", "here", "--json"]) == 0
+    assert bench.main(["cartpole", "--quick", "--peers", *peers, "--out", "here", "--json"]) == 0
     said = capsys.readouterr()
     document = json.loads(said.out)
     assert document == json.loads((place / "here" / "bench.json").read_text()) | {"machine": document["machine"]}
@@ -286,5 +295,5 @@ def test_quick_end_to_end_with_peers_of_our_own(capsys, place):
     assert mine["median"]["per_s"] > 0 and mine["median"]["per_cpu_s"] > 0 and len(mine["rounds"]) == 1
     ratio = document["ratio"]["cartpole"]["qfleet, 8 lanes / bench_peer:steady, 8 lanes"]["per_s"]
     assert ratio == pytest.approx(mine["median"]["per_s"] / 80)
-    assert document["machine"]["command"].startswith("qfleet") and document["steps"] == {"cartpole": 1280}
+    assert document["machine"]["command"] == "benchmarks/bench.py cartpole" and document["steps"] == {"cartpole": 1280}
     assert "cartpole, round 1 of 1: qfleet, 1 lane:" in said.err

@@ -1,5 +1,7 @@
-"""Other libraries at the same work. None is a dependency: each is imported only by the process that measures it; a peer
-of your own, `module:function`, is looked up before."""
+"""Stable-Baselines3 and Tianshou at the same workloads, and peers given as `module:function`.
+
+No peer is a dependency: each library is imported only by the process that measures it.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +10,56 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from qfleet.bench.rates import Marks, Rate, repeated
-from qfleet.bench.work import Job, Work
 from qfleet.config import load_attribute
 from qfleet.types import UserError
+from speed.throughput import Throughput, ThroughputMeter, measure_throughput
+from speed.workloads import RoundSpec, Workload
 
-Measure = Callable[[Work, Job], Rate]
+Measure = Callable[[Workload, RoundSpec], Throughput]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is measured beside us: the module that must be there, how to get it, and what it does, by what is counted."""
+    """Another library: the module it needs, the package that installs it, and its measurements by unit."""
 
     name: str
     module: str
     package: str
     measures: Mapping[str, Measure]
 
-    def problem(self, work: Work) -> str | None:
-        """Why it takes no part in this work, or None."""
+    def problem(self, work: Workload) -> str | None:
+        """Why this workload cannot be measured, or None."""
         if work.unit not in self.measures:
             return f"does not measure {work.unit}"
         return None if find_spec(self.module) else f"not installed: pip install {self.package}"
 
-    def measure(self, work: Work, job: Job) -> Rate:
-        return self.measures[work.unit](work, job)
+    def measure(self, work: Workload, spec: RoundSpec) -> Throughput:
+        return self.measures[work.unit](work, spec)
 
 
-def sb3(work: Work, job: Job) -> Rate:
-    """Stable-Baselines3, with settings that make the work the same."""
+def sb3(work: Workload, spec: RoundSpec) -> Throughput:
+    """Stable-Baselines3, with settings that equal the workload."""
     import stable_baselines3 as library
     from stable_baselines3.common.callbacks import BaseCallback
 
-    marks = Marks()
+    meter = ThroughputMeter()
 
     class Watch(BaseCallback):
         def _on_step(self) -> bool:
             if self.num_timesteps % work.mark == 0:
-                marks.note(self.num_timesteps)
+                meter.record(self.num_timesteps)
             return True
 
-    cycle, updates = work.phase(job.lanes)
-    common = {"batch_size": work.batch, "learning_starts": work.starts, "gamma": 0.99, "device": job.device,
-              "train_freq": cycle // job.lanes, "gradient_steps": updates, "verbose": 0}
-    model = getattr(library, work.algo)(**_sb3_model(work, job), **common)
-    model.learn(job.steps, callback=Watch())
-    return marks.rate(work.warm_up)
+    cycle, updates = work.phase(spec.lanes)
+    common = {"batch_size": work.batch, "learning_starts": work.starts, "gamma": 0.99, "device": spec.device,
+              "train_freq": cycle // spec.lanes, "gradient_steps": updates, "verbose": 0}
+    model = getattr(library, work.algo)(**_sb3_model(work, spec), **common)
+    model.learn(spec.steps, callback=Watch())
+    return meter.throughput(work.warm_up)
 
 
-def sb3_updates(work: Work, job: Job) -> Rate:
-    """Its learner alone, on pictures of noise: in float32, neither double nor dueling nor prioritised."""
+def sb3_updates(work: Workload, spec: RoundSpec) -> Throughput:
+    """The learner of Stable-Baselines3 alone, on random images: float32, not double, dueling or prioritised."""
     import gymnasium
     import numpy as np
     import stable_baselines3 as library
@@ -74,7 +76,7 @@ def sb3_updates(work: Work, job: Job) -> Rate:
             return self.observation_space.sample(), 1.0, False, False, {}
 
     model = library.DQN("CnnPolicy", Noise(), learning_rate=1e-4, buffer_size=10_000, learning_starts=work.starts,
-                        gamma=0.99, device=job.device, verbose=0)
+                        gamma=0.99, device=spec.device, verbose=0)
     model.learn(work.starts)
 
     def learn() -> int:
@@ -82,11 +84,12 @@ def sb3_updates(work: Work, job: Job) -> Rate:
         return 5
 
     learn()
-    return repeated(learn, job.steps, 2.0, torch.cuda.synchronize if model.device.type == "cuda" else lambda: None)
+    wait = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
+    return measure_throughput(learn, spec.steps, 2.0, wait)
 
 
-def _sb3_model(work: Work, job: Job) -> dict[str, Any]:
-    """What differs from workload to workload: environment, policy, exploration, sizes."""
+def _sb3_model(work: Workload, spec: RoundSpec) -> dict[str, Any]:
+    """Arguments that depend on the workload: environment, policy, exploration, sizes."""
     import numpy as np
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.noise import NormalActionNoise
@@ -97,9 +100,9 @@ def _sb3_model(work: Work, job: Job) -> dict[str, Any]:
         import gymnasium
 
         gymnasium.register_envs(ale_py)
-        return {"policy": "CnnPolicy", "env": VecFrameStack(make_atari_env(work.env_id, job.lanes, seed=0), 4),
+        return {"policy": "CnnPolicy", "env": VecFrameStack(make_atari_env(work.env_id, spec.lanes, seed=0), 4),
                 "learning_rate": 1e-4, "buffer_size": 10_000, "target_update_interval": 2_000}
-    env = make_vec_env(work.env_id, job.lanes, seed=0)
+    env = make_vec_env(work.env_id, spec.lanes, seed=0)
     net = {"policy": "MlpPolicy", "env": env, "policy_kwargs": {"net_arch": [256, 256]}}
     if work.algo == "DQN":
         return net | {"learning_rate": 2.3e-3, "buffer_size": 100_000, "target_update_interval": 256,
@@ -109,31 +112,31 @@ def _sb3_model(work: Work, job: Job) -> dict[str, Any]:
                   "action_noise": NormalActionNoise(np.zeros(size), 0.1 * np.ones(size))}
 
 
-def tianshou(work: Work, job: Job) -> Rate:
-    """Tianshou 2, with settings that make the work the same."""
+def tianshou(work: Workload, spec: RoundSpec) -> Throughput:
+    """Tianshou 2, with settings that equal the workload."""
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OffPolicyTrainerParams
 
-    marks = Marks()
-    env, algorithm, memory = _tianshou_dqn(work, job) if work.algo == "DQN" else _tianshou_control(work, job)
-    collector = Collector(algorithm, env, VectorReplayBuffer(buffer_num=job.lanes, **memory), exploration_noise=True)
+    meter = ThroughputMeter()
+    env, algorithm, memory = _tianshou_dqn(work, spec) if work.algo == "DQN" else _tianshou_control(work, spec)
+    collector = Collector(algorithm, env, VectorReplayBuffer(buffer_num=spec.lanes, **memory), exploration_noise=True)
     collector.reset()
-    collector.collect(n_step=work.starts - work.starts % job.lanes, random=True)
-    cycle, updates = work.phase(job.lanes)
+    collector.collect(n_step=work.starts - work.starts % spec.lanes, random=True)
+    cycle, updates = work.phase(spec.lanes)
 
     def note(epoch: int, step: int) -> None:
         if step % work.mark == 0:
-            marks.note(work.starts + step)
+            meter.record(work.starts + step)
 
-    rest = job.steps - work.starts
+    rest = spec.steps - work.starts
     algorithm.run_training(OffPolicyTrainerParams(
         training_collector=collector, max_epochs=1, epoch_num_steps=rest - rest % work.mark + work.mark,
         collection_step_num_env_steps=cycle, update_step_num_gradient_steps_per_sample=updates / cycle,
         batch_size=work.batch, training_fn=note, verbose=False, show_progress=False))
-    return marks.rate(work.warm_up)
+    return meter.throughput(work.warm_up)
 
 
-def _tianshou_dqn(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
+def _tianshou_dqn(work: Workload, spec: RoundSpec) -> tuple[Any, Any, dict[str, Any]]:
     import gymnasium
     from tianshou.algorithm.modelfree.dqn import DQN, DiscreteQLearningPolicy
     from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -146,7 +149,7 @@ def _tianshou_dqn(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
         from tianshou.env.atari.atari_network import DQNet, ScaledObsInputActionReprNet
 
         gymnasium.register_envs(ale_py)
-        # Its own wrappers ask numpy 2.4 for a dtype of np.integer, which is an error there.
+        # Tianshou's own wrappers ask numpy 2.4 for a dtype of np.integer, which is an error there.
         def make() -> Any:
             return FrameStackObservation(AtariPreprocessing(gymnasium.make(work.env_id)), 4)
 
@@ -161,13 +164,13 @@ def _tianshou_dqn(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
         one = make()
         net = Net(state_shape=one.observation_space.shape, action_shape=one.action_space.n, hidden_sizes=[256, 256])
         rate, target, memory = 2.3e-3, 128, {"total_size": 100_000}
-    policy = DiscreteQLearningPolicy(model=net.to(job.device), action_space=one.action_space, eps_training=0.1)
+    policy = DiscreteQLearningPolicy(model=net.to(spec.device), action_space=one.action_space, eps_training=0.1)
     algorithm = DQN(policy=policy, optim=AdamOptimizerFactory(lr=rate), gamma=0.99, target_update_freq=target,
-                    is_double=False).to(job.device)
-    return DummyVectorEnv([make] * job.lanes), algorithm, memory
+                    is_double=False).to(spec.device)
+    return DummyVectorEnv([make] * spec.lanes), algorithm, memory
 
 
-def _tianshou_control(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
+def _tianshou_control(work: Workload, spec: RoundSpec) -> tuple[Any, Any, dict[str, Any]]:
     import gymnasium
     from tianshou.algorithm import DDPG, TD3
     from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
@@ -185,11 +188,11 @@ def _tianshou_control(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
 
     def critic() -> Any:
         net = Net(**shapes, hidden_sizes=[256, 256], concat=True)
-        return ContinuousCritic(preprocess_net=net).to(job.device)
+        return ContinuousCritic(preprocess_net=net).to(spec.device)
 
     actor = ContinuousActorDeterministic(
         preprocess_net=Net(state_shape=shapes["state_shape"], hidden_sizes=[256, 256]),
-        action_shape=shapes["action_shape"], max_action=float(one.action_space.high[0])).to(job.device)
+        action_shape=shapes["action_shape"], max_action=float(one.action_space.high[0])).to(spec.device)
     policy = ContinuousDeterministicPolicy(actor=actor, action_space=one.action_space,
                                            exploration_noise=GaussianNoise(sigma=0.1))
     adam = AdamOptimizerFactory(lr=1e-3)
@@ -197,8 +200,8 @@ def _tianshou_control(work: Work, job: Job) -> tuple[Any, Any, dict[str, Any]]:
     if work.algo == "TD3":
         common |= {"critic2": critic(), "critic2_optim": adam, "policy_noise": 0.2, "noise_clip": 0.5,
                    "update_actor_freq": 2}
-    algorithm = {"TD3": TD3, "DDPG": DDPG}[work.algo](**common).to(job.device)
-    return DummyVectorEnv([make] * job.lanes), algorithm, {"total_size": 1_000_000}
+    algorithm = {"TD3": TD3, "DDPG": DDPG}[work.algo](**common).to(spec.device)
+    return DummyVectorEnv([make] * spec.lanes), algorithm, {"total_size": 1_000_000}
 
 
 PEERS = {peer.name: peer for peer in (
@@ -206,11 +209,12 @@ PEERS = {peer.name: peer for peer in (
     Peer("tianshou", "tianshou", "tianshou", {"steps": tianshou}))}
 ABSENT = {"cleanrl": "CleanRL is a collection of scripts, not a library: its newest package, 1.2.0, needs Python below "
                      "3.11, and 0.4.8, which pip takes instead, cannot be imported beside a present gym"}
-"""Who cannot be a peer, and why."""
+"""Libraries that cannot be measured, and why."""
 
 
 def peer_of(name: str) -> Peer:
-    """A peer by its name, or anybody's own as `module:function`, which takes a Work and a Job and returns a Rate."""
+    """A peer by name, or one given as `module:function`: a function of a Workload and a RoundSpec that returns a
+    Throughput."""
     if name in PEERS:
         return PEERS[name]
     if ":" in name:

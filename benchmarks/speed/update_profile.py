@@ -1,8 +1,8 @@
-"""Where an update's time goes, part by part, beside what this machine could do at best.
+"""Time of an update by section, compared with the peak rates of this machine.
 
-The parts are timed in place: the functions that a learner calls are wrapped while it learns from real play. The roof
-of a part is the time that its arithmetic takes at the rate of a large matrix product, or its bytes at that of a copy.
-On a GPU, where an update may be recorded as one part, it is told by kernels, too.
+The functions that a learner calls are timed in place while it learns from real experience. The roof of a section is the
+time that its arithmetic would take at the rate of a large matrix product, or its bytes at the rate of a copy.
+On a GPU, where an update may be a single CUDA graph, the profile also lists its kernels.
 """
 
 from __future__ import annotations
@@ -17,37 +17,40 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from qfleet.bench import kernels
-from qfleet.bench.stage import Stage
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.derive import Captured
 from qfleet.roles.policy import PRECISIONS
 from qfleet.roles.taped import Taped
+from speed import gpu_kernels
+from speed.stage import BenchStage
 
 SAMPLE, GATHER, FORWARD, BACKWARD = "sample", "gather, decode", "forward, loss", "backward"
 RECORDED, WHOLE = "forward, loss, backward (recorded as one)", "the whole update (recorded as one)"
 OPTIMIZER, PRIORITIES, TARGET, PUBLISH, REST = "optimizer", "priorities", "target network", "publish", "the rest"
 SIDE, COPY_BYTES, PROBE_S, COUNTED = 512, 1 << 26, 0.5, 8
 GPU_SIDE, GPU_COPY_BYTES, LAUNCHES = 8192, 1 << 30, 10
-"""On a GPU, where a product as small as on a CPU takes less time than its launch."""
+"""Sizes for a GPU, where a product as small as on a CPU takes less time than its launch."""
 OBSERVED = 20
-"""Updates whose kernels are counted."""
+"""Updates whose kernels are traced."""
 ADAM_PASSES = 7
-"""Weights, gradient and two moments are read, all but the gradient written."""
+"""Weights, gradient and two moments are read; all but the gradient are written."""
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What the machine does at best: per second of CPU, or of a GPU's time."""
+class PeakRates:
+    """Peak rates of the machine, per second of CPU time or of GPU time."""
 
     flops: float
     bytes_per_s: float
 
 
 @dataclass(frozen=True)
-class Part:
-    """Milliseconds per update, by the clock and of CPU, and what they would be at the machine's best rate: of CPU on a
-    CPU, where others on the machine lengthen the clock's, by the clock on a GPU."""
+class ProfileRow:
+    """Milliseconds per update of one section: wall clock, CPU time, and the time at the machine's peak rate.
+
+    On a CPU the peak is compared with CPU time, since other processes lengthen the wall clock; on a GPU with the wall
+    clock.
+    """
 
     name: str
     ms: float
@@ -57,34 +60,35 @@ class Part:
 
     @property
     def cost_ms(self) -> float:
-        """What counts."""
+        """The time that is compared with the roof."""
         return self.ms if self.on_gpu else self.cpu_ms
 
     @property
     def distance(self) -> float | None:
-        """How many times longer than at best."""
+        """Time divided by the time at the peak rate."""
         return self.cost_ms / self.roof_ms if self.roof_ms else None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """An update's parts in the order in which they come, and their sum."""
+    """An update as rows, in the order in which its sections run, and their sum."""
 
     updates_per_s: float
     updates_per_cpu_s: float
-    parts: Sequence[Part]
-    rates: Rates
+    rows: Sequence[ProfileRow]
+    rates: PeakRates
     settings: dict[str, Any]
-    kernels: Sequence[kernels.Group] = ()
+    kernels: Sequence[gpu_kernels.KernelGroup] = ()
 
     def to_json(self) -> dict[str, Any]:
-        parts = [asdict(part) | {"distance": part.distance} for part in self.parts]
-        groups = [asdict(group) | {"distance": group.distance} for group in self.kernels]
-        return asdict(self) | {"parts": parts, "kernels": groups}
+        document = asdict(self)
+        del document["rows"]  # "parts" in the file
+        return document | {"parts": [asdict(row) | {"distance": row.distance} for row in self.rows],
+                           "kernels": [asdict(group) | {"distance": group.distance} for group in self.kernels]}
 
 
-class Clocks:
-    """Time by part. Parts nest: what an inner one takes is not the outer one's."""
+class NestedTimer:
+    """Wall and CPU time by name. Timed calls may nest: the time of an inner call is not counted for the outer one."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.spent: dict[str, tuple[float, float]] = {}
@@ -109,18 +113,18 @@ class Clocks:
 
 
 def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> Profile:
-    """Play `fill` steps of a recipe, then take `updates` updates apart, in bursts as long as a run would make."""
-    with closing(Stage(recipe, [*overrides, f"replay.min_steps={fill}", "learner.parts=1"])) as stage:
+    """Play `fill` steps of a recipe, then time `updates` updates by section, in bursts as long as in a run."""
+    with closing(BenchStage(recipe, [*overrides, f"replay.min_steps={fill}", "learner.parts=1"])) as stage:
         stage.fill(fill)
         burst = stage.burst()
         for _ in range(max(1, 20 // burst)):
             stage.learn(burst)
         flops, sample_bytes = _work(stage)
         on_gpu = stage.config.device.startswith("cuda")
-        seen = kernels.observed(stage.learn, stage.wait, OBSERVED) if on_gpu else []
-        clocks = Clocks(stage.wait)
-        _wrap(stage, clocks)
-        learn, made = clocks.timed(REST, stage.learn), 0
+        traced = gpu_kernels.trace_kernels(stage.learn, stage.wait, OBSERVED) if on_gpu else []
+        timer = NestedTimer(stage.wait)
+        _wrap(stage, timer)
+        learn, made = timer.timed(REST, stage.learn), 0
         while made < updates:
             made += learn(burst)
         config = stage.config
@@ -130,22 +134,22 @@ def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> P
              WHOLE: sum(flops) / rates.flops, GATHER: 2 * sample_bytes / rates.bytes_per_s,
              OPTIMIZER: ADAM_PASSES * weights / rates.bytes_per_s,
              PUBLISH: 2 * weights / rates.bytes_per_s / max(burst, config.learner.publish_period_updates)}
-    parts = [Part(name, 1e3 * wall / made, 1e3 * cpu / made, 1e3 * roofs[name] if name in roofs else None,
-                  on_gpu)
-             for name, (wall, cpu) in sorted(clocks.spent.items(), key=lambda item: ORDER.index(item[0]))]
+    rows = [ProfileRow(name, 1e3 * wall / made, 1e3 * cpu / made, 1e3 * roofs[name] if name in roofs else None,
+                       on_gpu)
+            for name, (wall, cpu) in sorted(timer.spent.items(), key=lambda item: ORDER.index(item[0]))]
     settings = {"recipe": recipe, "overrides": [*overrides], "device": config.device, "updates": made, "burst": burst,
                 "precision": config.learner.precision, "batch_size": config.learner.batch_size,
                 "threads": config.run.threads, "parameters": weights // 4, "gflop": sum(flops) / 1e9,
                 "batch_mb": sample_bytes / 1e6}
-    return Profile(1e3 / sum(part.ms for part in parts), 1e3 / sum(part.cpu_ms for part in parts), parts, rates,
-                   settings, kernels.grouped(seen, OBSERVED, 1e3 * sum(flops) / rates.flops))
+    return Profile(1e3 / sum(row.ms for row in rows), 1e3 / sum(row.cpu_ms for row in rows), rows, rates,
+                   settings, gpu_kernels.grouped(traced, OBSERVED, 1e3 * sum(flops) / rates.flops))
 
 
 ORDER = (SAMPLE, GATHER, FORWARD, BACKWARD, RECORDED, WHOLE, OPTIMIZER, PRIORITIES, TARGET, PUBLISH, REST)
 
 
-def _wrap(stage: Stage, clocks: Clocks) -> None:
-    """Put a clock around every function that an update is made of."""
+def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
+    """Time every function that an update calls."""
     learner, replay = stage.learner, stage.replay
     patches: list[tuple[Any, str, str]] = [
         (learner.gradients, "apply", OPTIMIZER), (replay, "update", PRIORITIES), (learner, "_follow", TARGET),
@@ -154,22 +158,22 @@ def _wrap(stage: Stage, clocks: Clocks) -> None:
         patches.append((replay._gatherer, "windows", GATHER))
     if learner._whole is not None:
         patches.append((learner._whole, "update", WHOLE))
-    for owner, name, part in patches:
-        setattr(owner, name, clocks.timed(part, getattr(owner, name)))
+    for owner, name, section in patches:
+        setattr(owner, name, timer.timed(section, getattr(owner, name)))
     for name in ("derive", "_rested"):
         derive = getattr(learner, name)
         if derive is not None:
             recorded = isinstance(derive, Captured | Taped) and derive.recorded
-            setattr(learner, name, clocks.timed(RECORDED if recorded else BACKWARD, derive))
+            setattr(learner, name, timer.timed(RECORDED if recorded else BACKWARD, derive))
     for eager in learner._eager:
-        eager.agent = replace(eager.agent, loss=clocks.timed(FORWARD, eager.agent.loss))
+        eager.agent = replace(eager.agent, loss=timer.timed(FORWARD, eager.agent.loss))
 
 
-def _work(stage: Stage) -> tuple[tuple[float, float], int]:
-    """Of an update: floating point operations of the losses and of their derivatives; and the bytes of a batch."""
+def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
+    """Floating point operations of an update, forward and backward, and the bytes of a batch."""
     sample = stage.replay.sample(stage.config.learner.batch_size)
-    assert sample is not None, "nothing limits a stage that is filled"
-    learner, kept, forward = stage.learner, [eager.agent for eager in stage.learner._eager], [0.0]
+    assert sample is not None, "the rate limit of a filled stage is lifted"
+    learner, agents, forward = stage.learner, [eager.agent for eager in stage.learner._eager], [0.0]
 
     def counted(loss: Callable[..., Any]) -> Callable[..., Any]:
         def inside(*args: Any) -> Any:
@@ -181,25 +185,25 @@ def _work(stage: Stage) -> tuple[tuple[float, float], int]:
 
     for eager in learner._eager:
         eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
-    derive, rested = learner.derive, learner._rested  # what a GPU plays back passes no counter
+    derive, rested = learner.derive, learner._rested  # a CUDA graph is not seen by the counter
     learner.derive = derive.eager if isinstance(derive, Taped) else derive
     learner._rested = rested.eager if isinstance(rested, Taped) else rested
     with FlopCounterMode(display=False) as counter:
         if learner._whole is None:
-            made = stage.learn(COUNTED)  # several, since some agents do not move all of their parts every time
+            made = stage.learn(COUNTED)  # several, since some agents do not update all parameters every time
         else:
             made = 1
             learner._eager[0](sample)
     learner.derive, learner._rested = derive, rested
-    for eager, agent in zip(learner._eager, kept, strict=True):
+    for eager, agent in zip(learner._eager, agents, strict=True):
         eager.agent = agent
     total = float(counter.get_total_flops())
-    rows = sum(value.numel() * value.element_size() for value in sample.rows.values())
-    return (forward[0] / made, (total - forward[0]) / made), rows
+    batch_bytes = sum(value.numel() * value.element_size() for value in sample.rows.values())
+    return (forward[0] / made, (total - forward[0]) / made), batch_bytes
 
 
-def measure(device: torch.device, dtype: torch.dtype) -> Rates:
-    """The best of many matrix products, and of many copies that no cache holds."""
+def measure(device: torch.device, dtype: torch.dtype) -> PeakRates:
+    """The fastest of many matrix products, and of many copies larger than any cache."""
     gpu = device.type == "cuda"
     side, copied = (GPU_SIDE, GPU_COPY_BYTES) if gpu else (SIDE, COPY_BYTES)
     a = torch.randn(side, side, device=device).to(dtype)
@@ -209,11 +213,11 @@ def measure(device: torch.device, dtype: torch.dtype) -> Rates:
     fastest = partial(_fastest_launches, device) if gpu else _fastest
     product = fastest(lambda: torch.mm(a, a, out=out))
     copy = fastest(lambda: target.copy_(source))
-    return Rates(2 * side**3 / product, 2 * copied / copy)
+    return PeakRates(2 * side**3 / product, 2 * copied / copy)
 
 
 def _fastest(call: Callable[[], Any]) -> float:
-    """CPU seconds of the quickest call within a while: what disturbs makes others slower, never quicker."""
+    """CPU seconds of the fastest of many calls: disturbances only make calls slower."""
     best, until = float("inf"), time.perf_counter() + PROBE_S
     call()
     while time.perf_counter() < until or best == float("inf"):
@@ -224,8 +228,7 @@ def _fastest(call: Callable[[], Any]) -> float:
 
 
 def _fastest_launches(device: torch.device, call: Callable[[], Any]) -> float:
-    """Seconds of a call by the GPU's own clock: of launches one after the other, so that it never waits for the next,
-    the quickest within a while."""
+    """Seconds of a call by CUDA events, over consecutive launches that keep the GPU busy; the fastest of many."""
     best, until = float("inf"), time.perf_counter() + PROBE_S
     with torch.cuda.device(device):
         call()
@@ -241,16 +244,16 @@ def _fastest_launches(device: torch.device, call: Callable[[], Any]) -> float:
 
 
 def lines(found: Profile) -> list[str]:
-    """The profile for people."""
-    settings, rates, total = found.settings, found.rates, sum(part.cost_ms for part in found.parts)
+    """The profile as text."""
+    settings, rates, total = found.settings, found.rates, sum(row.cost_ms for row in found.rows)
     table = [["part", "ms", "CPU ms", "share", "at best", "distance"]]
-    for part in found.parts:
-        table.append([part.name, f"{part.ms:.3f}", f"{part.cpu_ms:.3f}", f"{100 * part.cost_ms / total:.0f} %",
-                      "" if part.roof_ms is None else f"{part.roof_ms:.3f}",
-                      "" if part.distance is None else f"{part.distance:.1f} ×"])
+    for row in found.rows:
+        table.append([row.name, f"{row.ms:.3f}", f"{row.cpu_ms:.3f}", f"{100 * row.cost_ms / total:.0f} %",
+                      "" if row.roof_ms is None else f"{row.roof_ms:.3f}",
+                      "" if row.distance is None else f"{row.distance:.1f} ×"])
     return [f"{settings['recipe']}: batch {settings['batch_size']}, {settings['precision']}, {settings['device']}, "
             f"{settings['threads']} thread{'s' * (settings['threads'] != 1)}; {settings['gflop']:.3g} GFLOP and "
             f"{settings['batch_mb']:.3g} MB a batch, {settings['parameters']:,} parameters",
-            *kernels.aligned(table), *kernels.lines(found.kernels),
+            *gpu_kernels.aligned(table), *gpu_kernels.lines(found.kernels),
             f"  {found.updates_per_s:,.0f} updates/s, {found.updates_per_cpu_s:,.0f} per CPU second; this machine "
             f"multiplies at {rates.flops / 1e9:,.0f} GFLOP/s and copies at {rates.bytes_per_s / 1e9:.1f} GB/s"]
