@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
+import importlib
 import os
 import re
 import shlex
@@ -33,7 +35,10 @@ Run = Callable[[argparse.Namespace], int]
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing that qfleet does; `words` is how many plain words it takes, at least and at most."""
+    """One thing that qfleet does; `words` is how many plain words it takes, at least and at most.
+
+    `needs` is the module that all its work goes through, imported before it begins.
+    """
 
     name: str
     summary: str
@@ -45,6 +50,7 @@ class Verb:
     overrides: bool = False
     details: str = ""
     hidden: bool = False
+    needs: str = ""
 
 
 SOURCES = "RECIPE is a recipe's name, a YAML file, or an environment id, for which a recipe is chosen. "
@@ -53,11 +59,11 @@ VERBS = (
     Verb("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), verbs.train,
          ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
           "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
-         SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
+         SOURCES + OVERRIDES + " The last line of stdout is the run directory.", needs="qfleet.api"),
     Verb("resume", "continue a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), verbs.resume,
          ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
          "RUN is a run's path or name. Keys that would change what was learned are refused, with a list of those "
-         "that may change."),
+         "that may change.", needs="qfleet.api"),
     Verb("top", "look on while a run trains", "RUN [options]", (1, 1), verbs.top,
          ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
          "Shows the live view of a run that another process trains, until it ends or you press Ctrl-C; the run does "
@@ -69,9 +75,11 @@ VERBS = (
          "is. Only this machine can open the page; --listen lets others, who need the token that stands in the "
          "address."),
     Verb("eval", "play whole episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1), verbs.evaluate,
-         ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval),
+         ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"), options.eval,
+         needs="qfleet.api"),
     Verb("record", "film the agent", "RUN|CHECKPOINT [options]", (1, 1), verbs.record,
-         ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
+         ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record,
+         needs="qfleet.api"),
     Verb("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), verbs.play,
          ("qfleet play my-run --episodes 5",), options.play),
     Verb("plot", "draw learning curves; seeds of one configuration become a band", "RUN [RUN ...] [options]", (1, 999),
@@ -85,23 +93,24 @@ VERBS = (
     Verb("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), verbs.recipes,
          ("qfleet recipes", "qfleet recipes atari", "qfleet recipes --json"), options.as_json, False,
          "With words, only the recipes that have all of them: in name, description, environment, algorithm or the name "
-         "of a recipe that they extend."),
+         "of a recipe that they extend.", needs="qfleet.recipe"),
     Verb("config", "show, explain or compare configurations",
          "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), verbs.config,
          ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
           "qfleet config schema > qfleet.schema.json"), options.place, True,
          "SOURCE is a recipe, a YAML file, an environment id or a run. explain says for every key where its value "
-         "came from and whether it has an effect."),
+         "came from and whether it has an effect.", needs="qfleet.recipe"),
     Verb("check-env", "find out whether an environment can be trained on",
          "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), verbs.check_env,
-         ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
+         ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True,
+         needs="qfleet.recipe"),
     Verb("doctor", "say what is installed, what a run would take, and what limits one", "[RECIPE|RUN [key=value ...]] "
          "[options]", (0, 1), verbs.doctor,
          ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
          "For a run it reads records and logs: what limits it and what to change, restarts, faults, pace and memory. "
          "With key=value pairs, and for a recipe, it says what training would take."),
     Verb("export", "write the policy alone, without replay and optimizer", "RUN|CHECKPOINT OUT [options]", (2, 2),
-         verbs.export, ("qfleet export my-run my-policy",), options.export),
+         verbs.export, ("qfleet export my-run my-policy",), options.export, needs="qfleet.api"),
     Verb("share", "put the policy on the Hugging Face hub, with a card and a film",
          "RUN|CHECKPOINT USER/NAME [options]", (2, 2), verbs.share,
          ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
@@ -110,7 +119,8 @@ VERBS = (
     Verb("join", "add actors of this host to a fleet", "HOST:PORT --token-file FILE [options]", (1, 1), verbs.join,
          ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
          "The fleet is started by `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
-         "prints this command. Actors may come and go at any time. Environments of your own must be importable here."),
+         "prints this command. Actors may come and go at any time. Environments of your own must be importable here.",
+         needs="qfleet.join"),
     Verb("submit", "hand a run to a cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
          verbs.submit,
          ("qfleet submit slurm cartpole --name first --time 01:00:00",
@@ -128,9 +138,11 @@ VERBS = (
          "in a fresh process. A peer that is not installed or fails is named in the table. Of overrides all understand "
          "device=NAME, others are --profile's."),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
-    Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
+    Verb("_member", "be a process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True,
+         needs="qfleet.crew"),
     Verb("_round", "measure one contender once", "", (1, 1), verbs.bench_round, hidden=True),
-    Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),
+    Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True,
+         needs="qfleet.envs"),
 )
 
 
@@ -205,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments)
+        code = _dispatch(arguments, own=argv is None)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except KeyboardInterrupt:
@@ -216,18 +228,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _flushed(code)
 
 
-def _dispatch(arguments: Sequence[str]) -> int:
+def _dispatch(arguments: Sequence[str], own: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(overview())
         return 0 if arguments else 2
     if arguments[0] == "help":
-        return _dispatch([*arguments[1:2], "--help"])
+        return _dispatch([*arguments[1:2], "--help"], own)
     if arguments[0] in ("-V", "--version"):
         say(f"qfleet {__version__}")
         return 0
     verb = find_verb(arguments[0])
     args = parse(verb, arguments[1:])
+    if own and verb.needs:
+        _import_uncollected(verb.needs)
     return verb.run(args)
+
+
+def _import_uncollected(name: str) -> None:
+    """Import a module in a process that is this command's own, without looking for garbage in what it makes.
+
+    Torch and its like make a million objects that stay. Collections while they are made, and every full one later,
+    would go through all of them: a third of the time that a short command takes.
+    """
+    gc.disable()
+    try:
+        importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def explain(error: Exception) -> int:
