@@ -1,6 +1,7 @@
 """`python -m qfleet` is the `qfleet` command; child processes enter here too."""
 
 import atexit
+import gc
 import os
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def run() -> NoReturn:
     """The `qfleet` command, from the first line to the exit code."""
     stopped = os.environ.pop("QFLEET_STOPPED", None)  # it is a word of this process, not of its children
     atexit.register(ignore_late)  # registered first, it runs last
+    atexit.register(gc.freeze)  # the end of the interpreter would look for garbage in all modules, which takes long
     keep_exit_code()
     leave(main(), stopped)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from qfleet.config.sections import join
@@ -33,7 +34,7 @@ class Layered:
 
     def upto(self, key: str) -> Layered:
         """Without the layers above the one that gave `key` its value."""
-        index = self._origins().get(key, len(self.layers) - 1)
+        index = self._origins.get(key, len(self.layers) - 1)
         return replace(self, layers=self.layers[: index + 1])
 
     def merged(self) -> dict[str, Any]:
@@ -44,7 +45,7 @@ class Layered:
 
     def sources(self) -> dict[str, str]:
         """Dotted leaf key -> source, for every value that some layer gave."""
-        return {key: self.layers[index][0] for key, index in self._origins().items()}
+        return {key: self.layers[index][0] for key, index in self._origins.items()}
 
     def source(self, key: str) -> str:
         """The source of a value; of a free dict the sources of its entries; `default` where no layer spoke."""
@@ -53,12 +54,14 @@ class Layered:
 
     def beneath(self, key: str) -> tuple[str, Any] | None:
         """The source and the value that a key would have without the layer that gave its value."""
-        index = self._origins().get(key, len(self.layers))
+        index = self._origins.get(key, len(self.layers))
         under = replace(self, layers=self.layers[:index])
         found = dict(leaves(under.merged()))
         return (under.source(key), found[key]) if key in found else None
 
+    @cached_property
     def _origins(self) -> dict[str, int]:
+        """Dotted leaf key -> index of the layer that gave its value."""
         origins: dict[str, int] = {}
         values: dict[str, Any] = {}
         for index, (_, data) in enumerate(self.layers):

@@ -91,9 +91,13 @@ def _close(name: str, names: list[str]) -> str:
 
 def plugin_names(package: str) -> list[str]:
     """The files of a package that are plugins, in alphabetical order."""
+    return [name for name in _files(package) if _lacks(importlib.import_module(f"{package}.{name}")) is None]
+
+
+def _files(package: str) -> list[str]:
+    """The public modules of a package, in alphabetical order."""
     paths = importlib.import_module(package).__path__
-    names = [module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_")]
-    return sorted(name for name in names if _lacks(importlib.import_module(f"{package}.{name}")) is None)
+    return sorted(module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_"))
 
 
 def plugin_module(package: str, name: str) -> Any:
@@ -103,16 +107,17 @@ def plugin_module(package: str, name: str) -> Any:
         if lack := _lacks(module):
             raise UserError(f"{name!r}: has no {lack}; give it `Config` (a qfleet.config.Config) and `build`")
         return module
-    known = plugin_names(package)
     canonical = name.replace("-", "_")
-    if canonical not in known:
-        home, plain = importlib.import_module(package), canonical.casefold()
-        if absent := getattr(home, "ABSENT", {}).get(plain):
-            raise UserError(absent)
-        meant = getattr(home, "ELSEWHERE", {}).get(plain)
-        hint = f"; it is {meant}" if meant else _close(canonical, known)
-        raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{hint}")
-    return importlib.import_module(f"{package}.{canonical}")
+    if canonical in _files(package):  # the others are not imported
+        module = importlib.import_module(f"{package}.{canonical}")
+        if _lacks(module) is None:
+            return module
+    known, home, plain = plugin_names(package), importlib.import_module(package), canonical.casefold()
+    if absent := getattr(home, "ABSENT", {}).get(plain):
+        raise UserError(absent)
+    meant = getattr(home, "ELSEWHERE", {}).get(plain)
+    hint = f"; it is {meant}" if meant else _close(canonical, known)
+    raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{hint}")
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,7 @@ class Named:
     words: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
-        files = pkgutil.iter_modules(importlib.import_module(self.package).__path__)
-        return [*self.words, *sorted(module.name for module in files if not module.name.startswith("_"))]
+        return [*self.words, *_files(self.package)]
 
     def check(self, name: str) -> str:
         """The name itself; UserError if nothing has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import types
 import pytest
 
 from qfleet import cli, verbs
-from qfleet.cli import VERBS, main, parse
+from qfleet.cli import IMPORTS, VERBS, main, parse
 from qfleet.types import EnvFault, UserError
 from qfleet.verbs.habits import HABITS
 
@@ -183,6 +184,26 @@ def test_help_needs_neither_torch_nor_any_extra():
             "from qfleet.cli import main; sys.exit(main(['train', '--help']))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "usage: qfleet train" in done.stdout
+
+
+COLLECTED = """
+import gc, sys
+from qfleet.cli import main
+before = gc.get_freeze_count()
+assert main(["recipes", "--json"]) == 0 and (gc.get_freeze_count(), gc.isenabled()) == (before, True)
+sys.argv = ["qfleet", "recipes", "--json"]
+assert main() == 0 and gc.get_freeze_count() > before + 100_000 and gc.isenabled()
+"""
+
+
+def test_only_a_command_of_its_own_process_sets_objects_aside_and_garbage_is_collected_afterwards():
+    done = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_needed_modules_are_named_for_real():
+    assert set(IMPORTS) <= {verb.name for verb in VERBS}
+    assert all(importlib.util.find_spec(module) for module in IMPORTS.values())
 
 
 def test_a_closed_pipe_is_silent():
