@@ -118,17 +118,24 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))
     store = _store(settled, layout)
-    capture = settled.learner.capture
-    if capture == "auto":
-        capture = device.type == "cuda" and not (settled.gradients == "allreduce" and settled.allreduce.overlap)
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={"capture": capture})})
+        "learner": settled.learner.model_copy(update={"capture": _capture(settled, device)})})
     memory = replay_memory(settled, layout, network)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory, layout, settled.replay.capacity):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
     replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return settled.model_copy(update={"replay": replay})
+
+
+def _capture(config: RunConfig, device: torch.device) -> bool:
+    """Whether updates are recorded as CUDA graphs."""
+    wish = config.learner.capture
+    if device.type != "cuda":
+        if wish is True:
+            log.warning("learner.capture=true has no effect on a CPU: only CUDA graphs are recorded")
+        return False
+    return not (config.gradients == "allreduce" and config.allreduce.overlap) if wish == "auto" else wish
 
 
 def _threads(config: RunConfig, convolutions: bool) -> int:

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from qfleet.config import (
     read_yaml,
     section_model,
     sections,
+    without,
 )
 from qfleet.envs import EnvConfig
 from qfleet.roles.checkpointer import CheckpointConfig
@@ -64,6 +66,15 @@ HINTS = {
     "eval_freq": "eval.period_steps", "n_eval_episodes": "eval.episodes", "save_freq": "checkpoint.period_steps",
 }
 """Names known from other libraries -> ours, for the did-you-mean."""
+
+
+NOT_PLAYED = ("learner.capture",)
+"""Keys that older versions wrote into checkpoints and this one may refuse; they do not matter to a trained agent."""
+
+
+def playable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a checkpoint, of this version or an older one, without what only training needs."""
+    return reduce(without, NOT_PLAYED, dict(settings))
 
 
 @dataclass(frozen=True)

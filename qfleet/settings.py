@@ -109,6 +109,8 @@ class RunConfig(Config):
         elif self.env.isolate or self.eval.beside:
             which = "env.isolate" if self.env.isolate else "eval.beside"
             idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
+        if self.device == "cpu" and self.learner.capture is True:
+            idle["learner.capture"] = "with device=cpu: updates are recorded as CUDA graphs only"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle

@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from qfleet.bench import kernels
 from qfleet.bench.stage import Stage
 from qfleet.replay.device import DeviceReplay
-from qfleet.roles.derive import Captured
 from qfleet.roles.policy import PRECISIONS
 from qfleet.roles.taped import Taped
 
@@ -159,7 +158,7 @@ def _wrap(stage: Stage, clocks: Clocks) -> None:
     for name in ("derive", "_rested"):
         derive = getattr(learner, name)
         if derive is not None:
-            recorded = isinstance(derive, Captured | Taped) and derive.recorded
+            recorded = isinstance(derive, Taped) and derive.recorded
             setattr(learner, name, clocks.timed(RECORDED if recorded else BACKWARD, derive))
     for eager in learner._eager:
         eager.agent = replace(eager.agent, loss=clocks.timed(FORWARD, eager.agent.loss))

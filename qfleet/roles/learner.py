@@ -17,7 +17,7 @@ from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.maths.chance import restore_rng
 from qfleet.maths.hands import Hands
 from qfleet.replay.device import DeviceReplay
-from qfleet.roles.derive import Captured, Derivative, Derive, Eager
+from qfleet.roles.derive import Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat, is_finite
 from qfleet.roles.gradients import Gradients, Solo
@@ -52,10 +52,9 @@ class LearnerConfig(OptimizerConfig):
                             "items and the agent allows it")
     compile: bool = Field(False, description="compile the network (needs a C++ compiler; the first update is slow)")
     capture: bool | Literal["auto"] = Field(
-        "auto", description="record the first update and play it back, on a CPU with actors in the process their "
-                            "choices, too: faster for small networks; on a GPU with the replay there and "
-                            "gradients=solo it is the whole update, else its loss and gradient; auto: on a GPU, "
-                            "unless allreduce.overlap is set")
+        "auto", description="record updates as CUDA graphs, which is faster: whole updates if the replay is on the GPU "
+                            "and gradients=solo, else loss and gradient; auto: on a GPU, unless allreduce.overlap is "
+                            "set; no effect on a CPU")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and values")
     max_bad_updates: PositiveCount = Field(10, description="updates without a finite loss, in a row, before giving up")
 
@@ -139,9 +138,8 @@ class Learner:
         eager = Eager(agent, self.flat.net, self.target.net, rng)
         eager.bound = None if self._doubt is None else self._doubt.bound
         self._eager.append(eager)
-        if self.cfg.capture is not True or self.cfg.compile:
-            return eager
-        return Taped(eager) if rng.device.type == "cuda" else Captured(eager)
+        taped = self.cfg.capture is True and not self.cfg.compile and rng.device.type == "cuda"
+        return Taped(eager) if taped else eager
 
     def step(self) -> bool:
         made, whole = 0, self._decide()

@@ -140,6 +140,9 @@ BAD = [
     (["eval.beside=true", "fleet.restarts=3"],
      "command line: fleet.restarts: has no effect: of eval.beside=true only the evaluator is another process; "
      "remove it, or change that"),
+    (["device=cpu", "learner.capture=true"],
+     "command line: learner.capture: has no effect with device=cpu: updates are recorded as CUDA graphs only; remove "
+     "it, or change that"),
     (["explore.kind=linear", "explore.start=0", "explore.end=0"],
      "command line: explore.kind=linear takes no random actions, and agent.noisy=false adds no noise: nothing new "
      "would ever be tried; raise explore.start, or set agent.noisy=true"),

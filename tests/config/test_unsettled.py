@@ -75,6 +75,13 @@ def test_what_a_gpu_is_there_for_and_is_not_done_is_said(gpu, monkeypatch, caplo
     assert not caplog.messages, "no GPU, nothing to explain"
 
 
+def test_on_a_cpu_nothing_is_recorded_and_a_wish_for_it_is_answered(gpu, caplog):
+    gpu["there"] = False
+    assert begun("learner.capture=true").learner.capture is False
+    (said,) = caplog.messages
+    assert said == "learner.capture=true has no effect on a CPU: only CUDA graphs are recorded"
+
+
 def test_what_the_user_said_stays(gpu):
     first = begun("replay.store=device", "learner.capture=false", "run.threads=3")
     gpu["there"] = False

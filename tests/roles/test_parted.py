@@ -12,7 +12,7 @@ from torch import nn
 from qfleet.agent import Loss
 from qfleet.algos import agent57, c51, d4pg, ddpg, dqn, iqn, ngu, qr, r2d2
 from qfleet.maths.hands import Hands
-from qfleet.roles.derive import Captured, Eager
+from qfleet.roles.derive import Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import OptimizerConfig, Solo
 from qfleet.roles.learner import Learner, LearnerConfig
@@ -47,9 +47,8 @@ def networks(agent, dtype=torch.float32):
     return Flat(agent.network(), dtype), Flat(agent.network().requires_grad_(False), dtype)
 
 
-def parted(agent, flat, target, hands, seed=0, kind=lambda eager: eager):
-    return Parted(lambda rng: kind(Eager(agent, flat.net, target.net, rng)), flat,
-                  torch.Generator().manual_seed(seed), hands)
+def parted(agent, flat, target, hands, seed=0):
+    return Parted(lambda rng: Eager(agent, flat.net, target.net, rng), flat, torch.Generator().manual_seed(seed), hands)
 
 
 AGENTS = {
@@ -121,19 +120,6 @@ def test_what_is_drawn_depends_on_the_generator_alone_and_differs_between_parts_
     derive.rng.set_state(kept)
     assert torch.equal(derive(sample).priority, first), "as a run that is resumed"
     assert len(set(torch.cat([first, second]).tolist())) > 60, "no part repeats what another has drawn"
-
-
-def test_recorded_parts_equal_plain_ones_to_the_bit():
-    agent = dqn.build(dqn.Config(hidden=(8,), n_step=3), VECTOR)
-    grads = []
-    for kind in (lambda eager: eager, Captured):
-        flat, target = networks(agent)
-        derive = parted(agent, flat, target, Hands(2), kind=kind)
-        for seed in range(2):
-            found = derive(batch(seed))
-        assert kind is not Captured or all(each._play is not each.eager for each in derive._derive), "it is recorded"
-        grads.append(torch.cat([grad.flatten() for grad in found.grads]))
-    assert torch.equal(*grads)
 
 
 def test_a_parameter_without_a_part_has_zeros_and_gradients_are_not_copied_again():
