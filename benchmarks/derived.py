@@ -426,6 +426,8 @@ def strangers(data: dict[str, Any]) -> dict[str, Any]:
     """foreign_load.json: what a process that keeps a core busy costs each run."""
     lines = ["| run | threads | steps/s | beside a busy core | slower by a factor of |", "|---|---|---|---|---|"]
     for run in data["runs"]:
+        if "run.share_cores" in run["run"]:  # of 0.1
+            continue
         rates = [number(run[name], 0) for name in ("threads", "quiet", "busy")]
         lines.append(f"| {run['run']} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
     quiet = {run["run"]: run["quiet"] for run in data["runs"]}

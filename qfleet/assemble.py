@@ -111,9 +111,6 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     network = affordable(settled, footprint(make_agent(settled, spec)))
     parts = _parts(settled, spec)
     settled = settled.model_copy(update={"learner": settled.learner.model_copy(update={"parts": parts})})
-    if settled.run.threads == 1 and settled.run.share_cores:
-        log.warning("run.share_cores=true has no effect: this run computes with one thread, and has none to give away")
-        settled = settled.model_copy(update={"run": settled.run.model_copy(update={"share_cores": False})})
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))

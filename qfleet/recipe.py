@@ -68,7 +68,12 @@ HINTS = {
 """Names known from other libraries -> ours, for the did-you-mean."""
 
 
-NOT_PLAYED = ("learner.capture",)
+REMOVED = {
+    "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",
+}
+"""Keys of older versions, and what to do instead."""
+
+NOT_PLAYED = (*REMOVED, "learner.capture")
 """Keys that older versions wrote into checkpoints and this one may refuse; they do not matter to a trained agent."""
 
 
@@ -238,7 +243,7 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     if user:
         layered = layered.over(user, COMMAND_LINE)
     try:
-        return Resolved(*assemble(RunConfig, layered, HINTS))
+        return Resolved(*assemble(RunConfig, layered, HINTS | REMOVED))
     except UserError as error:
         if cause := _of_other_actions(below.merged(), layered.merged()):
             raise UserError(f"{cause}\n{error}") from None

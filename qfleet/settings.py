@@ -105,10 +105,6 @@ class RunConfig(Config):
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
         if self.placement != "inline" or self.gradients != "solo":
             idle["eval.beside"] = "unless placement=inline gradients=solo: elsewhere evaluators are processes anyway"
-            idle["run.share_cores"] = "unless placement=inline gradients=solo: elsewhere roles share the cores by plan"
-        elif self.env.isolate or self.eval.beside:
-            which = "env.isolate" if self.env.isolate else "eval.beside"
-            idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
         if self.device == "cpu" and self.learner.capture is True:
             idle["learner.capture"] = "with device=cpu: updates are recorded as CUDA graphs only"
         if self.gradients == "solo":
@@ -263,9 +259,6 @@ def parts_problems(cfg: RunConfig) -> list[str]:
     if cfg.device.startswith("cuda"):
         found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; set "
                      "learner.parts=1")
-    if cfg.run.share_cores:
-        found.append(f"learner.parts={parts} with run.share_cores=true: its threads hardly wait for each other, and "
-                     "need not give cores away; set one of them back")
     if cfg.learner.compile:
         found.append(f"learner.parts={parts} with learner.compile=true: what is compiled serves one thread at a time; "
                      "set one of them back")
@@ -289,9 +282,6 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
                      "each other, or hold batches that are not saved; set gradients=solo")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
-    if cfg.run.share_cores:
-        found.append("run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
-                     "and would depend on what else is going on; set run.share_cores=false")
     if cfg.eval.beside:
         found.append("run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and "
                      "with them the end of the run; set eval.beside=false")

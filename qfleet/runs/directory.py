@@ -53,14 +53,11 @@ class RunSection(Config):
     wandb: bool = Field(False, description="write to Weights & Biases too (offline unless WANDB_MODE says otherwise)")
     stall_timeout_s: Positive = Field(600.0, description="an environment silent for so long ends the run, seconds")
     threads: PositiveCount | None = Field(None, description="torch threads, none = planned from the cores")
-    share_cores: bool = Field(
-        False, description="torch takes fewer threads while other processes keep cores busy; last digits depend on it")
     settled: tuple[str, ...] = Field(
         (), description="keys left open and decided for the device, written by qfleet: a resume elsewhere decides anew")
 
     def inactive(self) -> dict[str, str]:
-        idle = {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
-        return idle | ({"share_cores": "with run.threads=1"} if self.threads == 1 else {})
+        return {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
 
     @field_validator("name")
     @classmethod

@@ -146,8 +146,7 @@ def gone_on(old: RunConfig, tmp_path, *words: str) -> RunConfig:
 
 
 @pytest.mark.parametrize(("words", "parts"), [
-    ([], 2), (["run.threads=4"], 2), (["run.threads=1"], 1), (["run.share_cores=true"], 1), (["device=cuda"], 1),
-    (["learner.parts=1"], 1), (["learner.parts=1", "run.share_cores=true"], 1)])
+    ([], 2), (["run.threads=4"], 2), (["run.threads=1"], 1), (["device=cuda"], 1), (["learner.parts=1"], 1)])
 def test_parts_that_qfleet_chose_give_way_to_what_the_user_says(gpu, tmp_path, words, parts):
     gpu["there"] = False
     old = begun(*PICTURES)
@@ -156,7 +155,7 @@ def test_parts_that_qfleet_chose_give_way_to_what_the_user_says(gpu, tmp_path, w
     assert gone_on(old, tmp_path, *words, *([] if "device=cuda" in words else ["device=cpu"])).learner.parts == parts
 
 
-@pytest.mark.parametrize("words", [["run.threads=1"], ["run.share_cores=true"], ["device=cuda"]])
+@pytest.mark.parametrize("words", [["run.threads=1"], ["device=cuda"]])
 def test_parts_that_the_user_chose_do_not(gpu, tmp_path, words):
     with pytest.raises(UserError, match=r"learner\.parts"):
         gone_on(begun(*PICTURES, "device=cpu", "learner.parts=2"), tmp_path, *words)

@@ -64,8 +64,8 @@ def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tm
     (["learner.parts=33"], "learner.parts=33 are more than learner.batch_size=32 items"),
     (["run.threads=1"], "each part needs a thread; set run.threads=2, or learner.parts=1"),
     (["learner.compile=true"], "what is compiled serves one thread at a time"), (["device=cuda"], "with device=cuda"),
-    (["gradients=allreduce", "cells=2", "allreduce.overlap=true"], "gradients of parts are added up before they leave"),
-    (["run.share_cores=true"], "learner.parts=2 with run.share_cores=true")])
+    (["gradients=allreduce", "cells=2", "allreduce.overlap=true"],
+     "gradients of parts are added up before they leave")])
 def test_parts_that_cannot_be_are_refused(tmp_path, words, why):
     with pytest.raises(UserError, match=why):
         api.train("toy/Catch-v0", [*PARTS, *words, f"run.root={tmp_path}", "run.name=x"])
@@ -81,7 +81,7 @@ def test_threads_share_parts_of_a_batch_evenly_if_those_are_large_enough(threads
 
 @pytest.mark.parametrize(("words", "parts"), [
     ([], 2), (["learner.batch_size=16"], 1), (["learner.parts=1"], 1), (["run.threads=1"], 1), (["run.threads=6"], 1),
-    (["learner.compile=true"], 1), (["run.share_cores=true"], 1),
+    (["learner.compile=true"], 1),
     (["agent.torso=impala", "agent.spectral_norm=true"], 1),
     (["gradients=allreduce", "cells=2", "learner.batch_size=64"], 2), (["placement=processes"], 2),
     (["gradients=allreduce", "cells=2", "learner.batch_size=64", "allreduce.overlap=true"], 1),
