@@ -69,6 +69,8 @@ HINTS = {
 
 
 REMOVED = {
+    "learner.parts": "was removed in 0.2.0: batches are always learnt whole; delete it, and set run.threads=1 where "
+                     "other processes keep cores busy",
     "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",
 }
 """Keys of older versions, and what to do instead."""
@@ -328,7 +330,7 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
 
 RESUMABLE = frozenset({
     "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "replay.store",
-    "learner.capture", "learner.parts", "placement", "actors", "cells",
+    "learner.capture", "placement", "actors", "cells",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
     "server.shards", "server.copy_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
@@ -340,8 +342,8 @@ RESUMABLE = frozenset({
 """Keys that may change when a run goes on: how long, how judged, how kept and shown, but not what is learnt."""
 
 EXACT = frozenset({
-    "device", "replay.max_bytes", "replay.store", "learner.capture", "learner.parts", "placement", "actors",
-    "run.threads", "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
+    "device", "replay.max_bytes", "replay.store", "learner.capture", "placement", "actors", "run.threads",
+    "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
 """Of those, the ones that an exact resume must keep: they change the numbers, or where episodes are cut."""
 

@@ -169,7 +169,6 @@ def contradictions(cfg: RunConfig) -> list[str]:
     found += _two_explorations(cfg)
     found += _noise_on_numbers(cfg)
     found += _placement(cfg)
-    found += [] if "learner.parts" in cfg.run.settled else parts_problems(cfg)  # what qfleet chose, it can change
     recorded = cfg.learner.capture is True and not cfg.learner.compile
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
@@ -246,29 +245,6 @@ def wrong_actions(agent: Config, spec: EnvSpec) -> str | None:
         return (f"{spec.id} has {spec.choice}, and agent.algo={algo} is for continuous ones (Box): use agent.algo=dqn "
                 f"with explore.kind=linear, or train the id itself: `qfleet train {spec.id}`")
     return None
-
-
-def parts_problems(cfg: RunConfig) -> list[str]:
-    """What keeps batches from being learnt in parts, as far as a config shows it."""
-    parts, found = cfg.learner.parts, list[str]()
-    if parts == "auto" or parts == 1:
-        return found
-    if parts > cfg.learner.batch_size:
-        found.append(f"learner.parts={parts} are more than learner.batch_size={cfg.learner.batch_size} items: set "
-                     "learner.parts=1")
-    if cfg.device.startswith("cuda"):
-        found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; set "
-                     "learner.parts=1")
-    if cfg.learner.compile:
-        found.append(f"learner.parts={parts} with learner.compile=true: what is compiled serves one thread at a time; "
-                     "set one of them back")
-    if cfg.gradients == "allreduce" and cfg.allreduce.overlap:
-        found.append(f"learner.parts={parts} with allreduce.overlap=true: gradients of parts are added up before they "
-                     "leave; set one of them back")
-    if cfg.run.threads is not None and cfg.run.threads < parts:
-        found.append(f"learner.parts={parts} with run.threads={cfg.run.threads}: each part needs a thread; set "
-                     f"run.threads={parts}, or learner.parts=1")
-    return found
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:

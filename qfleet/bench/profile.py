@@ -109,7 +109,7 @@ class Clocks:
 
 def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> Profile:
     """Play `fill` steps of a recipe, then take `updates` updates apart, in bursts as long as a run would make."""
-    with closing(Stage(recipe, [*overrides, f"replay.min_steps={fill}", "learner.parts=1"])) as stage:
+    with closing(Stage(recipe, [*overrides, f"replay.min_steps={fill}"])) as stage:
         stage.fill(fill)
         burst = stage.burst()
         for _ in range(max(1, 20 // burst)):

@@ -143,6 +143,9 @@ BAD = [
     (["explore.kind=linear", "explore.start=0", "explore.end=0"],
      "command line: explore.kind=linear takes no random actions, and agent.noisy=false adds no noise: nothing new "
      "would ever be tried; raise explore.start, or set agent.noisy=true"),
+    (["learner.parts=2"],
+     "command line: learner.parts: was removed in 0.2.0: batches are always learnt whole; delete it, and set "
+     "run.threads=1 where other processes keep cores busy"),
     (["run.share_cores=false"],
      "command line: run.share_cores: was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep "
      "cores busy"),
@@ -151,11 +154,12 @@ BAD = [
 
 def test_checkpoints_of_older_versions_are_read_without_what_was_removed() -> None:
     old = parse_mapping(to_yaml(resolve("cartpole", ["device=cpu"]).config), "config.yaml")
-    old["learner"] |= {"capture": True}
+    old["learner"] |= {"capture": True, "parts": 1}
     old["run"] |= {"share_cores": False}
     with pytest.raises(UserError) as caught:
         validate(RunConfig, old)
-    assert {line.split(": ")[1] for line in str(caught.value).splitlines()} == {"learner.capture", "run.share_cores"}
+    assert {line.split(": ")[1] for line in str(caught.value).splitlines()} == {
+        "learner.capture", "learner.parts", "run.share_cores"}
     assert validate(RunConfig, recipe.playable(old)).env.id == "CartPole-v1"
 
 
