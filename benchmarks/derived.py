@@ -422,18 +422,20 @@ def gpu_costs(data: dict[str, Any]) -> dict[str, Any]:
                     "most GB": max(one["gpu_mb"] for one in data["results"]) / 1e3}
 
 
+WHOLE = "learner.parts=1"
+"""What 0.1 called a run whose batches were learnt whole, as all are now."""
+
+
 def strangers(data: dict[str, Any]) -> dict[str, Any]:
     """foreign_load.json: what a process that keeps a core busy costs each run."""
     lines = ["| run | threads | steps/s | beside a busy core | slower by a factor of |", "|---|---|---|---|---|"]
-    for run in data["runs"]:
-        rates = [number(run[name], 0) for name in ("threads", "quiet", "busy")]
-        lines.append(f"| {run['run']} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
-    quiet = {run["run"]: run["quiet"] for run in data["runs"]}
-    pairs = [(name, whole) for name in quiet if (whole := f"{name}, learner.parts=1") in quiet]
-    kept = [quiet[name] / quiet[whole] for name, whole in pairs]
-    windows = [run["windows"]["quiet"] for run in data["runs"] if any(run["run"] in pair for pair in pairs)]
-    return data | {"table": block(lines), "least": min(kept), "most": max(kept),
-                   "apart": max(max(rates) / min(rates) - 1 for rates in windows)}
+    runs = {run["run"]: run for run in data["runs"]}
+    for name, run in runs.items():
+        if f"{name}, {WHOLE}" in runs or "run.share_cores" in name:  # ways of 0.1 that are no more
+            continue
+        rates = [number(run[rate], 0) for rate in ("threads", "quiet", "busy")]
+        lines.append(f"| {name.removesuffix(f', {WHOLE}')} | {' | '.join(rates)} | {run['slowdown']:.1f} |")
+    return data | {"table": block(lines)}
 
 
 def block(lines: list[str]) -> str:

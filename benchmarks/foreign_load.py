@@ -2,9 +2,8 @@
 
     python benchmarks/foreign_load.py [--windows 6] [--seconds 5] [--out benchmarks/results/foreign_load.json]
 
-CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself. On two cores
-each of them learns a part of the batch. With learner.parts=1 they share every operation of torch's instead, and with
-run.share_cores=true, too, but one leaves its core to the stranger.
+CartPole, Catch as pictures and Pong, all in one process, with the threads that qfleet plans by itself, and with one
+thread.
 
 A loop that does nothing is stopped and woken in turns while the run goes on; both medians come from one run, so that
 what else the machine does meets both. The busy loop may take one core: with K cores the fair share left is 1 - 1/(2K)
@@ -34,7 +33,7 @@ PIXELS = ["toy/Catch-v0", "env.kwargs={pixels: true}", "env.lanes=8", "replay.ca
 PONG = ["pong", "env.lanes=8", "replay.capacity=20000", "replay.min_steps=500", "run.log_period_steps=80"]
 COMMON = ["stop_at=null", "total_steps=100000000", "eval.period_steps=null", "eval.episodes=1",
           "checkpoint.period_steps=null", "checkpoint.replay=false", "run.tensorboard=false"]
-WAYS = {"": [], ", learner.parts=1": ["learner.parts=1"], ", run.share_cores=true": ["run.share_cores=true"]}
+WAYS = {"": [], ", run.threads=1": ["run.threads=1"]}
 RUNS = {"cartpole": ["cartpole", "run.log_period_steps=400"]} | {
     f"{name}{way}": [*run, *words]
     for name, run in {"catch-pixels": PIXELS, "pong": PONG, "pong, fp32": [*PONG, "learner.precision=fp32"]}.items()

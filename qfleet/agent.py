@@ -98,8 +98,6 @@ class Agent:
     judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
     `notes` names all buffers that an evaluator writes: they are saved with the weights, and policies that load them
     begin with what is there, `kept.NAME` being what `Recall.kept` has as NAME.
-    What the loss of an `itemwise` agent says of an item depends on that item and the weights alone, and all it draws is
-    the given generator's: parts of a batch may be learnt side by side.
     `rates` are those of parameters whose names begin so, where they are not to move like all others; `rested` is the
     loss for updates in which all of them that have a period rest, without what moves nothing else.
     """
@@ -119,7 +117,6 @@ class Agent:
     notes: tuple[str, ...] = ()
     rates: Mapping[str, Rate] = field(default_factory=dict)
     rested: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
-    itemwise: bool = False
 
 
 def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:

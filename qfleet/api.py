@@ -174,7 +174,7 @@ def load(path: Place, *, which: Which = "best", device: str | None = "cpu", root
     asked = None if device is None else _device(device)
     checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-    config = validate(RunConfig, text, str(checkpoint.path))
+    config = validate(RunConfig, recipe.playable(text), str(checkpoint.path))
     return TrainedAgent(checkpoint, config, asked or _home(config))
 
 

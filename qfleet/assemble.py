@@ -19,23 +19,15 @@ from qfleet.explore import Chooser, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
 from qfleet.roles.footprint import footprint
-from qfleet.roles.parted import require_divisible
-from qfleet.roles.policy import seeded_network
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
 from qfleet.runtime.inline import Cast, Seat
 from qfleet.runtime.isolate import isolated
 from qfleet.runtime.plan import Plan
 from qfleet.runtime.precision import bf16_is_faster
-from qfleet.runtime.threads import (
-    MOST_THREADS_PER_CORE,
-    decoding_threads,
-    learning_parts,
-    thread_plan,
-    usable_cores,
-)
+from qfleet.runtime.threads import MOST_THREADS_PER_CORE, decoding_threads, thread_plan, usable_cores
 from qfleet.runtime.watchdog import Watched
-from qfleet.settings import RunConfig, parts_problems, shared_out, wrong_actions
+from qfleet.settings import RunConfig, shared_out, wrong_actions
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -59,8 +51,8 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
 UNLIMITED_STEPS = 10_000
 """Of an episode that is evaluated or shown, at most, in an environment without a time limit: it must end some time."""
 
-OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "learner.parts": "auto",
-        "replay.store": "auto", "replay.max_bytes": None, "run.threads": None}
+OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
+        "replay.max_bytes": None, "run.threads": None}
 """Keys that `settle` decides where they have these values."""
 
 
@@ -72,8 +64,6 @@ def _open(config: RunConfig) -> list[str]:
 def unsettled(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunConfig:
     """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
     was decided stays, as do for ever the keys that the user has `named`. Devices of other hosts are not looked at."""
-    if old.learner.parts == "auto" and "learner.parts" not in named:  # it began before there were any
-        new = new.model_copy(update={"learner": new.learner.model_copy(update={"parts": 1})})
     mine = {key for key in OPEN if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
                                                                       for name in named)}
     new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(mine))})})
@@ -109,21 +99,13 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
             "threads": _threads(config, images and device.type == "cpu"), "settled": decided}),
     })
     network = affordable(settled, footprint(make_agent(settled, spec)))
-    parts = _parts(settled, spec)
-    settled = settled.model_copy(update={"learner": settled.learner.model_copy(update={"parts": parts})})
-    if settled.run.threads == 1 and settled.run.share_cores:
-        log.warning("run.share_cores=true has no effect: this run computes with one thread, and has none to give away")
-        settled = settled.model_copy(update={"run": settled.run.model_copy(update={"share_cores": False})})
     layout = layout_of(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))
     store = _store(settled, layout)
-    capture = settled.learner.capture
-    if capture == "auto":
-        capture = device.type == "cuda" and not (settled.gradients == "allreduce" and settled.allreduce.overlap)
     settled = settled.model_copy(update={
         "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={"capture": capture})})
+        "learner": settled.learner.model_copy(update={"capture": _capture(settled, device)})})
     memory = replay_memory(settled, layout, network)
     if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory, layout, settled.replay.capacity):
         return settled  # a limit that is never met would only keep the run from going on where less memory is free
@@ -131,45 +113,24 @@ def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
     return settled.model_copy(update={"replay": replay})
 
 
+def _capture(config: RunConfig, device: torch.device) -> bool:
+    """Whether updates are recorded as CUDA graphs."""
+    wish = config.learner.capture
+    if device.type != "cuda":
+        if wish is True:
+            log.warning("learner.capture=true has no effect on a CPU: only CUDA graphs are recorded")
+        return False
+    return not (config.gradients == "allreduce" and config.allreduce.overlap) if wish == "auto" else wish
+
+
 def _threads(config: RunConfig, convolutions: bool) -> int:
-    """Those that the user names, or else as many as are planned; one at least for each part that he asks for."""
+    """Those that the user names, or else as many as are planned."""
     wish, cores = config.run.threads, usable_cores()
     if wish and wish > MOST_THREADS_PER_CORE * cores and config.placement != "ray" and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={wish}: this process may use {cores} core{'s' * (cores > 1)}, and threads that "
                         f"share a core wait for each other; set run.threads={cores} or less, or leave it out")
-    parts = config.learner.parts
-    least = 1 if parts == "auto" or "learner.parts" in config.run.settled else parts
-    return wish or max(least, thread_plan(convolutions, _cores(config)).torch)
-
-
-def _parts(config: RunConfig, spec: EnvSpec) -> int:
-    """How many parts of a batch are learnt side by side. What the user asks for must be possible; what was decided
-    before stays, unless it has become impossible."""
-    wish = config.learner.parts
-    if wish != "auto":
-        try:
-            return _possible(config, spec, wish)
-        except UserError:
-            if "learner.parts" not in config.run.settled:
-                raise
-    pictures = any(leaf.kind == "image" for leaf in spec.observation.values())
-    try:
-        return _possible(config, spec, learning_parts(config.run.threads or 1, config.learner.batch_size)
-                         if pictures else 1)
-    except UserError:
-        return 1
-
-
-def _possible(config: RunConfig, spec: EnvSpec, parts: int) -> int:
-    """So many parts, if nothing keeps batches from being learnt so."""
-    learner = config.learner.model_copy(update={"parts": parts})
-    if problems := parts_problems(config.model_copy(update={"learner": learner})):
-        raise UserError("\n".join(problems))
-    if parts > 1:
-        agent = make_agent(config, spec)
-        require_divisible(agent, seeded_network(agent, config.seed), parts)
-    return parts
+    return wish or thread_plan(convolutions, _cores(config)).torch
 
 
 def _cores(config: RunConfig) -> int:
@@ -277,8 +238,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
         config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
     return [
         ("environment", f"{spec.id}, {_lanes(config)}, {spec.choice}, observes {spec.seen}"),
-        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"
-         + (f", batches in {config.learner.parts} parts" if config.learner.parts != 1 else "")),
+        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
         ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
                    + (f" on {config.device}" if config.replay.store == "device" else "")

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from qfleet.config import (
     read_yaml,
     section_model,
     sections,
+    without,
 )
 from qfleet.envs import EnvConfig
 from qfleet.roles.checkpointer import CheckpointConfig
@@ -64,6 +66,22 @@ HINTS = {
     "eval_freq": "eval.period_steps", "n_eval_episodes": "eval.episodes", "save_freq": "checkpoint.period_steps",
 }
 """Names known from other libraries -> ours, for the did-you-mean."""
+
+
+REMOVED = {
+    "learner.parts": "was removed in 0.2.0: batches are always learnt whole; delete it, and set run.threads=1 where "
+                     "other processes keep cores busy",
+    "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",
+}
+"""Keys of older versions, and what to do instead."""
+
+NOT_PLAYED = (*REMOVED, "learner.capture")
+"""Keys that older versions wrote into checkpoints and this one may refuse; they do not matter to a trained agent."""
+
+
+def playable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a checkpoint, of this version or an older one, without what only training needs."""
+    return reduce(without, NOT_PLAYED, dict(settings))
 
 
 @dataclass(frozen=True)
@@ -227,7 +245,7 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     if user:
         layered = layered.over(user, COMMAND_LINE)
     try:
-        return Resolved(*assemble(RunConfig, layered, HINTS))
+        return Resolved(*assemble(RunConfig, layered, HINTS | REMOVED))
     except UserError as error:
         if cause := _of_other_actions(below.merged(), layered.merged()):
             raise UserError(f"{cause}\n{error}") from None
@@ -312,7 +330,7 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
 
 RESUMABLE = frozenset({
     "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "replay.store",
-    "learner.capture", "learner.parts", "placement", "actors", "cells",
+    "learner.capture", "placement", "actors", "cells",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
     "server.shards", "server.copy_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
@@ -324,8 +342,8 @@ RESUMABLE = frozenset({
 """Keys that may change when a run goes on: how long, how judged, how kept and shown, but not what is learnt."""
 
 EXACT = frozenset({
-    "device", "replay.max_bytes", "replay.store", "learner.capture", "learner.parts", "placement", "actors",
-    "run.threads", "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
+    "device", "replay.max_bytes", "replay.store", "learner.capture", "placement", "actors", "run.threads",
+    "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
 """Of those, the ones that an exact resume must keep: they change the numbers, or where episodes are cut."""
 

@@ -31,9 +31,7 @@ from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, mom
 from qfleet.runtime.cell import Cell, Outside
 from qfleet.runtime.inline import Inline
 from qfleet.runtime.memory import keep_pages, shortage
-from qfleet.runtime.neighbours import Courtesy
 from qfleet.runtime.signals import obeyed
-from qfleet.runtime.threads import usable_cores
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, RunLost, Sample, UserError, VectorEnv
 
@@ -203,9 +201,6 @@ def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange:
         cast = cast_of(config, env)
         stack.callback(cast.close)
         inline = Inline(cast, plan_of(config), outside)
-        shared = config.learner.parts == 1 and not (config.env.isolate or config.eval.beside)
-        if shared and (threads := config.run.threads or 1) > 1:
-            inline.beside.append(Courtesy(threads, usable_cores(), config.run.share_cores))
         if arrange is not None:
             arrange(config, inline, directory, stack)
         return inline

@@ -114,10 +114,8 @@ class RunConfig(Config):
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
         if self.placement != "inline" or self.gradients != "solo":
             idle["eval.beside"] = "unless placement=inline gradients=solo: elsewhere evaluators are processes anyway"
-            idle["run.share_cores"] = "unless placement=inline gradients=solo: elsewhere roles share the cores by plan"
-        elif self.env.isolate or self.eval.beside:
-            which = "env.isolate" if self.env.isolate else "eval.beside"
-            idle["run.share_cores"] = f"with {which}=true, whose process would pass for a stranger's"
+        if self.device == "cpu" and self.learner.capture is True:
+            idle["learner.capture"] = "with device=cpu: updates are recorded as CUDA graphs only"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle
@@ -180,7 +178,6 @@ def contradictions(cfg: RunConfig) -> list[str]:
     found += _two_explorations(cfg)
     found += _noise_on_numbers(cfg)
     found += _placement(cfg)
-    found += [] if "learner.parts" in cfg.run.settled else parts_problems(cfg)  # what qfleet chose, it can change
     recorded = cfg.learner.capture is True and not cfg.learner.compile
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
         found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
@@ -259,32 +256,6 @@ def wrong_actions(agent: Config, spec: EnvSpec) -> str | None:
     return None
 
 
-def parts_problems(cfg: RunConfig) -> list[str]:
-    """What keeps batches from being learnt in parts, as far as a config shows it."""
-    parts, found = cfg.learner.parts, list[str]()
-    if parts == "auto" or parts == 1:
-        return found
-    if parts > cfg.learner.batch_size:
-        found.append(f"learner.parts={parts} are more than learner.batch_size={cfg.learner.batch_size} items: set "
-                     "learner.parts=1")
-    if cfg.device.startswith("cuda"):
-        found.append(f"learner.parts={parts} with device={cfg.device}: a GPU computes a batch at once; set "
-                     "learner.parts=1")
-    if cfg.run.share_cores:
-        found.append(f"learner.parts={parts} with run.share_cores=true: its threads hardly wait for each other, and "
-                     "need not give cores away; set one of them back")
-    if cfg.learner.compile:
-        found.append(f"learner.parts={parts} with learner.compile=true: what is compiled serves one thread at a time; "
-                     "set one of them back")
-    if cfg.gradients == "allreduce" and cfg.allreduce.overlap:
-        found.append(f"learner.parts={parts} with allreduce.overlap=true: gradients of parts are added up before they "
-                     "leave; set one of them back")
-    if cfg.run.threads is not None and cfg.run.threads < parts:
-        found.append(f"learner.parts={parts} with run.threads={cfg.run.threads}: each part needs a thread; set "
-                     f"run.threads={parts}, or learner.parts=1")
-    return found
-
-
 def _exact_resume(cfg: RunConfig) -> list[str]:
     """What keeps resuming from being bitwise equal to no interruption, or would spoil the episodes."""
     found = []
@@ -296,9 +267,6 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
                      "each other, or hold batches that are not saved; set gradients=solo")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
-    if cfg.run.share_cores:
-        found.append("run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
-                     "and would depend on what else is going on; set run.share_cores=false")
     if cfg.eval.beside:
         found.append("run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and "
                      "with them the end of the run; set eval.beside=false")

@@ -18,7 +18,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from qfleet.replay.device import DeviceReplay
-from qfleet.roles.derive import Captured
 from qfleet.roles.policy import PRECISIONS
 from qfleet.roles.taped import Taped
 from speed import gpu_kernels
@@ -114,7 +113,7 @@ class NestedTimer:
 
 def profile(recipe: str, overrides: Sequence[str], updates: int, fill: int) -> Profile:
     """Play `fill` steps of a recipe, then time `updates` updates by section, in bursts as long as in a run."""
-    with closing(BenchStage(recipe, [*overrides, f"replay.min_steps={fill}", "learner.parts=1"])) as stage:
+    with closing(BenchStage(recipe, [*overrides, f"replay.min_steps={fill}"])) as stage:
         stage.fill(fill)
         burst = stage.burst()
         for _ in range(max(1, 20 // burst)):
@@ -163,7 +162,7 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
     for name in ("derive", "_rested"):
         derive = getattr(learner, name)
         if derive is not None:
-            recorded = isinstance(derive, Captured | Taped) and derive.recorded
+            recorded = isinstance(derive, Taped) and derive.recorded
             setattr(learner, name, timer.timed(RECORDED if recorded else BACKWARD, derive))
     for eager in learner._eager:
         eager.agent = replace(eager.agent, loss=timer.timed(FORWARD, eager.agent.loss))

@@ -243,7 +243,7 @@ def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
         return Decision(epsilon_greedy(seen.q, arm, rng), memory, hints)
 
     return Agent(network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step), hints=kind.hints,
-                 priority=priority, itemwise=":" not in cfg.torso)  # a torso of the user's may draw elsewhere
+                 priority=priority)
 
 
 def without_use(cfg: Any, spec: EnvSpec) -> dict[str, str]:

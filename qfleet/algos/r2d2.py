@@ -228,7 +228,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     return Agent(network=lambda: Network(cfg, spec, spec.actions + 1), act=partial(act, actions=spec.actions),
                  loss=loss, window=cfg.window, hints={"q": ((spec.actions,), "float32")}, priority=priority,
                  recall=recall_of(cfg.units), states=states_of(cfg.units),
-                 marks=(0, first, last) if cfg.measure_drift else (0,), itemwise=":" not in cfg.torso)
+                 marks=(0, first, last) if cfg.measure_drift else (0,))
 
 
 @torch.no_grad()

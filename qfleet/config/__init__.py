@@ -1,7 +1,7 @@
 """Strict YAML <-> typed config with dotted overrides: an unknown, inactive or contradictory key is an error."""
 
 from qfleet.config.check import assemble, validate
-from qfleet.config.layers import DEFAULT, Layered, nest
+from qfleet.config.layers import DEFAULT, Layered, nest, without
 from qfleet.config.plugins import (
     Named,
     kinds_of,
@@ -56,4 +56,5 @@ __all__ = [
     "sections",
     "to_yaml",
     "validate",
+    "without",
 ]

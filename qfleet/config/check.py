@@ -50,7 +50,8 @@ def validate(model: type[M], data: Mapping[str, Any] | Layered, origin: str = "c
              hints: Mapping[str, str] | None = None) -> M:
     """The typed config, or one UserError with every problem, one per line.
 
-    `hints` maps names that people know from elsewhere to keys of ours, for the did-you-mean.
+    `hints` maps names that people know from elsewhere to keys of ours, for the did-you-mean, and dotted keys that were
+    removed to what to do instead.
     """
     layered = data if isinstance(data, Layered) else Layered().over(data, origin)
     return assemble(model, layered, hints or {})[0]
@@ -199,6 +200,8 @@ def _unknown(key: str, known: Mapping[str, FieldInfo], hints: Mapping[str, str])
     section, _, name = key.rpartition(".")
     if key in known:
         return "write it nested: the section as a key of its own, with this key under it"
+    if section and key in hints:
+        return hints[key]
     by_name: dict[str, list[str]] = {}
     for other in known:
         by_name.setdefault(other.rpartition(".")[2], []).append(other)

@@ -61,8 +61,6 @@ class Flat:
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
-        if grads is self.rooms:  # gathered there already
-            return self.grad
         given = [grad for grad in grads if grad is not None]
         if self.grad.is_cuda and len(given) == len(grads) and all(grad.dtype == torch.bfloat16 for grad in given):
             self._join(given)

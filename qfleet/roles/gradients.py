@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-from qfleet.maths.hands import Hands
 from qfleet.roles.flat import Flat
 from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_rest
 
@@ -48,10 +47,6 @@ class Solo:
     def attach(self, flat: Flat) -> None:
         """The network's float32 vector is what the optimizer moves: one tensor, whatever the architecture."""
         self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.parts)
-
-    def divide(self, hands: Hands) -> None:
-        """From now on each of these moves a part of the weights."""
-        self.optimizer.hands = hands
 
     def vote(self, peak: float | None) -> float | None:
         return None if peak is None else 1.0

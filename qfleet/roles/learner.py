@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,15 +14,13 @@ from pydantic import Field
 from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.maths.chance import restore_rng
-from qfleet.maths.hands import Hands
 from qfleet.replay.device import DeviceReplay
-from qfleet.roles.derive import Captured, Derivative, Derive, Eager
+from qfleet.roles.derive import Derivative, Derive, Eager
 from qfleet.roles.doubt import Doubt
 from qfleet.roles.flat import Flat, is_finite
 from qfleet.roles.gradients import Gradients, Solo
 from qfleet.roles.laps import Laps
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.parted import Parted, require_divisible
 from qfleet.roles.policy import PRECISIONS, seeded_network, use
 from qfleet.roles.seeds import seed_for
 from qfleet.roles.taped import Taped
@@ -50,18 +47,13 @@ class LearnerConfig(OptimizerConfig):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="precision of the network: fp32, bf16 or auto (bf16 for images on devices where it is "
                             "fast, else fp32)")
-    parts: PositiveCount | Literal["auto"] = Field(
-        "auto", description="parts of a batch that are learnt side by side on a CPU, by run.threads / parts threads "
-                            "each; auto: for pictures, as many as up to 4 threads can share evenly, if each has 16 "
-                            "items and the agent allows it")
     compile: bool = Field(
         False, description="compile the networks with torch.compile; needs a C++ compiler, and the first update is "
                            "slow")
     capture: bool | Literal["auto"] = Field(
-        "auto", description="record the first update and play it back, on a CPU with actors in the process their "
-                            "choices, too: faster for small networks; on a GPU with the replay there and "
-                            "gradients=solo it is the whole update, else its loss and gradient; auto: on a GPU, "
-                            "unless allreduce.overlap is set")
+        "auto", description="record updates as CUDA graphs: whole updates if the replay is on the GPU and "
+                            "gradients=solo, else loss and gradient; auto: on a GPU, unless allreduce.overlap is set; "
+                            "no effect on a CPU")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and Q-values")
     max_bad_updates: PositiveCount = Field(
         10, description="stop the run after this many consecutive updates with a non-finite loss or gradient")
@@ -77,8 +69,8 @@ class Diverged(Exception):
 class Learner:
     """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock.
 
-    `meet` puts another gradient rule in the place of `Solo`, and `divide` shares batches out, both before the first
-    update. `advance` says how many updates there are after one more, where others make some, too.
+    `meet` puts another gradient rule in the place of `Solo`, before the first update. `advance` says how many updates
+    there are after one more, where others make some, too.
     """
 
     _doubt: Doubt | None
@@ -106,9 +98,9 @@ class Learner:
         self.meet(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         self._doubt, self._eager = None, list[Eager]()
-        self.derive: Derive = self._deriving(agent, self.rng)
+        self.derive: Derive = self._deriving(agent)
         rested = agent.rested
-        self._rested = None if rested is None else self._deriving(replace(agent, loss=rested), self.rng)
+        self._rested = None if rested is None else self._deriving(replace(agent, loss=rested))
         self._whole: Whole | None = None
         self._decided = False
         self.advance: Callable[[int], int] = lambda updates: updates + 1
@@ -127,28 +119,17 @@ class Learner:
         gradients.attach(self.flat)
         self.gradients = gradients
 
-    def divide(self, parts: int, threads: int = 1) -> None:
-        """From now on so many hands learn a part of every batch each, the caller's thread and others, in which torch
-        takes `threads`."""
-        require_divisible(self.agent, self.flat.net, parts)
-        hands = Hands(parts, threads)
-        self.derive = Parted(partial(self._deriving, self.agent), self.flat, self.rng, hands)
-        if isinstance(self.gradients, Solo):
-            self.gradients.divide(hands)
-
     def doubt(self, deviations: float) -> None:
         """From now on leave out losses that are beyond belief."""
         self._doubt = Doubt(deviations, self.flat.master.device)
         for eager in self._eager:
             eager.bound = self._doubt.bound
 
-    def _deriving(self, agent: Agent, rng: torch.Generator) -> Derive:
-        eager = Eager(agent, self.flat.net, self.target.net, rng)
-        eager.bound = None if self._doubt is None else self._doubt.bound
+    def _deriving(self, agent: Agent) -> Derive:
+        eager = Eager(agent, self.flat.net, self.target.net, self.rng)
         self._eager.append(eager)
-        if self.cfg.capture is not True or self.cfg.compile:
-            return eager
-        return Taped(eager) if rng.device.type == "cuda" else Captured(eager)
+        taped = self.cfg.capture is True and not self.cfg.compile and self.rng.device.type == "cuda"
+        return Taped(eager) if taped else eager
 
     def step(self) -> bool:
         made, whole = 0, self._decide()

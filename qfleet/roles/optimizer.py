@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +14,6 @@ from torch import nn
 from qfleet.agent import Rate
 from qfleet.config import Config, NonNegative, Positive
 from qfleet.maths.cuda import RESIDENT, kernel
-from qfleet.maths.hands import Hands
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95
@@ -95,13 +93,11 @@ def plan_of(size: int, resting: Sequence[slice]) -> Plan:
 
 class Optimizer:
     """Moves `weights`, a vector, in place. Every rule works element by element, so that `slices` of one vector with an
-    optimizer each move as the whole would: bit by bit on one thread. `parts` of them have rates of their own. Where all
-    move alike, each of its `hands` moves a slice."""
+    optimizer each move as the whole would: bit by bit on one thread. `parts` of them have rates of their own."""
 
     def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor, parts: Sequence[Part] = ()) -> None:
         self.cfg, self.weights, self.parts = cfg, weights, parts
         self.steps, self.count = torch.zeros((), device=weights.device), 0
-        self.hands = Hands()
         self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
         self._plans: dict[tuple[bool, ...], Plan] = {}
         factor = torch.ones_like(weights)
@@ -118,14 +114,8 @@ class Optimizer:
         self.count += 1
         if self.parts:
             self._step_parts(gradient)
-        elif self.hands.count == 1:
-            self._move(self.weights, gradient, self.mean, self.square)
         else:
-            self.hands([partial(self._slide, gradient, at) for at in slices(len(gradient), self.hands.count)])
-
-    @torch.no_grad()
-    def _slide(self, gradient: torch.Tensor, at: slice) -> None:
-        self._move(self.weights[at], gradient[at], self.mean[at], self.square[at])
+            self._move(self.weights, gradient, self.mean, self.square)
 
     @torch.no_grad()
     def step_if(self, sound: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,

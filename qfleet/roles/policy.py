@@ -12,7 +12,6 @@ from qfleet.agent import Agent, Arm, Memory
 from qfleet.maths.aligned import aligned
 from qfleet.maths.chance import restore_rng
 from qfleet.roles.flat import Flat
-from qfleet.roles.rote import Rote
 from qfleet.types import Obs, Published
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -28,14 +27,11 @@ class Policy:
     """`act(obs, arm)` in every lane with the newest weights it was given.
 
     `version` is the number of updates behind those weights; -1 means still the initial ones. An agent with a memory is
-    told when episodes start (`begin`), what a step brought and where an episode is over (`observe`). With `capture` it
-    acts by rote where it can.
+    told when episodes start (`begin`), what a step brought and where an episode is over (`observe`).
     """
 
-    def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32",
-                 capture: bool = False) -> None:
+    def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32") -> None:
         self.agent, self.device = agent, device
-        self._choose = Rote(agent.act) if capture else agent.act
         use(device)
         self.flat = Flat(seeded_network(agent, seed).to(device).requires_grad_(False).eval(), PRECISIONS[precision])
         self.rng = torch.Generator(device).manual_seed(seed)
@@ -98,7 +94,7 @@ class Policy:
         tensors = {name: aligned(leaf).to(self.device) for name, leaf in obs.items()}
         if self.memory is None and self.agent.recall is not None:
             self.begin(len(arm.epsilon))
-        decision = self._choose(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
+        decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
         self.memory, extras = decision.memory, decision.extras
         if hinted and self.agent.appraise is not None:
             extras = extras | self.agent.appraise(self.flat.net, tensors, decision.action)

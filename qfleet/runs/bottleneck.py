@@ -86,7 +86,8 @@ class Verdict:
 
 def untried(device: object, precision: object, captured: bool, gpu: bool = True) -> tuple[str, ...]:
     """What makes an update faster, and a run does not use; `gpu` is whether its machine has one, as far as is known."""
-    has = (not gpu or str(device).startswith("cuda"), precision == "bf16", captured)
+    on_gpu = str(device).startswith("cuda")
+    has = (on_gpu or not gpu, precision == "bf16", captured or not on_gpu)
     return tuple(way for way, there in zip(FASTER, has, strict=True) if not there)
 
 

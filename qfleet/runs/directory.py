@@ -56,15 +56,12 @@ class RunSection(Config):
                            "long, seconds")
     threads: PositiveCount | None = Field(
         None, description="PyTorch threads of a learner; null = planned from the cores")
-    share_cores: bool = Field(
-        False, description="torch takes fewer threads while other processes keep cores busy; last digits depend on it")
     settled: tuple[str, ...] = Field(
         (), description="keys that qfleet decided, since they were auto or null; written by qfleet. A resume on "
                         "another kind of device decides them again")
 
     def inactive(self) -> dict[str, str]:
-        idle = {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
-        return idle | ({"share_cores": "with run.threads=1"} if self.threads == 1 else {})
+        return {"log_period_steps": "with run.log_period_updates"} if self.log_period_updates else {}
 
     @field_validator("name")
     @classmethod

@@ -39,7 +39,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
 INCIDENTAL = ("seed", "run.", "replay.max_bytes", "learner.parts")
-"""Keys that do not make another experiment: the seed, where and how it is logged, memory and cores that were there."""
+"""Keys that do not make another experiment: the seed, where and how it is logged, memory and cores that were there
+(`learner.parts` is of 0.1)."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
 

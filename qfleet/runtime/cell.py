@@ -60,10 +60,6 @@ class Cell:
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
         self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
                                outside.on_bad)
-        if isinstance(parts := plan.learner.parts, int) and parts > 1:
-            each = max(1, torch.get_num_threads() // parts)
-            self.learner.divide(parts, each)
-            torch.set_num_threads(each)  # of this thread, which is the first of the hands
         self.learner.limit = plan.total_updates
         self.learner.publish()
 

@@ -129,8 +129,7 @@ class Inline:
 
     def _actor(self, index: int, seat: Seat) -> Actor:
         plan = self.plan
-        policy = Policy(self.cast.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision,
-                        plan.learner.capture is True and plan.device.type == "cpu")
+        policy = Policy(self.cast.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision)
         weights = self.weights if Reflex.obstacle(policy) else self.weights.complete  # others wait for the GPU anyway
         return Actor(policy, seat.env, seat.explorer, self.cell.meter, weights,
                      self.cell.recorder(seat.env.lanes))

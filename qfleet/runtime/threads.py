@@ -7,9 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-PART_ITEMS = 16
-"""Batches of 32 in two parts take hardly longer than undivided ones, in four parts a third longer (two cores)."""
-MOST_PARTS = 4
 MOST_THREADS_PER_CORE = 8
 """Threads of torch: more than one for a core are slow, and only of use to repeat the digits of a larger machine."""
 
@@ -37,16 +34,6 @@ def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
     """
     cores = cores or usable_cores()
     return ThreadPlan(torch=min(cores, _wished() or cores) if images else 1, env=cores)
-
-
-def learning_parts(threads: int, items: int) -> int:
-    """Of a batch that so many threads learn on a CPU, each a part of its own: those wait for each other a few times in
-    an update, where threads that share all operations wait in each of them. Where parts would have fewer than
-    PART_ITEMS items, what every part does for itself, however small it is, takes too much of the time: then as many
-    parts as have that many items and the same number of threads, which share operations. One, where there are more
-    threads than MOST_PARTS: what is done between updates is left to those of one part."""
-    fitting = [parts for parts in range(1, threads + 1) if threads % parts == 0 and items >= PART_ITEMS * parts]
-    return max(fitting, default=1) if threads <= MOST_PARTS else 1
 
 
 def judging_threads(on_gpu: bool, cores: int | None = None) -> int:

@@ -9,7 +9,7 @@ from family_kit import changes_of
 
 from qfleet.agent import Arm
 from qfleet.recipe import resolve
-from qfleet.roles.derive import Captured, Eager
+from qfleet.roles.derive import Eager
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
@@ -138,14 +138,13 @@ def changes(algo):
     return changes_of(config(algo), NUMBERS, {"algo"} if algo == "ddpg" else set(ALGOS["ddpg"].Config.model_fields))
 
 
-def weights_after(algo, spec, updates=2, captured=False, **switches):
+def weights_after(algo, spec, updates=2, **switches):
     """The weights, laid flat, after some updates."""
     cfg = config(algo, **switches)
     made = ALGOS[algo].build(cfg, spec)
     torch.manual_seed(3)
     flat, target = Flat(made.network(), rates=made.rates), Flat(made.network().requires_grad_(False))
-    eager = Eager(made, flat.net, target.net, torch.Generator().manual_seed(0))
-    derive = Captured(eager) if captured else eager
+    derive = Eager(made, flat.net, target.net, torch.Generator().manual_seed(0))
     solo = Solo(OptimizerConfig(learning_rate=1e-2))
     solo.attach(flat)
     for seed in range(updates):
@@ -153,7 +152,6 @@ def weights_after(algo, spec, updates=2, captured=False, **switches):
         solo.apply(found.grads)
         flat.assign(found.buffers)
         target.follow(flat, 0.1)
-    assert not captured or derive._play is not eager, "it was captured"
     return flat.master
 
 
@@ -166,13 +164,6 @@ def test_every_option_changes_the_update_or_is_refused(algo, name, value):
     before = weights_after(algo, spec, **context)
     after = weights_after(algo, spec, **context, **{name: value})
     assert before.shape != after.shape or not torch.equal(before, after)
-
-
-@pytest.mark.parametrize("switches", [{}, TD3, {"normalise": True, "n_step": 2}], ids=["plain", "td3", "normalised"])
-@pytest.mark.parametrize("algo", ALGOS)
-def test_captured_equals_eager_to_the_bit(algo, switches):
-    one, other = (weights_after(algo, SPEC, 5, captured, **switches) for captured in (False, True))
-    assert torch.equal(one, other)
 
 
 def test_running_figures_of_observations_become_what_was_seen():

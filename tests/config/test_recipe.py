@@ -128,9 +128,6 @@ BAD = [
      "set checkpoint.replay=true"),
     (["run.exact_resume=true", "device=cuda"],
      "command line: run.exact_resume=true with device=cuda: only the CPU is exact; set device=cpu"),
-    (["run.exact_resume=true", "checkpoint.period_steps=100000", "run.share_cores=true"],
-     "command line: run.exact_resume=true with run.share_cores=true: the number of threads decides the last digits, "
-     "and would depend on what else is going on; set run.share_cores=false"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000", "eval.beside=true"],
      "command line: run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and with "
      "them the end of the run; set eval.beside=false"),
@@ -140,13 +137,30 @@ BAD = [
     (["eval.beside=true", "fleet.restarts=3"],
      "command line: fleet.restarts: has no effect: of eval.beside=true only the evaluator is another process; "
      "remove it, or change that"),
+    (["device=cpu", "learner.capture=true"],
+     "command line: learner.capture: has no effect with device=cpu: updates are recorded as CUDA graphs only; remove "
+     "it, or change that"),
     (["explore.kind=linear", "explore.start=0", "explore.end=0"],
      "command line: explore.kind=linear takes no random actions, and agent.noisy=false adds no noise: nothing new "
      "would ever be tried; raise explore.start, or set agent.noisy=true"),
-    (["eval.beside=true", "run.threads=2", "run.share_cores=true"],
-     "command line: run.share_cores: has no effect with eval.beside=true, whose process would pass for a stranger's; "
-     "remove it, or change that"),
+    (["learner.parts=2"],
+     "command line: learner.parts: was removed in 0.2.0: batches are always learnt whole; delete it, and set "
+     "run.threads=1 where other processes keep cores busy"),
+    (["run.share_cores=false"],
+     "command line: run.share_cores: was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep "
+     "cores busy"),
 ]
+
+
+def test_checkpoints_of_older_versions_are_read_without_what_was_removed() -> None:
+    old = parse_mapping(to_yaml(resolve("cartpole", ["device=cpu"]).config), "config.yaml")
+    old["learner"] |= {"capture": True, "parts": 1}
+    old["run"] |= {"share_cores": False}
+    with pytest.raises(UserError) as caught:
+        validate(RunConfig, old)
+    assert {line.split(": ")[1] for line in str(caught.value).splitlines()} == {
+        "learner.capture", "learner.parts", "run.share_cores"}
+    assert validate(RunConfig, recipe.playable(old)).env.id == "CartPole-v1"
 
 
 @pytest.mark.parametrize(("overrides", "line"), BAD, ids=[" ".join(overrides) for overrides, _ in BAD])

@@ -5,11 +5,9 @@ import torch
 
 from qfleet import api, assemble
 from qfleet.assemble import make_env, settle, unsettled
-from qfleet.config import to_yaml
-from qfleet.recipe import changed_on_resume, resolve
+from qfleet.recipe import resolve
 from qfleet.runtime import gpus
 from qfleet.settings import RunConfig
-from qfleet.types import UserError
 
 
 @pytest.fixture
@@ -75,6 +73,13 @@ def test_what_a_gpu_is_there_for_and_is_not_done_is_said(gpu, monkeypatch, caplo
     assert not caplog.messages, "no GPU, nothing to explain"
 
 
+def test_on_a_cpu_nothing_is_recorded_and_a_wish_for_it_is_answered(gpu, caplog):
+    gpu["there"] = False
+    assert begun("learner.capture=true").learner.capture is False
+    (said,) = caplog.messages
+    assert said == "learner.capture=true has no effect on a CPU: only CUDA graphs are recorded"
+
+
 def test_what_the_user_said_stays(gpu):
     first = begun("replay.store=device", "learner.capture=false", "run.threads=3")
     gpu["there"] = False
@@ -123,48 +128,3 @@ def test_a_run_from_a_gpu_goes_on_without_one(tmp_path, monkeypatch):
     more = api.resume("x", ["total_steps=300"])
     assert more.exit_code == 0 and more.steps >= 300
     assert "device: cpu" in (run.directory / "config.yaml").read_text()
-
-
-PICTURES = ["env.kwargs={pixels: true}", "learner.precision=fp32", "run.threads=2", "learner.batch_size=32"]
-
-
-def gone_on(old: RunConfig, tmp_path, *words: str) -> RunConfig:
-    """As `qfleet resume` reads it, from the file."""
-    (tmp_path / "config.yaml").write_text(to_yaml(old))
-    before, new = (resolve(str(tmp_path / "config.yaml"), list(some)).config for some in ((), words))
-    changed_on_resume(before, new)
-    env = make_env(old.env, 1)
-    env.close()
-    return settle(unsettled(before, new, [word.partition("=")[0] for word in words]), env.spec)
-
-
-@pytest.mark.parametrize(("words", "parts"), [
-    ([], 2), (["run.threads=4"], 2), (["run.threads=1"], 1), (["run.share_cores=true"], 1), (["device=cuda"], 1),
-    (["learner.parts=1"], 1), (["learner.parts=1", "run.share_cores=true"], 1)])
-def test_parts_that_qfleet_chose_give_way_to_what_the_user_says(gpu, tmp_path, words, parts):
-    gpu["there"] = False
-    old = begun(*PICTURES)
-    assert old.learner.parts == 2 and "learner.parts" in old.run.settled
-    gpu["there"] = True
-    assert gone_on(old, tmp_path, *words, *([] if "device=cuda" in words else ["device=cpu"])).learner.parts == parts
-
-
-@pytest.mark.parametrize("words", [["run.threads=1"], ["run.share_cores=true"], ["device=cuda"]])
-def test_parts_that_the_user_chose_do_not(gpu, tmp_path, words):
-    with pytest.raises(UserError, match=r"learner\.parts"):
-        gone_on(begun(*PICTURES, "device=cpu", "learner.parts=2"), tmp_path, *words)
-    with pytest.raises(UserError, match=r"learner\.parts"):
-        gone_on(begun(*PICTURES, "device=cpu"), tmp_path, "learner.parts=2", *words)
-
-
-def test_a_run_that_began_before_there_were_parts_has_none(tmp_path):
-    old = begun(*PICTURES, "device=cpu")
-    old = old.model_copy(update={"learner": old.learner.model_copy(update={"parts": "auto"})})
-    assert gone_on(old, tmp_path).learner.parts == 1
-    assert gone_on(old, tmp_path, "learner.parts=2").learner.parts == 2
-
-
-def test_ranks_with_fewer_items_than_parts_are_refused():
-    with pytest.raises(UserError, match=r"learner\.parts=4 are more than learner\.batch_size=2 items"):
-        begun(*PICTURES, "device=cpu", "run.threads=4", "learner.parts=4", "learner.batch_size=8", "cells=4",
-              "gradients=allreduce")

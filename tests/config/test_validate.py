@@ -195,6 +195,11 @@ def test_hints_know_the_names_of_other_libraries() -> None:
     assert told == ["f.yaml: n_envs: unknown key; did you mean world.lanes?"]
 
 
+def test_hints_say_what_to_do_about_a_key_that_was_removed() -> None:
+    told = problems({"world": {"id": "w", "size": 3}}, hints={"world.size": "was removed; delete it"})
+    assert told == ["f.yaml: world.size: was removed; delete it"]
+
+
 def test_a_missing_required_section_names_the_key_in_it() -> None:
     with pytest.raises(UserError, match=r"^f.yaml: world.id: is required"):
         validate(Root, {"seed": 1}, "f.yaml")

@@ -215,7 +215,7 @@ def test_a_gpu_is_advised_only_where_there_is_one(run, capsys, gpus):
     for verb in (["doctor", "x"], ["top", "x", "--once"]):
         assert main(verb) == 0
         out = capsys.readouterr().out
-        assert ("a GPU (device=cuda)" in out) == bool(gpus) and "learner.capture=true may make" in out, out
+        assert ("a GPU (device=cuda)" in out) == bool(gpus) and "learner.precision=bf16 may make" in out, out
 
 
 def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, capsys):

@@ -176,7 +176,7 @@ def test_ranks_update_together_or_not_at_all(sharded):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(bad, overlap):
     good, broken = sample_of([1.0, 2.0]), sample_of([1.0, bad])
-    ranks = learners(3, [[good, good], [broken, good], [good, good]], overlap=overlap, capture=not overlap)
+    ranks = learners(3, [[good, good], [broken, good], [good, good]], overlap=overlap)
     assert [learner.updates for learner, _, _ in ranks] == [1, 1, 1]
     assert all(metrics.counts == {"fault/bad_updates": 1} for _, _, metrics in ranks)
     assert all(torch.equal(learner.flat.master, ranks[0][0].flat.master) for learner, _, _ in ranks)

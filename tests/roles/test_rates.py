@@ -139,16 +139,14 @@ def test_ranks_with_a_sharded_optimizer_move_as_those_without():
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.3])
-@pytest.mark.parametrize("capture", [False, True])
-def test_what_a_resting_policy_would_learn_is_not_computed_and_nothing_changes(factor, capture, caplog):
+def test_what_a_resting_policy_would_learn_is_not_computed_and_nothing_changes(factor):
     td3 = ddpg.build(ddpg.Config(hidden=(24, 24), twin=True, smoothing=0.2, policy_delay=3, policy_rate=factor), SPEC)
-    lazy, always = (trained(fresh(agent, clip_norm=0, capture=capture), lambda learner: None)
+    lazy, always = (trained(fresh(agent, clip_norm=0), lambda learner: None)
                     for agent in (td3, replace(td3, rested=None)))
     assert torch.equal(lazy.flat.master, always.flat.master) and torch.equal(lazy.target.master, always.target.master)
     mine, its = lazy.state_dict(), always.state_dict()
     assert all(torch.equal(value, its["gradients"][name]) for name, value in mine["gradients"].items())
     assert torch.equal(mine["rng"], its["rng"])
-    assert "cannot be recorded" not in caplog.text
 
 
 def test_it_is_computed_where_somebody_needs_it():

@@ -83,9 +83,11 @@ def test_limits_of_one_process(name):
 
 
 @pytest.mark.parametrize(("settings", "advised"), [
-    ({}, "a GPU (device=cuda), learner.precision=bf16 or learner.capture=true may make an update faster; a larger"),
+    ({}, "a GPU (device=cuda) or learner.precision=bf16 may make an update faster; a larger"),
     ({"device": "cpu", "learner": {"precision": "bf16", "capture": False}},
-     "a GPU (device=cuda) or learner.capture=true may make an update faster; a larger"),
+     "a GPU (device=cuda) may make an update faster; a larger"),
+    ({"device": "cuda", "learner": {"precision": "fp32", "capture": False}},
+     "learner.precision=bf16 or learner.capture=true may make an update faster; a larger"),
     ({"device": "cuda:1", "learner": {"precision": "fp32", "capture": True}},
      "learner.precision=bf16 may make an update faster; a larger"),
     ({"device": "cuda", "learner": {"precision": "bf16", "capture": True}}, "a larger learner.batch_size"),

@@ -149,7 +149,7 @@ def test_where_a_gpu_learns_chunks_come_one_by_one_unless_they_end_with_episodes
 
 CURIOUS = ["agent.algo=agent57", "agent.memory=none", "agent.arms=3", "agent.embedding=4", "agent.curious_hidden=[8]",
            "agent.episodic_capacity=50", "agent.n_step=2", "explore.kind=bandit", "explore.arms=3",
-           "learner.capture=false", "checkpoint.replay=false"]
+           "checkpoint.replay=false"]
 
 
 def test_checkpoints_have_the_arm_that_the_newest_evaluation_chose(inline):

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from real_runs import weights_hash
 
-from qfleet import api, assemble, doctor
+from qfleet import assemble, doctor
 from qfleet.recipe import resolve
-from qfleet.roles.learner import Learner
 from qfleet.runtime import gpus, threads
-from qfleet.runtime.threads import decoding_threads, judging_threads, learning_parts, thread_plan, usable_cores
+from qfleet.runtime.threads import decoding_threads, judging_threads, thread_plan, usable_cores
 from qfleet.types import EnvSpec, Leaf, UserError
 
 
@@ -33,68 +31,6 @@ def test_batches_are_decoded_by_threads_that_wait_and_on_cores_that_are_idle(mon
                                                                              given):
     monkeypatch.setenv("OMP_NUM_THREADS", wish)
     assert decoding_threads(torch_has, gpu, alone, cores=16) == given
-
-
-PARTS = ["env.kwargs={pixels: true}", "env.lanes=2", "replay.capacity=400", "replay.min_steps=64",
-         "replay.chunk_steps=8", "learner.batch_size=32", "learner.precision=fp32", "total_steps=100",
-         "stop_at=null", "eval.episodes=1", "eval.period_steps=null", "checkpoint.period_steps=null",
-         "run.tensorboard=false", "learner.parts=2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("words", "threads"), [([], 1), (["run.threads=5"], 2)])
-def test_a_run_in_parts_is_the_same_every_time_and_leaves_the_callers_threads(tmp_path, monkeypatch, words, threads):
-    before, divided, divide = torch.get_num_threads(), [], Learner.divide
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    def seen(learner, *how):
-        divided.append(how)
-        divide(learner, *how)
-
-    monkeypatch.setattr(Learner, "divide", seen)
-    ends = [api.train("toy/Catch-v0", [*PARTS, *words, f"run.root={tmp_path}", f"run.name={name}"]) for name in "ab"]
-    assert divided == [(2, threads)] * 2 and torch.get_num_threads() == before
-    one, other = (weights_hash(end.directory) for end in ends)
-    assert one == other
-
-
-@pytest.mark.parametrize(("words", "why"), [
-    (["agent.torso=impala", "agent.spectral_norm=true"], "may write to .*; set learner.parts=1"),
-    (["agent.torso=qfleet.nets.torsos.nature:build"], "a torso that is not qfleet's"),
-    (["learner.parts=33"], "learner.parts=33 are more than learner.batch_size=32 items"),
-    (["run.threads=1"], "each part needs a thread; set run.threads=2, or learner.parts=1"),
-    (["learner.compile=true"], "what is compiled serves one thread at a time"), (["device=cuda"], "with device=cuda"),
-    (["gradients=allreduce", "cells=2", "allreduce.overlap=true"], "gradients of parts are added up before they leave"),
-    (["run.share_cores=true"], "learner.parts=2 with run.share_cores=true")])
-def test_parts_that_cannot_be_are_refused(tmp_path, words, why):
-    with pytest.raises(UserError, match=why):
-        api.train("toy/Catch-v0", [*PARTS, *words, f"run.root={tmp_path}", "run.name=x"])
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("threads", "items", "parts"), [
-    (1, 32, 1), (1, 8, 1), (2, 32, 2), (2, 31, 1), (3, 32, 1), (3, 48, 3), (4, 31, 1), (4, 32, 2), (4, 48, 2),
-    (4, 64, 4), (5, 512, 1), (16, 512, 1)])
-def test_threads_share_parts_of_a_batch_evenly_if_those_are_large_enough(threads, items, parts):
-    assert learning_parts(threads, items) == parts
-
-
-@pytest.mark.parametrize(("words", "parts"), [
-    ([], 2), (["learner.batch_size=16"], 1), (["learner.parts=1"], 1), (["run.threads=1"], 1), (["run.threads=6"], 1),
-    (["learner.compile=true"], 1), (["run.share_cores=true"], 1),
-    (["agent.torso=impala", "agent.spectral_norm=true"], 1),
-    (["gradients=allreduce", "cells=2", "learner.batch_size=64"], 2), (["placement=processes"], 2),
-    (["gradients=allreduce", "cells=2", "learner.batch_size=64", "allreduce.overlap=true"], 1),
-    (["gradients=server", "cells=2"], 2)])
-def test_whose_batches_are_divided(words, parts):
-    base = ["device=cpu", "run.threads=2", "learner.batch_size=32", "learner.precision=fp32"]
-    settled = assemble.settle(resolve("pong", [*base, *words]).config, PICTURES)
-    assert (settled.learner.parts == parts and "learner.parts" in settled.run.settled) or words == ["learner.parts=1"]
-
-
-def test_vectors_are_not_divided_unless_asked_for():
-    assert [assemble.settle(resolve("cartpole", ["device=cpu", *words]).config, VECTORS).learner.parts
-            for words in (["run.threads=2"], ["learner.parts=2"])] == [1, 2]
 
 
 def test_many_more_threads_than_cores_are_refused_unless_qfleet_chose_them(monkeypatch):

@@ -48,7 +48,7 @@ FAMILY = {
 REMEMBERING = ["agent.algo=r2d2", f"env.kwargs={{length: {LENGTH}}}", "env.max_episode_steps=100",
                f"agent.gamma={GAMMA}", "agent.n_step=2", "agent.features=[16]", "agent.units=16", "agent.hidden=[16]",
                "agent.burn_in=4", "agent.unroll=8", "agent.stride=8", "agent.rescale=false", "explore.kind=constant",
-               "explore.epsilon=1", "learner.capture=false", "learner.learning_rate=3e-3",
+               "explore.epsilon=1", "learner.learning_rate=3e-3",
                "learner.target_period_updates=50", "learner.batch_size=8", "replay.alpha=0.9", "replay.chunk_steps=8",
                "replay.min_steps=64", "replay.samples_per_insert=1",
                "eval.period_steps=null", "eval.episodes=4", "total_steps=8000"]
@@ -61,7 +61,7 @@ def curious(algo, explore):
             "agent.episodic_capacity=200", "agent.kernel_epsilon=0.1", f"agent.gamma={GAMMA}",
             f"agent.gamma_min={GAMMA}", "agent.n_step=2", f"env.kwargs={{length: {LENGTH}}}",
             "env.max_episode_steps=100", "agent.hidden=[32]", f"explore.kind={explore}", "explore.arms=3",
-            "explore.base=1", "explore.alpha=0", "learner.capture=false", "learner.batch_size=32",
+            "explore.base=1", "explore.alpha=0", "learner.batch_size=32",
             "learner.learning_rate=2e-3", "learner.target_period_updates=50", "replay.samples_per_insert=8",
             "eval.period_steps=null", "eval.episodes=4", "total_steps=10000"]
 

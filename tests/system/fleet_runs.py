@@ -20,8 +20,7 @@ from qfleet.runtime.wire.channel import Caller
 
 SMALL = ["placement=processes", "agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64",
          "learner.batch_size=8", "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2",
-         "run.tensorboard=false", "run.log_period_steps=100", "run.threads=1", "stop_at=null", "device=cpu",
-         "learner.capture=false"]  # what records the first update takes seconds to import, in every life of a cell
+         "run.tensorboard=false", "run.log_period_steps=100", "run.threads=1", "stop_at=null", "device=cpu"]
 GENTLE = "env.wrappers=[fleet_envs:Gentle]"
 """For fleets that run until something has happened: they leave the cores to processes that are starting."""
 PATHS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

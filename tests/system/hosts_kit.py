@@ -24,7 +24,7 @@ from qfleet.runtime.wire.security import channel_credentials, read_token, write_
 
 SMALL = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
          "replay.samples_per_insert=1", "eval.episodes=1", "eval.period_steps=null", "env.max_episode_steps=100",
-         "run.tensorboard=false", "run.log_period_steps=500", "learner.capture=false"]
+         "run.tensorboard=false", "run.log_period_steps=500"]
 
 needs_namespaces = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None,
                                       reason="network namespaces need root and iproute2")

@@ -74,7 +74,7 @@ def test_actors_bring_priorities_where_these_count(alpha, monkeypatch):
         assert seen == [None] * len(seen)
 
 
-ROUGH = ["total_steps=2500", "learner.capture=false"]
+ROUGH = ["total_steps=2500"]
 """Short runs, which processes never make the same way twice: the mass comes to rest, at no more than twice the cost.
 Doing nothing costs five times as much."""
 
@@ -93,7 +93,7 @@ def test_with_two_ranks():
 
 def test_one_cell_at_a_parameter_server_is_solo():
     """Over the real wire, in three shards, with a policy that moves at a rate of its own."""
-    words = [*words_of("td3"), "total_steps=300", "replay.min_steps=100", "learner.capture=false",
+    words = [*words_of("td3"), "total_steps=300", "replay.min_steps=100",
              "agent.policy_rate=0.3", "agent.normalise=true", "agent.hidden=[16,16]"]
     solo = train("toy/LQR-v0", *words, "run.name=solo").directory
     one = train("toy/LQR-v0", *words, "run.name=one", "gradients=server", "server.shards=3", "device=cpu").directory

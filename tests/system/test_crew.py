@@ -17,7 +17,6 @@ from qfleet import api
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 CREW = [*TINY, "gradients=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
         "checkpoint.period_steps=200", "eval.period_steps=400"]
-PLAIN = "learner.capture=false"  # what records the first update takes seconds to import, in every rank
 
 
 def ranks_of(run):
@@ -94,7 +93,7 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     ("learner.learning_rate=1e30", 1, "training failed: loss or gradient was not finite"),
     ("agent.torso=nowhere:Torso", 2, "nowhere")])
 def test_what_no_restart_mends_is_not_tried_again(tmp_path, override, code, words):
-    done = qfleet("train", "cartpole", *CREW, PLAIN, "cells=2", "total_steps=3000", "run.name=crew", override,
+    done = qfleet("train", "cartpole", *CREW, "cells=2", "total_steps=3000", "run.name=crew", override,
                   "learner.max_bad_updates=3", "learner.clip_norm=0", cwd=tmp_path)
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not ranks_of(tmp_path)
@@ -103,7 +102,7 @@ def test_what_no_restart_mends_is_not_tried_again(tmp_path, override, code, word
 
 
 def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
-    words = ["train", "cartpole", *CREW, PLAIN, "cells=2", "total_steps=1000000", "run.name=crew"]
+    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=1000000", "run.name=crew"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     run = tmp_path / "runs" / "crew"
     try:
@@ -120,7 +119,7 @@ def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
 
 def test_torchrun_itself_is_enough(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "qfleet",
-             "train", "cartpole", *CREW, PLAIN, "total_steps=900", "run.name=crew", "allreduce.shard_optimizer=true"]
+             "train", "cartpole", *CREW, "total_steps=900", "run.name=crew", "allreduce.shard_optimizer=true"]
     done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "runs/crew" and done.stdout.count("all steps taken") == 1, "one rank speaks"

@@ -15,9 +15,8 @@ RAINBOW = ["cartpole", "agent.algo=c51", "agent.noisy=true", "agent.dueling=true
            "explore.kind=constant", "explore.epsilon=0", "replay.alpha=0.5", "eval.period_steps=700",
            "env.max_episode_steps=50"]
 IQN = ["cartpole", "agent.algo=iqn", "agent.noisy=true", "agent.noisy_epsilon=true", "agent.munchausen=true",
-       "replay.alpha=0.5", "learner.capture=false", "eval.period_steps=700", "env.max_episode_steps=50",
-       "run.threads=2", "learner.parts=2"]
-"""Noise and levels are drawn from generators that checkpoints save, here by two threads with a part of a batch each."""
+       "replay.alpha=0.5", "eval.period_steps=700", "env.max_episode_steps=50"]
+"""Noise and levels are drawn from generators that checkpoints save."""
 ATARI = ["pong", "agent.torso=mlp", "env.frame_size=42", "learner.precision=fp32", "env.max_episode_steps=60",
          "replay.capacity=2000", "eval.episodes=1"]
 
@@ -29,9 +28,9 @@ CURIOUS = [*MEMORY, "agent.algo=agent57", "agent.arms=4", "agent.n_step=2", "age
            "agent.curious_hidden=[8]", "agent.episodic_capacity=64", "explore.kind=bandit", "explore.arms=4"]
 
 DDPG = ["pendulum", "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2", "agent.normalise=true",
-        "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100", "learner.capture=false",
+        "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100",
         "eval.period_steps=700", "env.max_episode_steps=50"]
-D4PG = ["pendulum-d4pg", "explore.warmup_steps=100", "learner.capture=false", "eval.period_steps=700",
+D4PG = ["pendulum-d4pg", "explore.warmup_steps=100", "eval.period_steps=700",
         "env.max_episode_steps=50"]
 
 

@@ -157,7 +157,7 @@ def test_though_replies_are_lost_each_message_counts_once(yard):
 def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard):
     cpus = [f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "server")]
     words = [word for word in SMALL_RAY if not word.startswith("replay.capacity")]
-    with yard.run("train", "cartpole", *words, *cpus, "gradients=server", "cells=2", "learner.capture=false",
+    with yard.run("train", "cartpole", *words, *cpus, "gradients=server", "cells=2",
                   "total_steps=1000000", "checkpoint.period_steps=500", "run.name=x", folder="server") as run:
         run.until(lambda: updates(yard) > 50)
         killed = {name: run.until(lambda name=name: yard.pid(name)) for name in ("shard/0", "cell/1")}

@@ -30,7 +30,7 @@ def small(name):
              "replay.chunk_steps=8", "eval.episodes=1", "env.max_episode_steps=40", "run.threads=1", "run.name=x"]
     agent = resolve(name, [f"env.id={GENERAL[name]}"] if name in GENERAL else []).config.agent
     if getattr(agent, "continuous", False):
-        words += ["learner.batch_size=32", "learner.capture=false"]
+        words += ["learner.batch_size=32"]
     if getattr(agent, "unroll", None):
         words += ["env.lanes=8", "learner.batch_size=16"] if name == "deep-sea" else SHORT
     if name in GENERAL:

@@ -15,8 +15,7 @@ from test_crew import ranks_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENDLESS = ["total_steps=10000000"]
-SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400",
-         "learner.capture=false"]  # what records the first update takes seconds to import, in every life of a rank
+SMALL = [*TINY, "eval.period_steps=null", "device=cpu", "checkpoint.period_steps=400"]
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from qfleet.roles.viaserver import bytes_per_update
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SERVER = ["gradients=server", "device=cpu"]
-PLAIN = "learner.capture=false"  # what records the first update takes seconds to import, in every cell
-ENDLESS = [*TINY, *SERVER, PLAIN, GENTLE, "cells=2", "server.shards=2", "total_steps=1000000", "eval.period_steps=500",
+ENDLESS = [*TINY, *SERVER, GENTLE, "cells=2", "server.shards=2", "total_steps=1000000", "eval.period_steps=500",
            "checkpoint.period_steps=400", "replay.capacity=20000", "run.name=x"]
 
 
@@ -28,7 +27,7 @@ def test_one_cell_is_solo(tmp_path, monkeypatch, overrides, further):
     """Real processes over the real wire, with a checkpoint, a resume and an evaluator beside: weights, target network,
     optimizer, replay, generators and counters."""
     monkeypatch.chdir(tmp_path)
-    schedule = ["total_steps=300", "checkpoint.period_steps=200", "eval.period_steps=150", PLAIN]
+    schedule = ["total_steps=300", "checkpoint.period_steps=200", "eval.period_steps=150"]
     solo = train("cartpole", *schedule, "run.name=solo").directory
     one = train("cartpole", *schedule, "run.name=one", *SERVER, *overrides).directory
     for run in (solo, one) if further else ():

@@ -19,8 +19,7 @@ from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
 from qfleet.types import ProcessFault, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-SQUAD = [*TINY, "gradients=server", "cells=2", "server.shards=2", "server.copy_period_updates=20", "device=cpu",
-         "learner.capture=false", GENTLE,
+SQUAD = [*TINY, "gradients=server", "cells=2", "server.shards=2", "server.copy_period_updates=20", "device=cpu", GENTLE,
          "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=600", "run.log_period_steps=100",
          "replay.capacity=20000", "fleet.heartbeat_timeout_s=10", "fleet.max_restarts=20", "run.name=x"]
 

@@ -8,8 +8,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMMON = ["env.kwargs={rows: 5, columns: 5}", "total_steps=15000", "eval.period_steps=500", "run.threads=1",
           "run.tensorboard=false", "checkpoint.period_steps=null", "checkpoint.replay=false", "replay.min_steps=500",
-          "replay.samples_per_insert=16", "learner.batch_size=32", "learner.target_period_updates=50",
-          "learner.capture=false"]
+          "replay.samples_per_insert=16", "learner.batch_size=32", "learner.target_period_updates=50"]
 NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
 EPSILON = ["explore.steps=2000"]
 C51 = ["agent.algo=c51", "agent.v_min=-1.5", "agent.v_max=1.5"]
