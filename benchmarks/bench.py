@@ -26,10 +26,10 @@ from speed.peers import ABSENT, PEERS
 from speed.rounds import OURS, contenders, measure
 from speed.workloads import DEFAULT, WORKLOADS, RoundSpec, Workload
 
-from qfleet.cli import OVERRIDE, explain
+from qfleet.cli import OVERRIDE, report_error
 from qfleet.types import UserError
 from qfleet.verbs.options import as_json, at_least
-from qfleet.verbs.telling import clean_stdout, complain, outcome
+from qfleet.verbs.telling import clean_stdout, print_error, print_result
 
 EXAMPLES = """examples:
   python benchmarks/bench.py
@@ -79,10 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         device, overrides = find_device(args.overrides, args.profile)
         return profile_updates(args, works, device, overrides) if args.profile else compare(args, works, device)
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         return 130
     except Exception as error:
-        return explain(error)
+        return report_error(error)
 
 
 def compare(args: argparse.Namespace, works: Sequence[Workload], device: str) -> int:
@@ -107,7 +107,7 @@ def compare(args: argparse.Namespace, works: Sequence[Workload], device: str) ->
                 "results": [contender.to_json() for contender in everyone]}
 
     def report(line: str) -> None:
-        complain(line)
+        print_error(line)
         write(out / "bench.json", document())  # after every round, so that an interruption loses nothing
 
     for work in works:
@@ -115,7 +115,7 @@ def compare(args: argparse.Namespace, works: Sequence[Workload], device: str) ->
     plot = tables.draw(everyone, out / "bench.png")
     lines = [*tables.render(everyone, settings), write(out / "bench.json", document())]
     lines.append(str(plot) if plot else "no plot: pip install 'qfleet[plot]'")
-    outcome(args, lines, document())
+    print_result(args, lines, document())
     return 1 if any(contender.problem for contender in everyone if contender.who == OURS) else 0
 
 
@@ -127,13 +127,13 @@ def profile_updates(args: argparse.Namespace, works: Sequence[Workload], device:
     found, text = {}, []
     for recipe in dict.fromkeys(work.recipe for work in works):
         updates = args.steps or (30 if args.quick else 200)
-        complain(f"{recipe}: {updates} updates")
+        print_error(f"{recipe}: {updates} updates")
         with clean_stdout(args):
             found[recipe] = profile(recipe, [f"device={device}", f"run.threads={args.threads}", *overrides], updates,
                                     PROFILE_FILL_STEPS)
         text += [*lines(found[recipe]), ""]
     document = {"machine": describe_machine(), "profile": {name: its.to_json() for name, its in found.items()}}
-    outcome(args, [*text, write(out / "profile.json", document)], document)
+    print_result(args, [*text, write(out / "profile.json", document)], document)
     return 0
 
 
@@ -147,7 +147,7 @@ def find_workloads(names: Sequence[str]) -> list[Workload]:
                                                                f"choose from {', '.join(WORKLOADS)}"))
         elif WORKLOADS[name].module and not find_spec(WORKLOADS[name].module):
             text = f"{name} is not installed: pip install 'qfleet[{WORKLOADS[name].extra}]'"
-            problems.append(text) if names else complain(text)
+            problems.append(text) if names else print_error(text)
         else:
             found.append(WORKLOADS[name])
     if problems:
@@ -164,10 +164,10 @@ def find_device(words: Sequence[str], profile: bool) -> tuple[str, list[str]]:
                         "device=NAME, others need --profile")
     if not named:
         return "cpu", others
-    from qfleet.assemble import device_of
+    from qfleet.assemble import resolve_device
     from qfleet.recipe import resolve
 
-    return str(device_of(resolve("cartpole", named).config.device)), others
+    return str(resolve_device(resolve("cartpole", named).config.device)), others
 
 
 def make_folder(name: str) -> Path:
@@ -181,11 +181,11 @@ def make_folder(name: str) -> Path:
 
 def write(path: Path, document: Mapping[str, Any]) -> str:
     """Write a JSON file atomically; returns its path."""
-    from qfleet.runs.appear import appearing
-    from qfleet.runs.webpage import finite
+    from qfleet.runs.appear import atomic_file
+    from qfleet.runs.webpage import nan_to_null
 
-    with appearing(path) as partial:
-        partial.write_text(json.dumps(finite(document), indent=2) + "\n")
+    with atomic_file(path) as partial:
+        partial.write_text(json.dumps(nan_to_null(document), indent=2) + "\n")
     return str(path)
 
 

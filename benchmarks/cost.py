@@ -35,7 +35,7 @@ from speed import describe_machine
 from speed.stage import BenchStage
 from speed.throughput import measure_throughput
 
-from qfleet.assemble import device_of
+from qfleet.assemble import resolve_device
 
 OUT = Path(__file__).parent / "results" / "cost.json"
 BASE = {"cartpole": {"lanes": 8, "batch": 64, "replay": 100_000}, "pong": {"lanes": 8, "batch": 32, "replay": 10_000}}
@@ -97,8 +97,8 @@ def gpu_cell(wish: dict, seconds: float, words: Sequence[str], played: bool) -> 
             f"actors={actors}", f"env.lanes={lanes // actors}", f"learner.batch_size={wish['batch']}",
             f"replay.capacity={wish['replay']}", f"replay.min_steps={wish['batch']}", "replay.alpha=0.6",
             "replay.store=device", *words])) as stage:
-        stage.replay.tick(wish["batch"])  # the warm-up is over
-        chunk = noise(stage.replay.layout, stage.spec.actions)
+        stage.replay.count_steps(wish["batch"])  # the warm-up is over
+        chunk = noise(stage.replay.layout, stage.spec.num_actions)
         for _ in range(wish["replay"] // stage.replay.layout.chunk_steps):
             stage.replay.add(chunk)
         stage.fill(0)
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     named = [word.removeprefix("device=") for word in args.overrides if word.startswith("device=")]
-    gpu = device_of(named[-1] if named else "auto").type == "cuda"
+    gpu = resolve_device(named[-1] if named else "auto").type == "cuda"
     if not gpu and len(named) < len(args.overrides):
         parser.error("on a CPU cells are what they are: of overrides there is device=NAME")
     args.seconds = args.seconds or (1.0 if gpu else 2.0)

@@ -18,9 +18,9 @@ import numpy as np
 from speed import describe_machine
 
 from qfleet import recipe
-from qfleet.assemble import cast_of, make_env, plan_of, settle
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.inline import Inline
+from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.inline import SingleProcessRun
 
 BINS = 24
 
@@ -51,19 +51,19 @@ class Watcher:
 def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.ndarray]], int]:
     cfg = recipe.resolve("deep-sea", [*overrides, "run.threads=1", "eval.period_steps=null"]).config
     env = make_env(cfg.env, cfg.env.lanes)
-    cfg = settle(cfg, env.spec)
-    run = Inline(cast_of(cfg, env), plan_of(cfg), Outside([], lambda snapshot: None, lambda *score: True,
-                                                          lambda *bad: None))
+    cfg = resolve_auto(cfg, env.spec)
+    run = SingleProcessRun(make_acting_setup(cfg, env), make_plan(cfg), Hooks([], lambda snapshot: None, lambda *score: True,
+                                                                              lambda *bad: None))
     actor, watcher, maps = run.actors[0], Watcher(cfg.env.kwargs["size"], cfg.env.lanes), []
     actor.begin(range(cfg.env.lanes))
-    while run.cell.progress().steps < steps:
+    while run.core.progress().steps < steps:
         obs = actor._obs["obs"]
         actor.step()
-        watcher.look(run.cell.progress().steps, obs, actor._sent[1]["bonus"], actor._sent[1]["arm"])
-        run.cell.learner.step()
-        if run.cell.progress().steps >= steps * (len(maps) + 1) / 3:
-            maps.append((run.cell.progress().steps, watcher.visits.copy()))
-    run.cast.close()
+        watcher.look(run.core.progress().steps, obs, actor._sent[1]["bonus"], actor._sent[1]["arm"])
+        run.core.learner.step()
+        if run.core.progress().steps >= steps * (len(maps) + 1) / 3:
+            maps.append((run.core.progress().steps, watcher.visits.copy()))
+    run.setup.close()
     return watcher, maps, cfg.agent.arms
 
 

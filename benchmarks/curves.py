@@ -12,7 +12,7 @@ from typing import Any
 
 from speed import describe_machine
 
-from qfleet.runs.plots import RETURNS, Run, read_run
+from qfleet.runs.plots import RETURNS, RunCurve, read_run
 
 CLOCKS = ("step", "frames", "updates", "episodes", "time_s")
 
@@ -28,10 +28,10 @@ def kept(directory: Path) -> dict[str, Any]:
             "cpu": begun["hardware"]["cpu"], "versions": begun["versions"], "rows": rows}
 
 
-def runs_of(document: dict[str, Any]) -> list[Run]:
+def runs_of(document: dict[str, Any]) -> list[RunCurve]:
     """What was kept, as `qfleet plot` knows it: runs of one file are seeds of one configuration."""
     names = (*CLOCKS, *RETURNS)
-    return [Run(run["name"], run["env_id"], {}, [dict(zip(names, row, strict=True)) for row in run["rows"]])
+    return [RunCurve(run["name"], run["env_id"], {}, [dict(zip(names, row, strict=True)) for row in run["rows"]])
             for run in document["runs"]]
 
 

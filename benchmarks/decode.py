@@ -25,7 +25,7 @@ from speed import describe_machine
 
 from qfleet.replay.decode import Decoder
 from qfleet.replay.host import HostReplay
-from qfleet.runtime.memory import keep_pages
+from qfleet.runtime.memory import retain_freed_memory
 
 
 class Watched(Decoder):
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keep_pages()  # as runs do: batches of this size would otherwise be mapped anew each time
+    retain_freed_memory()  # as runs do: batches of this size would otherwise be mapped anew each time
     env = AtariVectorEnv("pong", num_envs=LANES, num_threads=1, use_fire_reset=False)
     layout, replay = make(max(options.steps, 64 * CHUNK))
     fill(env, layout, replay, options.steps)

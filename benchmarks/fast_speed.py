@@ -74,7 +74,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     """A learner of Pong on a replay of noise, and its settled config."""
     import torch
 
-    from qfleet.assemble import layout_of, make_agent, settle
+    from qfleet.assemble import make_layout, make_agent, resolve_auto
     from qfleet.recipe import resolve
     from qfleet.replay.device import DeviceReplay
     from qfleet.replay.host import HostReplay
@@ -88,21 +88,21 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
         """Nobody is met, but a learner cannot know that: who is not Solo itself may meet others."""
 
     spec = noise_spec()
-    config = settle(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
-                                     "env.lanes=8", *overrides]).config, spec)
+    config = resolve_auto(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
+                                           "env.lanes=8", *overrides]).config, spec)
     torch.set_num_threads(config.run.threads or 1)
-    device, layout, agent = torch.device(config.device), layout_of(config, spec), make_agent(config, spec)
+    device, layout, agent = torch.device(config.device), make_layout(config, spec), make_agent(config, spec)
     store = DeviceReplay if config.replay.store == "device" else HostReplay
     replay = store(layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device)
-    replay.tick(10**9)
+    replay.count_steps(10**9)
     chunk = noise(layout, spec.actions)
     for _ in range(filled // layout.chunk_steps):
         replay.add(chunk)
-    replay.tick(10**6)
+    replay.count_steps(10**6)
     meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
     learner = Learner(agent, replay, Mailbox(), meter, config.learner, 1, device)
     if met:
-        learner.meet(Met(config.learner))
+        learner.set_sync(Met(config.learner))
     return learner, config
 
 
@@ -181,7 +181,7 @@ def layers(args: argparse.Namespace) -> None:
     from qfleet.nets import heads, patches
     from qfleet.nets.torsos import nature
 
-    assert cuda.kernel("lay") is not None, "no kernels of our own here"
+    assert cuda.compile_kernel("lay") is not None, "no kernels of our own here"
     pictures = torch.randint(256, (512, 4, 84, 84), dtype=torch.uint8, device="cuda")
     features = torch.randn(512, 3136, device="cuda").relu()
     for part, norm in itertools.product(("torso", "head"), ("none", "layer")):
@@ -201,8 +201,8 @@ def layers(args: argparse.Namespace) -> None:
         for way in ("kernels", "torch"):
             for module in (numbers, patches):
                 module.allowed = lambda way=way: way == "kernels"
-            for source, name in ((finish.SOURCE, "finish"), (rating.SOURCE, "rate")):
-                assert numbers.able(next(rounded.parameters()), source, name) == (way == "kernels"), (way, name)
+            for source, name in ((finish.EPILOGUE_SOURCE, "finish"), (rating.HEAD_SOURCE, "rate")):
+                assert numbers.kernels_available(next(rounded.parameters()), source, name) == (way == "kernels"), (way, name)
             found[way] = [round(float((mine - its).norm() / its.norm()), 5)
                           for mine, its in zip(results(rounded), wanted, strict=True)]
         keep(args, {"kind": "layers", "part": part, "norm": norm, "distance": found})
@@ -215,14 +215,14 @@ def beside(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from qfleet.agent import Arm
+    from qfleet.agent import ExplorationParams
     from qfleet.roles.policy import Policy
-    from qfleet.roles.reflex import Reflex
+    from qfleet.roles.reflex import GraphPolicy
 
     lanes, steps = 64, 400
     learner, config = learner_of(args.recipe, 512, args.set, 20_000, 10_000)
     policy = Policy(learner.agent, 1, torch.device(config.device), config.learner.precision)
-    reflex = Reflex(policy, noise_spec(), lanes, ())
+    reflex = GraphPolicy(policy, noise_spec(), lanes, ())
     rng = np.random.default_rng(1)
     seen = rng.integers(0, 255, (steps, lanes, 4, 84, 84), np.uint8)
     states = [{name: x + 0.02 * torch.randn_like(x) for name, x in policy.flat.state().items()} for _ in range(8)]
@@ -240,7 +240,7 @@ def beside(args: argparse.Namespace) -> None:
                 news = next(versions), states[step // 5 % len(states)]
                 reflex.refresh(SimpleNamespace(fetch=lambda newer_than, news=news: news))
             begin = time.perf_counter()
-            chosen.append(reflex.act({"obs": seen[step]}, Arm(torch.full((lanes,), 0.1)))[0].copy())
+            chosen.append(reflex.act({"obs": seen[step]}, ExplorationParams(torch.full((lanes,), 0.1)))[0].copy())
             spent.append(time.perf_counter() - begin)
         torch.cuda.synchronize()
         return np.stack(chosen), 1000 * statistics.median(spent)

@@ -25,10 +25,10 @@ import torch
 from speed import describe_machine
 
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.server import Push, ServerConfig, Shard
-from qfleet.runtime.memory import keep_pages
+from qfleet.roles.server import Push, ParameterServerConfig, Shard
+from qfleet.runtime.memory import retain_freed_memory
 from qfleet.runtime.wire.address import socket_address
-from qfleet.runtime.wire.shards import RemoteShard, ShardChannel, ShardServer, ShardService
+from qfleet.runtime.wire.shards import RemoteShard, GrpcShardChannel, ShardServer, ShardService
 
 TOKEN = "benchmark"
 MOST_BYTES = 1 << 30
@@ -36,7 +36,7 @@ MOST_BYTES = 1 << 30
 
 def serve(socket: str, parameters: int) -> None:
     """Be a shard until killed."""
-    keep_pages()
+    retain_freed_memory()
     torch.set_num_threads(1)
 
     def build(state: Mapping[str, Any]) -> Shard:
@@ -49,17 +49,17 @@ def serve(socket: str, parameters: int) -> None:
 
 
 def fresh(parameters: int) -> Shard:
-    return Shard("shard 0", torch.zeros(parameters), OptimizerConfig(), ServerConfig())
+    return Shard("shard 0", torch.zeros(parameters), OptimizerConfig(), ParameterServerConfig())
 
 
 def measure(shelf: RemoteShard, gradient: torch.Tensor, meetings: int, sequence: int) -> float:
     """Milliseconds of one meeting."""
-    _, shown = shelf.meet("learner", None, True)()
+    _, shown = shelf.push_pull("learner", None, True)()
     assert shown is not None
     begin = time.perf_counter()
     for number in range(1, meetings + 1):
         push = Push("learner", sequence + number, shown.epoch, shown.version, 1.0, gradient)
-        answer, shown = shelf.meet("learner", push, True)()
+        answer, shown = shelf.push_pull("learner", push, True)()
         assert answer is not None and shown is not None and answer.verdict == "applied"
     return 1000 * (time.perf_counter() - begin) / meetings
 
@@ -74,23 +74,23 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.parameters)
-    keep_pages()
+    retain_freed_memory()
     torch.set_num_threads(1)
     gradient, found = torch.randn(args.parameters) / 1000, {"shared": [], "sent": []}
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "shard.sock"
         words = [sys.executable, __file__, "--serve", str(socket), "--parameters", str(args.parameters)]
         with subprocess.Popen(words) as shard:
-            shelves = {way: RemoteShard(ShardChannel(socket_address(socket), TOKEN), 30.0, share=way == "shared")
-                       for way in found}
-            shelves["sent"].load(fresh(args.parameters).state_dict())
+            shard_clients = {way: RemoteShard(GrpcShardChannel(socket_address(socket), TOKEN), 30.0, share=way == "shared")
+                             for way in found}
+            shard_clients["sent"].load(fresh(args.parameters).state_dict())
             for number in range(args.rounds + 1):
-                for place, (way, shelf) in enumerate(shelves.items()):
+                for place, (way, shelf) in enumerate(shard_clients.items()):
                     spent = measure(shelf, gradient, args.meetings, (2 * number + place) * args.meetings)
                     if number:  # the first is for getting warm
                         found[way].append(round(spent, 2))
-            for way, shelf in shelves.items():
-                assert (shelf._board is not None) == (way == "shared")
+            for way, shelf in shard_clients.items():
+                assert (shelf._buffer is not None) == (way == "shared")
                 shelf.close()
             shard.kill()
     medians = {way: statistics.median(rounds) for way, rounds in found.items()}

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from speed import describe_machine
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.algos import ngu, r2d2
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
@@ -29,28 +29,28 @@ from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.roles.evaluator import Tally
+from qfleet.roles.evaluator import EpisodeCounter
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.policy import Policy
 from qfleet.roles.weights import Mailbox
 from qfleet.types import EnvSpec, Leaf
 
-SPEC = EnvSpec("bench", {"obs": Leaf((64,), "float32", "vector")}, actions=6)
+SPEC = EnvSpec("bench", {"obs": Leaf((64,), "float32", "vector")}, num_actions=6)
 CPU = torch.device("cpu")
 LANES, BATCH = 16, 32
 
 
 def filled(agent: r2d2.Agent, episode: int = 400, steps: int = 2_000) -> HostReplay:
     """A replay full of random episodes."""
-    layout = Layout(SPEC, agent.window, 160, agent.columns, agent.states, agent.marks)
+    layout = Layout(SPEC, agent.window, 160, agent.columns, agent.stored_states, agent.state_rows)
     cfg = ReplayConfig(capacity=LANES * steps, min_steps=0, samples_per_insert=1e9, chunk_steps=160, alpha=0.9)
     replay, chunker, rng = HostReplay(layout, cfg, 0, CPU), Chunker(layout, LANES), np.random.default_rng(0)
     for t in range(steps):
         last = np.full(LANES, t % episode == episode - 1)
         row = {name: (0.1 * rng.normal(size=(LANES, *shape))).astype(dtype)
-               for name, (shape, dtype) in agent.states.items()}
+               for name, (shape, dtype) in agent.stored_states.items()}
         obs = {"obs": rng.normal(size=(LANES, 64)).astype(np.float32)}
-        replay.tick(LANES)
+        replay.count_steps(LANES)
         action, reward = rng.integers(6, size=LANES), rng.normal(size=LANES)
         for _, chunk in chunker.append(obs, action, reward, 1.0 * ~last, last, row):
             replay.add(chunk)
@@ -60,9 +60,9 @@ def filled(agent: r2d2.Agent, episode: int = 400, steps: int = 2_000) -> HostRep
 def ours(cfg: r2d2.Config, seconds: float) -> float:
     """Sequences per second of a learner."""
     agent = r2d2.build(cfg, SPEC)
-    learner = Learner(agent, filled(agent), Mailbox(), Tally(0, 1), LearnerConfig(
+    learner = Learner(agent, filled(agent), Mailbox(), EpisodeCounter(0, 1), LearnerConfig(
         batch_size=BATCH, precision="fp32", clip_norm=40), 0, CPU)
-    learner.burst = 1
+    learner.max_updates_per_step = 1
     return BATCH * rate(learner.step, seconds)
 
 
@@ -72,17 +72,17 @@ def bare(cfg: r2d2.Config, seconds: float) -> float:
     net, target = agent.network(), agent.network()
     optimizer = torch.optim.Adam(net.parameters(), 1e-4, fused=True)
     batch = filled(agent).sample(BATCH)
-    side, rows = r2d2.past_of(batch.rows, 6), batch.rows
+    side, rows = r2d2.window_last_action_reward(batch.rows, 6), batch.rows
 
     def update() -> None:
-        q = r2d2.unrolled(net, batch, side, cfg)
+        q = r2d2.unroll_q(net, batch, side, cfg)
         with torch.no_grad():
-            wanted = r2d2.unrolled(target, batch, side, cfg)
+            wanted = r2d2.unroll_q(target, batch, side, cfg)
             v = wanted.gather(2, q.argmax(2, keepdim=True)).squeeze(2)
             reward, discount, last = (rows[name][:, cfg.burn_in:] for name in ("reward", "discount", "last"))
             step = n_step(reward, discount, last, cfg.gamma, cfg.n_step)
             y = h(step.ret + step.discount * h_inverse(v.gather(1, step.row)))
-        loss = (r2d2.taken(rows, q, cfg) - y).square().mean()
+        loss = (r2d2.q_of_actions(rows, q, cfg) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 40)
@@ -100,7 +100,7 @@ def acting(agent: r2d2.Agent, arms: int | None, seconds: float, memories: int = 
             policy.memory["episodic.keys"].normal_()
             policy.memory["episodic.count"].fill_(memories)
     rng, over = np.random.default_rng(0), np.zeros(LANES, bool)
-    arm = Arm(torch.full((LANES,), 0.1), None if arms is None else torch.arange(LANES) % arms)
+    arm = ExplorationParams(torch.full((LANES,), 0.1), None if arms is None else torch.arange(LANES) % arms)
     obs = {"obs": rng.normal(size=(LANES, 64)).astype(np.float32)}
     reward = rng.normal(size=LANES).astype(np.float32)
 
@@ -114,7 +114,7 @@ def acting(agent: r2d2.Agent, arms: int | None, seconds: float, memories: int = 
 def nearest_alone(cfg: ngu.Config, seconds: float, memories: int) -> float:
     """Searches of nearest neighbours, lanes times calls per second."""
     keys, count = torch.randn(LANES, cfg.episodic_capacity, cfg.embedding), torch.full((LANES,), memories)
-    return LANES * rate(lambda: ngu.nearest(keys, count, torch.randn(LANES, cfg.embedding), cfg.neighbours), seconds)
+    return LANES * rate(lambda: ngu.knn_squared_distances(keys, count, torch.randn(LANES, cfg.embedding), cfg.neighbours), seconds)
 
 
 def rate(do, seconds: float) -> float:

@@ -26,7 +26,7 @@ from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
 from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
-SPEC = EnvSpec("vector", {"obs": Leaf((4,), "float32", "vector")}, actions=2)
+SPEC = EnvSpec("vector", {"obs": Leaf((4,), "float32", "vector")}, num_actions=2)
 CHUNK, TURN = 64, 100
 Turn = Callable[[np.ndarray], tuple[float, float]]
 
@@ -39,7 +39,7 @@ def ours(capacity: int, batch: int, rng: np.random.Generator) -> Turn:
     for _ in range(capacity // CHUNK):
         rows = {c.name: rng.random((layout.rows, *c.shape)).astype(c.dtype) for c in layout.columns}
         rows["last"][:] = False
-        replay.tick(CHUNK)
+        replay.count_steps(CHUNK)
         replay.add(Chunk(rows, np.ones(CHUNK, bool)), rng.random(CHUNK) + 0.01)
 
     def turn(priority: np.ndarray) -> tuple[float, float]:

@@ -40,10 +40,10 @@ def meetings(x: str) -> Draw:
     def draw(document: dict[str, Any]) -> Any:
         groups = []
         for way, runs in document["ways"].items():
-            told = [plots.Run(f"{way}-s{i}", "CartPole-v1", {"way": way},
-                              [{"step": row[0], plots.AXES[x][0]: row[place], "eval/mean_reward": row[3]}
-                               for row in run["scores"]]) for i, run in enumerate(runs, 1)]
-            groups.append(plots.Group(f"{WAYS[way]} ({len(told)} seeds)", told))
+            told = [plots.RunCurve(f"{way}-s{i}", "CartPole-v1", {"way": way},
+                                   [{"step": row[0], plots.AXES[x][0]: row[place], "eval/mean_reward": row[3]}
+                                    for row in run["scores"]]) for i, run in enumerate(runs, 1)]
+            groups.append(plots.RunGroup(f"{WAYS[way]} ({len(told)} seeds)", told))
         return plots.draw(groups, x, ["eval/mean_reward"], 3)
 
     return draw
@@ -51,7 +51,7 @@ def meetings(x: str) -> Draw:
 
 def training(document: dict[str, Any]) -> Any:
     """Runs that curves.py has kept, as `qfleet plot` draws them."""
-    return plots.draw(plots.group(curves.runs_of(document)))
+    return plots.draw(plots.group_runs(curves.runs_of(document)))
 
 
 def contest(document: dict[str, Any]) -> Any:

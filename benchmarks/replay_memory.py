@@ -40,7 +40,7 @@ def resident() -> int:
 
 
 def make(capacity: int) -> tuple[Layout, HostReplay]:
-    spec = EnvSpec("atari", {"image": Leaf((4, 84, 84), "uint8", "image", stack=4)}, actions=18)
+    spec = EnvSpec("atari", {"image": Leaf((4, 84, 84), "uint8", "image", stack=4)}, num_actions=18)
     layout = Layout(spec, Window(future=1), CHUNK)
     cfg = ReplayConfig(capacity=capacity, min_steps=0, samples_per_insert=1e12, chunk_steps=CHUNK, alpha=0.6)
     return layout, HostReplay(layout, cfg, seed=0, device=torch.device("cpu"))
@@ -58,7 +58,7 @@ def fill(env, layout: Layout, replay: HostReplay, steps: int) -> float:
         after, reward, terminated, truncated, _ = env.step(action)
         begin = time.perf_counter()
         for _, chunk in chunker.append({"image": obs}, action, reward, 1.0 - terminated, last):
-            replay.tick(CHUNK)
+            replay.count_steps(CHUNK)
             replay.add(chunk, rng.random(layout.starts) + 0.01)
             chunks += 1
         spent += time.perf_counter() - begin

@@ -25,13 +25,13 @@ import torch
 from sinks import Sink
 from speed import describe_machine
 
-from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
 from qfleet.recipe import resolve
-from qfleet.roles.server import Answer, Met, Push, ServerConfig, Shard, shards_of
-from qfleet.roles.viaserver import ViaServer
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.inline import Inline
-from qfleet.runtime.plan import Stop
+from qfleet.roles.server import PushResult, PushPullResult, Push, ParameterServerConfig, Shard, make_shards
+from qfleet.roles.viaserver import ParameterServerSync
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runtime.plan import StopRule
 
 RULES: dict[str, tuple[int, list[str]]] = {
     "in time": (0, []),
@@ -50,11 +50,11 @@ class Late:
         self.waiting: deque[Push] = deque()
         self.pulls = 0
 
-    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+    def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
         answer = None
         if push is not None:
             self.waiting.append(replace(push, worker=self.name))
-            answer = Answer("applied", self.shard.version, 0)
+            answer = PushResult("applied", self.shard.version, 0)
             if len(self.waiting) > self.staleness:
                 answer = self.shard.push(self.waiting.popleft())
         self.pulls += pull
@@ -72,7 +72,7 @@ class Twice(Sink):
 
     def __init__(self) -> None:
         self.scores: list[float] = []
-        self.stop: Stop | None = None
+        self.stop: StopRule | None = None
 
     def write(self, record: Mapping[str, Any]) -> None:
         if "eval/mean_reward" in record:
@@ -88,22 +88,22 @@ def train(staleness: int, overrides: list[str], seed: int) -> dict:
     with ExitStack() as stack:
         env = make_env(config.env, config.env.lanes)
         stack.callback(env.close)
-        config = settle(config, env.spec)
+        config = resolve_auto(config, env.spec)
         torch.set_num_threads(1)
-        cast = cast_of(config, env)
+        cast = make_acting_setup(config, env)
         stack.callback(cast.close)
         sink = Twice()
-        outside = Outside([sink], lambda snapshot: None, lambda *best: True, lambda sample, update: None)
-        inline = Inline(cast, plan_of(config), outside)
-        sink.stop = inline.cell.stop
-        learner, rule = inline.cell.learner, config.server
-        shard = shards_of(learner.flat.master, learner.cfg, ServerConfig(**rule.model_dump()))[0]
-        gradients = ViaServer("learner", [Late(shard, staleness)], rule, inline.cell.meter)
-        learner.meet(gradients)
-        learner.advance = gradients.advance
+        outside = Hooks([sink], lambda snapshot: None, lambda *best: True, lambda sample, update: None)
+        inline = SingleProcessRun(cast, make_plan(config), outside)
+        sink.stop = inline.core.stop
+        learner, rule = inline.core.learner, config.server
+        shard = make_shards(learner.flat.master, learner.cfg, ParameterServerConfig(**rule.model_dump()))[0]
+        gradients = ParameterServerSync("learner", [Late(shard, staleness)], rule, inline.core.meter)
+        learner.set_sync(gradients)
+        learner.next_update_count = gradients.next_update_count
         reason = inline.run()
     ages = {str(age): count for age, count in sorted(shard.staleness.items())}
-    return {"seed": seed, "updates": learner.updates, "steps": inline.cell.progress().steps,
+    return {"seed": seed, "updates": learner.updates, "steps": inline.core.progress().steps,
             "solved": reason == "stop_at", "best": max(sink.scores), "staleness": ages}
 
 

@@ -42,7 +42,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "dqn, impala": ("dqn", {"double": False, "torso": "impala"}),
     "btr": ("iqn", BTR),
 }
-SPEC = EnvSpec("atari", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, actions=6)
+SPEC = EnvSpec("atari", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, num_actions=6)
 
 
 class Repeating:
@@ -79,7 +79,7 @@ def learner(algo: str, switches: dict, precision: str, device: torch.device) -> 
     agent = module.build(module.Config(**switches), SPEC)
     made = Learner(agent, Repeating(agent.window.length, device), Mailbox(), Deaf(),
                    LearnerConfig(precision=precision, publish_period_updates=10**9), 0, device)
-    made.burst = 3
+    made.max_updates_per_step = 3
     return made
 
 
@@ -89,7 +89,7 @@ def seconds(made: Learner, device: torch.device) -> float:
     made.step()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return (clock() - begin) / made.burst
+    return (clock() - begin) / made.max_updates_per_step
 
 
 def main() -> None:

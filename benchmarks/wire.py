@@ -36,18 +36,18 @@ import torch
 from speed import describe_machine
 
 from qfleet import recipe
-from qfleet.assemble import layout_of, make_agent, make_env, settle
+from qfleet.assemble import make_layout, make_agent, make_env, resolve_auto
 from qfleet.replay.host import HostReplay
 from qfleet.roles.actor import Recorder
-from qfleet.runtime.memory import keep_pages
+from qfleet.runtime.memory import retain_freed_memory
 from qfleet.runtime.wire.address import socket_address
-from qfleet.runtime.wire.channel import Caller
-from qfleet.runtime.wire.client import Link
+from qfleet.runtime.wire.channel import GrpcChannel
+from qfleet.runtime.wire.client import FleetConnection
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.runtime.wire.desk import Desk
-from qfleet.runtime.wire.inbox import Inbox, unpack
+from qfleet.runtime.wire.desk import PublishedState
+from qfleet.runtime.wire.inbox import Inbox, decode_message
 from qfleet.runtime.wire.registry import Registry
-from qfleet.runtime.wire.server import Server
+from qfleet.runtime.wire.server import FleetServer
 from qfleet.types import EnvSpec
 
 GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "MontezumaRevenge", "Boxing", "Asterix")
@@ -63,16 +63,16 @@ class Cell:
     """Desk, registry, inbox and service of a cell process, at a socket in `folder`."""
 
     def __init__(self, folder: Path, actors: int, steps: int = 1 << 62) -> None:
-        self.desk, self.registry = Desk("seed: 1\n", "{}", actors), Registry(actors, 30.0)
+        self.published, self.registry = PublishedState("seed: 1\n", "{}", actors), Registry(actors, 30.0)
         self.inbox = Inbox(FleetConfig().inbox_messages, steps)
         self.socket = folder / "cell.sock"
-        self.server = Server(self.desk, self.registry, self.inbox, FleetConfig(), self.socket, [TOKEN])
+        self.server = FleetServer(self.published, self.registry, self.inbox, FleetConfig(), self.socket, [TOKEN])
         self.server.start()
 
     def news(self) -> Iterator[Any]:
         """The messages that wait, each once."""
         while (message := self.inbox.pop()) is not None:
-            if self.registry.fresh(message.index, message.incarnation, message.sequence):
+            if self.registry.accept_sequence(message.index, message.incarnation, message.sequence):
                 yield message
 
 
@@ -93,7 +93,7 @@ def child(*words: str) -> Iterator[subprocess.Popen[str]]:
 def follow(place: str, name: str) -> None:
     """Be an actor that plays a little and says when which weights have come, until its input ends."""
     torch.set_num_threads(1)
-    link = Link(Caller(socket_address(Path(place)), TOKEN), name)
+    link = FleetConnection(GrpcChannel(socket_address(Path(place)), TOKEN), name)
     link.hello()
     asked: dict[str, float] = {}
     fetch = link._caller.fetch
@@ -108,7 +108,7 @@ def follow(place: str, name: str) -> None:
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     version = -1
     while not over.wait(0.005):
-        link.metrics.tick(LANES)
+        link.metrics.count_steps(LANES)
         if (found := link.weights.fetch(version)) is not None:
             version, now = found[0], time.monotonic()
             print(json.dumps([version, now, asked["at"]]), flush=True)
@@ -140,7 +140,7 @@ def _rounds(cell: Cell, state: dict[str, torch.Tensor], actors: int, rounds: int
         crowd = [stack.enter_context(child("--follow", str(cell.socket), f"local/{i}")) for i in range(actors)]
         for version in range(rounds + 1):
             began = time.monotonic()
-            cell.desk.publish({name: value + version for name, value in state.items()}, version)
+            cell.published.publish({name: value + version for name, value in state.items()}, version)
             told = [json.loads(each.stdout.readline()) for each in crowd if each.stdout is not None]
             assert all(line[0] == version for line in told)
             if version:  # the first round waits for processes to start
@@ -162,8 +162,8 @@ def store(folder: str, game: str, spec: str) -> None:
     """Be a cell: store what comes until the input ends, and tell what it was and what it cost."""
     torch.set_num_threads(1)
     made = EnvSpec.from_json(json.loads(spec))
-    config = settle(settings(game), made)
-    layout = layout_of(config, made)
+    config = resolve_auto(settings(game), made)
+    layout = make_layout(config, made)
     replay = HostReplay(layout, config.replay, 0, torch.device("cpu"))
     cell = Cell(Path(folder), 1, LANES * config.replay.chunk_steps // 8)
     over = threading.Event()
@@ -176,12 +176,12 @@ def store(folder: str, game: str, spec: str) -> None:
             if not sums and replay.steps >= WARM_UP:
                 before = (time.process_time(), clock())
             since = clock()
-            delivery = unpack(message, layout)
-            replay.tick(delivery.steps)
-            for packed, priority in delivery.parcels:
-                replay.insert(packed, priority)
+            delivery = decode_message(message, layout)
+            replay.count_steps(delivery.steps)
+            for packed, priority in delivery.chunks:
+                replay.add_packed(packed, priority)
             if any(before):
-                sums.update(steps=delivery.steps, bytes=message.ByteSize(), messages=1, chunks=len(delivery.parcels))
+                sums.update(steps=delivery.steps, bytes=message.ByteSize(), messages=1, chunks=len(delivery.chunks))
                 sums["storing"] += clock() - since
     sums["calls"] = time.process_time() - before[0] - (clock() - before[1])
     print(json.dumps(sums))
@@ -202,10 +202,10 @@ def play(folder: str, game: str, steps: int) -> None:
     env = make_env(config.env, LANES)
     first = env.reset(range(LANES))  # here, for it costs as much as thousands of steps
     emulators = set(thread_seconds()) - before
-    layout, agent = layout_of(config, env.spec), make_agent(config, env.spec)
+    layout, agent = make_layout(config, env.spec), make_agent(config, env.spec)
     with child("--store", folder, game, json.dumps(env.spec.to_json())) as cell:
         assert cell.stdin is not None and cell.stdout is not None and cell.stdout.readline() == "ready\n"
-        link = Link(Caller(socket_address(Path(folder) / "cell.sock"), TOKEN), "local/0")
+        link = FleetConnection(GrpcChannel(socket_address(Path(folder) / "cell.sock"), TOKEN), "local/0")
         link.hello()
         recorder = Recorder(agent, layout, LANES, link.replay(layout, LANES), True)
         link.start()
@@ -253,8 +253,8 @@ class Player:
             out = self.env.recv()
             two = clock()
             alive = ~self.last
-            self.recorder.replay.tick(int(alive.sum()))
-            self.recorder.row(self.obs, choice, out.reward * alive, out.discount * alive, self.last)
+            self.recorder.replay.count_steps(int(alive.sum()))
+            self.recorder.record_row(self.obs, choice, out.reward * alive, out.discount * alive, self.last)
             on_env, recording = on_env + two - one, recording + clock() - two
             self.obs, self.last = out.obs, out.last
         return on_env, recording
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--store", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--play", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    keep_pages()  # as the processes of a fleet do
+    retain_freed_memory()  # as the processes of a fleet do
     if args.follow:
         return follow(*args.follow)
     if args.store:

@@ -11,7 +11,7 @@ from qfleet.agent import Agent, Decision, Loss, epsilon_greedy
 from qfleet.algos import dqn
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, PositiveCount
-from qfleet.maths.bellman import huber, pick
+from qfleet.maths.bellman import huber, gather_actions
 from qfleet.types import Window
 
 
@@ -38,9 +38,9 @@ class Advantage:
             action, reward, discount = (batch.rows[name][:, 0] for name in ("action", "reward", "discount"))
             with torch.no_grad():
                 q_BA, q_next_BA = target(batch.obs(0)), target(batch.obs(1))
-                behind = q_BA.amax(1) - pick(q_BA, action)
+                behind = q_BA.amax(1) - gather_actions(q_BA, action)
                 y = reward + cfg.gamma * discount * q_next_BA.amax(1) - cfg.gap * behind
-            q = pick(net(batch.obs(0)), action)
+            q = gather_actions(net(batch.obs(0)), action)
             return Loss(huber(q, y), (y - q.detach()).abs(), metrics={"train/behind": behind})
 
         return Agent(lambda: dqn.QNetwork(dqn.Config(hidden=cfg.hidden), spec), act, loss, Window())

@@ -10,7 +10,7 @@ from typing import NoReturn
 from qfleet.cli import main
 from qfleet.runtime.signals import ignore_late, keep_exit_code
 
-FINAL = (2, 75)
+FINAL_EXIT_CODES = (2, 75)
 """Misused, or told to stop: another attempt would end in the same way, or is not wanted."""
 
 
@@ -21,7 +21,7 @@ def leave(code: int, word: str | None = None) -> NoReturn:
     torchrun tells no exit code but 0 and 1, and may start ranks anew: what is final is said in the file `word` instead.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"):
-        if word and code in FINAL:
+        if word and code in FINAL_EXIT_CODES:
             Path(word).write_text(f"{code}\n")
             code = 0
         sys.stdout.flush()

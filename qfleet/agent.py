@@ -18,7 +18,7 @@ Memory = Any
 
 
 @dataclass(frozen=True)
-class Arm:
+class ExplorationParams:
     """What exploration varies per lane: [N] tensors, and whether networks that have noise of their own use it.
 
     `index` says which of an agent's `count` policies to follow, where it has a family of them; None = the one to win
@@ -28,29 +28,29 @@ class Arm:
     """
 
     epsilon: torch.Tensor
-    noise: bool = True
+    network_noise: bool = True
     index: torch.Tensor | None = None
     sigma: torch.Tensor | None = None
     theta: float = 1.0
     count: int = 0
 
-    def to(self, device: torch.device) -> Arm:
+    def to(self, device: torch.device) -> ExplorationParams:
         index = None if self.index is None else self.index.to(device)
         sigma = None if self.sigma is None else self.sigma.to(device)
-        return Arm(self.epsilon.to(device), self.noise, index, sigma, self.theta, self.count)
+        return ExplorationParams(self.epsilon.to(device), self.network_noise, index, sigma, self.theta, self.count)
 
 
 @dataclass(frozen=True)
-class Recall:
+class RecurrentState:
     """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step
     brought [N], `forget(memory, over)` in the lanes [N] whose episode is over. `kept` names what outlives episodes and
     belongs into a checkpoint. A memory has the same names, shapes and dtypes from first to last. All return new
     tensors: those of before may still be waiting to be stored."""
 
-    begin: Callable[[int, torch.device], Memory]
+    initial: Callable[[int, torch.device], Memory]
     observe: Callable[[Memory, torch.Tensor], Memory]
-    forget: Callable[[Memory, torch.Tensor], Memory]
-    kept: tuple[str, ...] = ()
+    reset: Callable[[Memory, torch.Tensor], Memory]
+    persistent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Rate:
+class ParamGroup:
     """How a part of a network moves: by `factor` times the learning rate, and in every `period`-th update only."""
 
-    factor: float
+    lr_factor: float
     period: int = 1
 
 
@@ -103,23 +103,23 @@ class Agent:
     """
 
     network: Callable[[], nn.Module]
-    act: Callable[[nn.Module, Tensors, Memory, Arm, torch.Generator], Decision]
+    act: Callable[[nn.Module, Tensors, Memory, ExplorationParams, torch.Generator], Decision]
     loss: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]
     window: Window
     columns: Columns = field(default_factory=dict)
-    hints: Columns = field(default_factory=dict)
+    priority_inputs: Columns = field(default_factory=dict)
     priority: Callable[[Tensors], torch.Tensor] | None = None
-    appraise: Callable[[nn.Module, Tensors, torch.Tensor], Tensors] | None = None
-    recall: Recall | None = None
-    states: Columns = field(default_factory=dict)
-    marks: tuple[int, ...] = (0,)
+    evaluate_actions: Callable[[nn.Module, Tensors, torch.Tensor], Tensors] | None = None
+    recurrent_state: RecurrentState | None = None
+    stored_states: Columns = field(default_factory=dict)
+    state_rows: tuple[int, ...] = (0,)
     arms: int = 1
-    notes: tuple[str, ...] = ()
-    rates: Mapping[str, Rate] = field(default_factory=dict)
-    rested: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
+    eval_buffers: tuple[str, ...] = ()
+    param_groups: Mapping[str, ParamGroup] = field(default_factory=dict)
+    loss_when_frozen: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
 
 
-def epsilon_greedy(q_NA: torch.Tensor, arm: Arm, rng: torch.Generator) -> torch.Tensor:
+def epsilon_greedy(q_NA: torch.Tensor, arm: ExplorationParams, rng: torch.Generator) -> torch.Tensor:
     """The best action, or with probability ε any action, lane by lane: [N]."""
     lanes, actions = q_NA.shape
     chance = torch.rand(lanes, generator=rng, device=q_NA.device)

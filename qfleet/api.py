@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from qfleet import crew, envs, gallery, head, recipe, session, squad, troop
-from qfleet.agent import Arm
-from qfleet.assemble import describe_plan, device_of, ending_env, make_agent, make_env, settle, unsettled
+from qfleet.agent import ExplorationParams
+from qfleet.assemble import describe_plan, resolve_device, with_step_limit, make_agent, make_env, resolve_auto, reopen_auto
 from qfleet.config import parse_mapping, validate
-from qfleet.envs.spaces import Interpreter, Misfit, Stray
+from qfleet.envs.spaces import SpaceAdapter, SpaceMismatch, OutOfSpace
 from qfleet.explore.constant import Constant
 from qfleet.roles.evaluator import evaluate as judge
 from qfleet.roles.metrics import Sink, as_sink
@@ -30,12 +30,12 @@ from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds
 from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import Place, Which, find_checkpoint, foreign_names, require_closed, require_trusted
+from qfleet.runs.find import StrPath, Which, find_checkpoint, foreign_names, require_no_outside_links, require_trusted
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, Obs, UserError
 
-Listener = Sink | Callable[[Mapping[str, Any]], object]
+SinkLike = Sink | Callable[[Mapping[str, Any]], object]
 """Who gets metric records: a sink, or a function."""
 
 
@@ -59,7 +59,7 @@ class EvalResult:
 
 
 @dataclass(frozen=True)
-class Step:
+class RolloutStep:
     """One step of a rollout: the picture after it, its unclipped reward, and whether it ended its episode."""
 
     frame: np.ndarray | None
@@ -68,8 +68,8 @@ class Step:
     done: bool
 
 
-def train(config: RunConfig | Mapping[str, Any] | Place, overrides: Sequence[str] = (), *,
-          sinks: Sequence[Listener] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
+def train(config: RunConfig | Mapping[str, Any] | StrPath, overrides: Sequence[str] = (), *,
+          sinks: Sequence[SinkLike] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
     """Train a new run. `config` is a RunConfig, a recipe, file or environment id, or nested settings as in a file.
 
     `sinks` get every metric record: objects with write(record), flush() and close(), or functions that take a record.
@@ -84,7 +84,7 @@ def train(config: RunConfig | Mapping[str, Any] | Place, overrides: Sequence[str
     return _engine(config).start(config, listeners, provenance or {})
 
 
-def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Listener] = (), root: Place = "runs",
+def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkLike] = (), root: StrPath = "runs",
            trust: bool = False) -> TrainResult:
     """Continue a run from its newest valid checkpoint; some keys may change, see `recipe.RESUMABLE`.
 
@@ -94,13 +94,13 @@ def resume(run: Place, overrides: Sequence[str] = (), *, sinks: Sequence[Listene
     directory = RunDirectory.open(run, root)
     if not trust:
         require_trusted(directory)
-        require_closed(directory)
+        require_no_outside_links(directory)
     old = recipe.resolve(str(directory.config), []).config
     new = recipe.resolve(str(directory.config), pairs).config
     recipe.changed_on_resume(old, new)
-    new = unsettled(old, new, [pair.partition("=")[0] for pair in pairs])
+    new = reopen_auto(old, new, [pair.partition("=")[0] for pair in pairs])
     _require_importable(new)
-    return _engine(new).go_on(directory, new, listeners)
+    return _engine(new).resume(directory, new, listeners)
 
 
 def _engine(config: RunConfig) -> Any:
@@ -115,13 +115,13 @@ def _engine(config: RunConfig) -> Any:
 def plan(config: RunConfig) -> list[tuple[str, str]]:
     """What a run would do and take, in words, without training."""
     with closing(make_env(config.env, 1)) as env:
-        session.source_of_weights(config, env.spec)  # that it is there
-        return describe_plan(settle(config, env.spec), env.spec)
+        session.initial_weights(config, env.spec)  # that it is there
+        return describe_plan(resolve_auto(config, env.spec), env.spec)
 
 
-def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
-             lanes: int | None = None, device: str | None = None, root: Place = "runs", trust: bool = False,
-             told: Callable[[int], None] = lambda episodes: None) -> EvalResult:
+def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
+             lanes: int | None = None, device: str | None = None, root: StrPath = "runs", trust: bool = False,
+             on_episode: Callable[[int], None] = lambda episodes: None) -> EvalResult:
     """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's; `told` counts them.
 
     Without a `device` they are played where the run was trained, or on the CPU if there is no such thing here.
@@ -132,9 +132,9 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
     try:
         agent = load(path, which=which, device=device, root=root, trust=trust)
         lanes = lanes or min(episodes, agent.config.eval.lanes)
-        with _threads(agent.config), closing(make_env(ending_env(agent.config.env), lanes)) as env:
-            session.require_same(agent.checkpoint, env.spec)
-            score = judge(agent.policy, env, episodes, epsilon, seed, told=told)
+        with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), lanes)) as env:
+            session.require_same_env(agent.checkpoint, env.spec)
+            score = judge(agent.policy, env, episodes, epsilon, seed, on_episode=on_episode)
     except torch.OutOfMemoryError as error:
         error.add_note("make room on the GPU (nvidia-smi lists who uses it), or play on the CPU: device=\"cpu\", or "
                        "--device cpu of `qfleet eval`")
@@ -143,28 +143,28 @@ def evaluate(path: Place, *, episodes: int = 20, seed: int = 1000, epsilon: floa
                       score.returns, score.lengths, str(agent.checkpoint.path), str(agent.policy.device))
 
 
-def rollout(path: Place, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
-            root: Place = "runs", trust: bool = False) -> Iterator[Step]:
+def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
+            root: StrPath = "runs", trust: bool = False) -> Iterator[RolloutStep]:
     """Play greedily, step by step, with pictures."""
     _require(episodes=episodes)
     agent = load(path, which=which, root=root, trust=trust)
-    greedy = Constant(0.0, 1).arms(0)
-    with _threads(agent.config), closing(make_env(ending_env(agent.config.env), 1, render=render)) as env:
-        session.require_same(agent.checkpoint, env.spec)
+    greedy = Constant(0.0, 1).params(0)
+    with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as env:
+        session.require_same_env(agent.checkpoint, env.spec)
         obs, episode, over = env.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
         agent.policy.begin(1)
-        yield Step(env.render(), 0.0, episode, False)
+        yield RolloutStep(env.render(), 0.0, episode, False)
         while episode < episodes:
             action, _ = agent.policy.act(obs, greedy)
             env.send(action)
             outcome = env.recv()
-            agent.policy.observe(outcome.reward, over | outcome.cut)
+            agent.policy.observe(outcome.reward, over | outcome.aborted)
             obs, over, done = outcome.obs, outcome.last, bool(outcome.last[0])
-            yield Step(env.render(), float(outcome.score[0]), episode, done)
+            yield RolloutStep(env.render(), float(outcome.raw_reward[0]), episode, done)
             episode += done
 
 
-def load(path: Place, *, which: Which = "best", device: str | None = "cpu", root: Place = "runs",
+def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", root: StrPath = "runs",
          trust: bool = False) -> TrainedAgent:
     """A trained agent that acts: from a run (by path, or by name under `root`) or from a checkpoint.
 
@@ -215,28 +215,28 @@ class TrainedAgent:
         lanes = len(next(iter(leaves.values())))
         if self.policy.memory is not None:
             self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
-        chosen = self.policy.act(leaves, Arm(torch.full((lanes,), epsilon), noise=False))[0]
+        chosen = self.policy.act(leaves, ExplorationParams(torch.full((lanes,), epsilon), network_noise=False))[0]
         numbers = chosen.tolist() if self.spec.box is None else list(chosen)
         actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
         return actions[0] if single else np.asarray(actions)
 
     @cached_property
-    def interpreter(self) -> Interpreter | None:
+    def interpreter(self) -> SpaceAdapter | None:
         """The environment's own words; built when first needed, since it takes an environment to tell them."""
-        found = envs.interpreter(self.config.env)
+        found = envs.make_space_adapter(self.config.env)
         if found is not None:
-            session.require_same(self.checkpoint, EnvSpec(self.spec.id, found.eyes.leaves, found.actions.n,
-                                                          box=found.actions.box))
+            session.require_same_env(self.checkpoint, EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n,
+                                                              box=found.actions.box))
         return found
 
     def _leaves(self, obs: Any) -> tuple[Obs, bool]:
         """The network's view [N, ...] of what was given, and whether that was one observation."""
         try:
             if self.interpreter is not None:
-                return self.interpreter.leaves(obs)
-        except Stray as error:
+                return self.interpreter.encode(obs)
+        except OutOfSpace as error:
             raise UserError(str(error)) from None
-        except Misfit as error:
+        except SpaceMismatch as error:
             return self._as_leaves(obs, f" ({error})")
         return self._as_leaves(obs, "")
 
@@ -260,7 +260,7 @@ class TrainedAgent:
         return arrays, single
 
 
-def export(path: Place, out: Place, which: Which = "best", *, root: Place = "runs") -> Path:
+def export(path: StrPath, out: StrPath, which: Which = "best", *, root: StrPath = "runs") -> Path:
     """Write the policy alone: weights, config and environment, enough to evaluate, record or load it anywhere."""
     return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
 
@@ -274,7 +274,7 @@ def _pairs(overrides: Sequence[str]) -> list[str]:
     return pairs
 
 
-def _sinks(sinks: Sequence[Listener]) -> list[Sink]:
+def _sinks(sinks: Sequence[SinkLike]) -> list[Sink]:
     """All of them, checked before anything is built; of one alone it is said that a list is needed."""
     if callable(sinks) or hasattr(sinks, "write"):
         raise UserError("sinks: must be a list, such as [print]")
@@ -321,7 +321,7 @@ def _device(name: str) -> torch.device:
 def _home(config: RunConfig) -> torch.device:
     """Where a run was trained, as far as that is to be had here."""
     try:
-        return device_of(config.device)
+        return resolve_device(config.device)
     except UserError:
         return torch.device("cpu")
 

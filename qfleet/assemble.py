@@ -11,23 +11,23 @@ import torch
 
 from qfleet import envs
 from qfleet.agent import Agent
-from qfleet.budget import affordable, disk, free_bytes, network_bytes, replay_memory
+from qfleet.budget import require_memory, describe_disk, free_bytes, network_bytes, replay_memory
 from qfleet.config import flatten, plugin_module
 from qfleet.envs import EnvConfig
-from qfleet.envs.later import Later
-from qfleet.explore import Chooser, Explorer
+from qfleet.envs.later import LazyEnv
+from qfleet.explore import AdaptiveExplorer, Explorer
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
 from qfleet.roles.footprint import footprint
 from qfleet.roles.seeds import seed_for
 from qfleet.runs.video import require_encoder
-from qfleet.runtime.inline import Cast, Seat
-from qfleet.runtime.isolate import isolated
-from qfleet.runtime.plan import Plan
+from qfleet.runtime.inline import ActingSetup, ActorSpec
+from qfleet.runtime.isolate import make_isolated_env
+from qfleet.runtime.plan import TrainingPlan
 from qfleet.runtime.precision import bf16_is_faster
-from qfleet.runtime.threads import MOST_THREADS_PER_CORE, decoding_threads, thread_plan, usable_cores
-from qfleet.runtime.watchdog import Watched
-from qfleet.settings import RunConfig, shared_out, wrong_actions
+from qfleet.runtime.threads import MAX_THREADS_PER_CORE, decoding_threads, thread_plan, usable_cores
+from qfleet.runtime.watchdog import WatchdogEnv
+from qfleet.settings import RunConfig, per_rank, action_mismatch
 from qfleet.types import EnvSpec, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_s: float | None = None) -> VectorEnv:
     """The environment, in a process of its own if asked for, watched if it may not hang for ever."""
     if cfg.isolate:
-        return isolated(cfg.model_dump(mode="json"), lanes, cfg.step_timeout_s, cfg.max_faults, render)
+        return make_isolated_env(cfg.model_dump(mode="json"), lanes, cfg.step_timeout_s, cfg.max_faults, render)
     env = envs.make(cfg.model_copy(update={"threads": cfg.threads or usable_cores()}), lanes, render=render)
-    return env if stall_timeout_s is None else Watched(env, stall_timeout_s)
+    return env if stall_timeout_s is None else WatchdogEnv(env, stall_timeout_s)
 
 
 def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
-    if problem := wrong_actions(config.agent, spec):
+    if problem := action_mismatch(config.agent, spec):
         raise UserError(problem)
     agent: Agent = plugin_module("qfleet.algos", config.agent.algo).build(config.agent, spec)
     return agent
@@ -51,55 +51,55 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
 UNLIMITED_STEPS = 10_000
 """Of an episode that is evaluated or shown, at most, in an environment without a time limit: it must end some time."""
 
-OPEN = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
-        "replay.max_bytes": None, "run.threads": None}
+AUTO_VALUES = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
+               "replay.max_bytes": None, "run.threads": None}
 """Keys that `settle` decides where they have these values."""
 
 
-def _open(config: RunConfig) -> list[str]:
+def _auto_keys(config: RunConfig) -> list[str]:
     values = flatten(config)
-    return [key for key, word in OPEN.items() if values[key] == word]
+    return [key for key, word in AUTO_VALUES.items() if values[key] == word]
 
 
-def unsettled(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunConfig:
+def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunConfig:
     """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
     was decided stays, as do for ever the keys that the user has `named`. Devices of other hosts are not looked at."""
-    mine = {key for key in OPEN if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
-                                                                      for name in named)}
+    mine = {key for key in AUTO_VALUES if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
+                                                                             for name in named)}
     new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(mine))})})
     elsewhere = new.placement == "ray" and new.ray.cell_anywhere
     wish = "auto" if "device" in mine and not (old.run.exact_resume or elsewhere) else new.device
     if wish == "auto" and not elsewhere:
-        wish = str(device_of(wish))
+        wish = str(resolve_device(wish))
     if "auto" in (wish, old.device) or torch.device(wish).type == torch.device(old.device).type:
         return new
     for section, _, name in (key.rpartition(".") for key in sorted(mine)):
-        change = {name: OPEN[f"{section}.{name}" if section else name]}
+        change = {name: AUTO_VALUES[f"{section}.{name}" if section else name]}
         new = new.model_copy(update={section: getattr(new, section).model_copy(update=change)} if section else change)
     return new
 
 
-def settle(config: RunConfig, spec: EnvSpec) -> RunConfig:
+def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
     """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
     if config.eval.video_period:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
-    device = device_of("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
+    device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
                      elsewhere=config.placement == "ray" and config.ray.cell_anywhere)
     if config.gradients == "allreduce":
-        config = shared_out(config, config.cells)
+        config = per_rank(config, config.cells)
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
-    decided = tuple(sorted({*config.run.settled, *_open(config)}))
+    decided = tuple(sorted({*config.run.settled, *_auto_keys(config)}))
     settled = config.model_copy(update={
         "device": str(device),
         "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={
             "threads": _threads(config, images and device.type == "cpu"), "settled": decided}),
     })
-    network = affordable(settled, footprint(make_agent(settled, spec)))
-    layout = layout_of(settled, spec)
+    network = require_memory(settled, footprint(make_agent(settled, spec)))
+    layout = make_layout(settled, spec)
     if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
         raise UserError("\n".join(problems))
     store = _store(settled, layout)
@@ -126,14 +126,14 @@ def _capture(config: RunConfig, device: torch.device) -> bool:
 def _threads(config: RunConfig, convolutions: bool) -> int:
     """Those that the user names, or else as many as are planned."""
     wish, cores = config.run.threads, usable_cores()
-    if wish and wish > MOST_THREADS_PER_CORE * cores and config.placement != "ray" and (
+    if wish and wish > MAX_THREADS_PER_CORE * cores and config.placement != "ray" and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={wish}: this process may use {cores} core{'s' * (cores > 1)}, and threads that "
                         f"share a core wait for each other; set run.threads={cores} or less, or leave it out")
-    return wish or thread_plan(convolutions, _cores(config)).torch
+    return wish or thread_plan(convolutions, learner_cores(config)).torch
 
 
-def _cores(config: RunConfig) -> int:
+def learner_cores(config: RunConfig) -> int:
     """Of this host, for one cell: those of actors in processes of their own are taken."""
     beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
     cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
@@ -150,33 +150,33 @@ def _store(config: RunConfig, layout: Layout) -> str:
     if free is not None and needed < free // 2:
         return "device"
     why = "what is free there is not known here" if free is None else (
-        f"{planner.size(needed)} are more than half of the {planner.size(free)} that are free there"
+        f"{planner.format_bytes(needed)} are more than half of the {planner.format_bytes(free)} that are free there"
         + (f" for each of {config.cells} cells" if config.cells > 1 else ""))
     log.warning("replay.store: the replay is kept compressed in main memory, not on %s, since %s; replay.store=device, "
                 "or a smaller replay.capacity, would keep it there", config.device, why)
     return "host"
 
 
-def _most_bytes(memory: planner.Plan, layout: Layout, capacity: int) -> float:
+def _most_bytes(memory: planner.MemoryPlan, layout: Layout, capacity: int) -> float:
     """What a replay takes if nothing in it can be compressed and, where chunks end with episodes, all have one step."""
-    fixed = sum(planner.fixed_bytes(layout, capacity)) if layout.window.whole else memory.fixed
+    fixed = sum(planner.fixed_bytes(layout, capacity)) if layout.window.within_episode else memory.fixed
     return fixed + 1.05 * planner.IMAGE_RATIO * memory.blob_bytes_estimate
 
 
-def layout_of(config: RunConfig, spec: EnvSpec) -> Layout:
+def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
     agent = make_agent(config, spec)
-    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns, agent.states, agent.marks)
+    return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows)
 
 
-def plan_of(config: RunConfig) -> Plan:
+def make_plan(config: RunConfig) -> TrainingPlan:
     """What the roles need to know of a settled config."""
     alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
-    decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, _cores(config))
-    return Plan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
-                total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
-                log_period_steps=config.run.log_period_steps,
-                log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
-                eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders)
+    decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, learner_cores(config))
+    return TrainingPlan(seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
+                        total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
+                        log_period_steps=config.run.log_period_steps,
+                        log_period_updates=config.run.log_period_updates, replay=config.replay, learner=config.learner,
+                        eval=config.eval, checkpoint=config.checkpoint, slack_samples=_slack(config), decode_threads=decoders)
 
 
 def _slack(config: RunConfig) -> float:
@@ -188,29 +188,29 @@ def make_explorer(config: RunConfig, index: int) -> Explorer:
     lanes = config.env.lanes
     build = plugin_module("qfleet.explore", config.explore.kind).build
     explorer: Explorer = build(config.explore, lanes, index * lanes, config.cells * config.lanes)
-    if isinstance(explorer, Chooser):
+    if isinstance(explorer, AdaptiveExplorer):
         explorer.seed(seed_for(config.seed, "explorer", index))
     return explorer
 
 
-def make_judge(config: RunConfig) -> VectorEnv:
+def make_eval_env(config: RunConfig) -> VectorEnv:
     """The environment that the agent is evaluated in."""
     lanes = min(config.eval.lanes, config.eval.episodes)
-    return make_env(judged_env(config), lanes, stall_timeout_s=config.run.stall_timeout_s)
+    return make_env(eval_env_config(config), lanes, stall_timeout_s=config.run.stall_timeout_s)
 
 
-def judged_env(config: RunConfig) -> EnvConfig:
+def eval_env_config(config: RunConfig) -> EnvConfig:
     """The environment's section as evaluations have it: their limit of an episode counts where it is the lower one."""
     limits = [limit for limit in (config.env.max_episode_steps, config.eval.max_episode_steps) if limit]
-    return ending_env(config.env.model_copy(update={"max_episode_steps": min(limits, default=None)}))
+    return with_step_limit(config.env.model_copy(update={"max_episode_steps": min(limits, default=None)}))
 
 
-def ending_env(env: EnvConfig) -> EnvConfig:
+def with_step_limit(env: EnvConfig) -> EnvConfig:
     """The same for episodes that are waited for: where the environment has no time limit, it gets one."""
     return env.model_copy(update={"unlimited_episode_steps": env.unlimited_episode_steps or UNLIMITED_STEPS})
 
 
-def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> Cast:
+def make_acting_setup(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> ActingSetup:
     """Who plays in a cell that is one process; the first actor gets this environment. `Cast.close` closes them all.
 
     Evaluations are for the first cell, if they are made in a cell at all: others have nothing to play them in.
@@ -222,9 +222,9 @@ def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = Tru
         for _ in range(1, config.actors):
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
-        seats = [Seat(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
-        judge = Later(lambda: make_judge(config), env.spec, min(config.eval.lanes, config.eval.episodes))
-        cast = Cast(agent, seats, judge if judged and cell == 0 else env)
+        seats = [ActorSpec(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
+        judge = LazyEnv(lambda: make_eval_env(config), env.spec, min(config.eval.lanes, config.eval.episodes))
+        cast = ActingSetup(agent, seats, judge if judged and cell == 0 else env)
         stack.pop_all()
     return cast
 
@@ -232,20 +232,20 @@ def cast_of(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = Tru
 def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -> list[tuple[str, str]]:
     """What a settled run will do and take, before its first step: (name, text) pairs. Warns of a disk that is too small
     for the checkpoints of a run at that place."""
-    layout, network, cells = layout_of(config, spec), footprint(make_agent(config, spec)), config.cells
+    layout, network, cells = make_layout(config, spec), footprint(make_agent(config, spec)), config.cells
     memory, total = replay_memory(config, layout, network), config.total_steps
     updates = max(0, total / cells - config.replay.min_steps) * (
         config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
     return [
-        ("environment", f"{spec.id}, {_lanes(config)}, {spec.choice}, observes {spec.seen}"),
+        ("environment", f"{spec.id}, {_lanes(config)}, {spec.action_text}, observes {spec.observation_text}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
         ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
-        ("memory", f"about {planner.size(memory.total)} for replay of {config.replay.capacity:,} steps"
+        ("memory", f"about {planner.format_bytes(memory.total)} for replay of {config.replay.capacity:,} steps"
                    + (f" on {config.device}" if config.replay.store == "device" else "")
                    + (" in each cell" if cells > 1 else "")
-                   + f", {planner.size(max(network_bytes(config, network)))} for {network.numbers:,} parameters"
-                   + (f", {planner.size(memory.available)} left" if memory.available else "")),
-        ("disk", disk(config, layout, network, where or Path(config.run.root))),
+                   + f", {planner.format_bytes(max(network_bytes(config, network)))} for {network.elements:,} parameters"
+                   + (f", {planner.format_bytes(memory.available)} left" if memory.available else "")),
+        ("disk", describe_disk(config, layout, network, where or Path(config.run.root))),
         *_ranks(config),
         *_servers(config),
     ]
@@ -277,7 +277,7 @@ def _lanes(config: RunConfig) -> str:
     return each if config.actors == 1 else f"{config.actors} actors of {each}"
 
 
-def device_of(name: str, elsewhere: bool = False) -> torch.device:
+def resolve_device(name: str, elsewhere: bool = False) -> torch.device:
     """The device of that name; one of another host is believed."""
     if elsewhere and name != "auto":
         return torch.device(name)

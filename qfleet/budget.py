@@ -10,7 +10,7 @@ import torch
 from qfleet.replay import planner
 from qfleet.replay.layout import Layout
 from qfleet.roles.footprint import Footprint
-from qfleet.runs.room import room_for
+from qfleet.runs.room import free_checkpoint_bytes
 from qfleet.runtime import gpus
 from qfleet.settings import RunConfig
 from qfleet.types import UserError
@@ -20,32 +20,32 @@ log = logging.getLogger(__name__)
 
 def network_bytes(config: RunConfig, network: Footprint) -> tuple[int, int]:
     """What the networks of a cell take on the learner's device, if that is a GPU, and in main memory."""
-    acting = network.acting(config.actors + 1)
+    acting = network.acting_bytes(config.actors + 1)
     if not config.device.startswith("cuda"):
-        return 0, network.learning + acting
+        return 0, network.learning_bytes + acting
     together = config.placement == "inline" or config.gradients != "solo"  # actors choose where the learner learns
-    return network.learning + acting * together, acting * (not together)
+    return network.learning_bytes + acting * together, acting * (not together)
 
 
-def affordable(config: RunConfig, network: Footprint) -> Footprint:
+def require_memory(config: RunConfig, network: Footprint) -> Footprint:
     """The same network; one that cannot be trained in the memory that is free is refused."""
     for where, needed, free in zip((f"on {config.device}", "in main memory"), network_bytes(config, network),
                                    (free_bytes(config), free_memory(config)), strict=True):
         if free is not None and needed > free:
-            raise UserError(f"the network has {network.numbers:,} parameters: with gradients, optimizer, a target "
-                            f"and acting copies it takes about {planner.size(needed)} {where}, and "
-                            f"{planner.size(free)} are free: make it smaller (agent.hidden, agent.torso), or free "
+            raise UserError(f"the network has {network.elements:,} parameters: with gradients, optimizer, a target "
+                            f"and acting copies it takes about {planner.format_bytes(needed)} {where}, and "
+                            f"{planner.format_bytes(free)} are free: make it smaller (agent.hidden, agent.torso), or free "
                             "memory")
     return network
 
 
-def replay_memory(config: RunConfig, layout: Layout, network: Footprint) -> planner.Plan:
+def replay_memory(config: RunConfig, layout: Layout, network: Footprint) -> planner.MemoryPlan:
     """What a cell's replay takes of the memory that its networks leave."""
     here, main = network_bytes(config, network)
     device = config.replay.store == "device"
     free = free_bytes(config) if device else free_memory(config)
     left = None if free is None else max(0, free - (here if device and config.device.startswith("cuda") else main))
-    return planner.device_plan(layout, config.replay, left) if device else planner.plan(layout, config.replay, left)
+    return planner.plan_device_memory(layout, config.replay, left) if device else planner.plan_memory(layout, config.replay, left)
 
 
 def free_memory(config: RunConfig) -> int | None:
@@ -63,7 +63,7 @@ def free_bytes(config: RunConfig) -> int | None:
     return None if free is None else free // config.cells
 
 
-def disk(config: RunConfig, layout: Layout, network: Footprint, where: Path) -> str:
+def describe_disk(config: RunConfig, layout: Layout, network: Footprint, where: Path) -> str:
     """What checkpoints take at the same time, in words: a new one is complete before an old one goes."""
     rule, cells, steps = config.checkpoint, config.cells, config.total_steps
     period = rule.period_steps or (rule.period_updates or 0) * config.learner.batch_size / (
@@ -71,12 +71,12 @@ def disk(config: RunConfig, layout: Layout, network: Footprint, where: Path) -> 
     older = int(min(rule.keep, max(0, steps // period - 1)))  # beside the newest; most of the replay is shared
     replay = [cells * planner.saved_bytes(layout, config.replay, each / cells) * rule.replay
               for each in (steps, *[period] * older)]
-    needed = (1 + older) * network.saved + 2 * network.copy + sum(replay)
-    free = room_for(where)
+    needed = (1 + older) * network.checkpoint_bytes + 2 * network.copy_bytes + sum(replay)
+    free = free_checkpoint_bytes(where)
     if free is not None and needed > free:
         log.warning("the disk of %s is too small for this run: checkpoints take up to about %s at the same time, and "
                     "%s are free; lower checkpoint.keep or replay.capacity, set checkpoint.replay=false, or choose "
-                    "another disk with run.root", where, planner.size(needed), planner.size(free))
-    return (f"up to about {planner.size(needed)} for checkpoints {'with' if rule.replay else 'without'} replay, "
+                    "another disk with run.root", where, planner.format_bytes(needed), planner.format_bytes(free))
+    return (f"up to about {planner.format_bytes(needed)} for checkpoints {'with' if rule.replay else 'without'} replay, "
             f"{rule.keep} of which {'are' if rule.keep > 1 else 'is'} kept"
-            + (f", {planner.size(free)} free" if free is not None else ""))
+            + (f", {planner.format_bytes(free)} free" if free is not None else ""))

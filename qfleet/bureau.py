@@ -21,17 +21,17 @@ from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.gradients import Solo
 from qfleet.roles.learner import Diverged
 from qfleet.roles.schedule import Schedule
-from qfleet.roles.server import cut, joined
-from qfleet.runs.parts import Stage, unpack_state
-from qfleet.runtime.fleet import Fleet, await_evaluation
+from qfleet.roles.server import split_state, merge_states
+from qfleet.runs.parts import StagingArea, unpack_state
+from qfleet.runtime.fleet import RemoteActorsRun, await_evaluation
 from qfleet.runtime.plan import drive
-from qfleet.runtime.rank import OWN, parts_of, sort_out, steps_of
+from qfleet.runtime.rank import PER_RANK_KEYS, per_rank_states, segments_by_rank, saved_steps
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.fleet_pb2 import Part
-from qfleet.runtime.wire.registry import CELL
+from qfleet.runtime.wire.registry import LEARNER
 from qfleet.runtime.wire.security import read_token
 from qfleet.runtime.wire.shard_pb2 import LookReply
-from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
+from qfleet.runtime.wire.shards import RemoteShard, GrpcShardChannel
 from qfleet.settings import RunConfig
 
 log = logging.getLogger(__name__)
@@ -53,69 +53,69 @@ def shard_socket(private: Path, index: int) -> Path:
     return private / f"shard-{index}.sock"
 
 
-def shelves_of(config: RunConfig, private: Path) -> list[RemoteShard]:
+def connect_shards(config: RunConfig, private: Path) -> list[RemoteShard]:
     token = read_token(private / "token")
-    return [RemoteShard(ShardChannel(socket_address(shard_socket(private, index)), token), config.fleet.patience_s)
+    return [RemoteShard(GrpcShardChannel(socket_address(shard_socket(private, index)), token), config.fleet.patience_s)
             for index in range(config.server.shards)]
 
 
-class Bureau:
+class Coordinator:
     """Implements `session.Run`: a `Fleet` whose members are cells, and whose weights are what the shards hold."""
 
-    def __init__(self, fleet: Fleet, shelves: Sequence[RemoteShard], cells: int, folder: Path) -> None:
-        self.fleet, self.shelves, self.cells, self.folder = fleet, shelves, cells, folder
-        self.cell, self.checkpointer = fleet.cell, fleet.checkpointer
+    def __init__(self, fleet: RemoteActorsRun, shard_clients: Sequence[RemoteShard], cells: int, folder: Path) -> None:
+        self.fleet, self.shard_clients, self.cells, self.folder = fleet, shard_clients, cells, folder
+        self.core, self.checkpointer = fleet.core, fleet.checkpointer
         self.checkpointer.snapshot, self.checkpointer.write = self.snapshot, self._write
-        self.cell.replay.pace.behind = None  # what arrives here are counts
-        self.cell.gauges[:] = [self._figures]
-        fleet.intake.on_part, fleet.beat = self._take_part, self._tell
-        for shelf in shelves:
+        self.core.replay.rate_limiter.error_buffer = None  # what arrives here are counts
+        self.core.gauges[:] = [self._figures]
+        fleet.message_handler.on_checkpoint_part, fleet.beat = self._take_part, self._publish_member_steps
+        for shelf in shard_clients:
             shelf.wait = fleet.serve
-        eval_ = self.cell.plan.eval
+        eval_ = self.core.plan.eval
         self.evaluations = Schedule(eval_.period_steps, eval_.period_updates)
         self.parts: dict[int, tuple[dict[str, Any], list[str]]] = {}  # what each cell gave last: state, segments
         self.extra: dict[str, Any] = {}
         self._save = 0
         self._given: dict[int, int] = {}  # the order that each part was given for
         self._asking = self._ending = self._held = False
-        self._seen: list[LookReply] = [LookReply() for _ in shelves]
+        self._seen: list[LookReply] = [LookReply() for _ in shard_clients]
         self._looked_at = 0.0
         shutil.rmtree(folder, ignore_errors=True)
 
     def run(self) -> str:
         """Serve until the run ends, let the evaluator judge, save; returns why it ended."""
-        fleet, cell, stop = self.fleet, self.cell, self.cell.stop
+        fleet, cell, stop = self.fleet, self.core, self.core.stop
         self._load()
         try:
-            drive([fleet.intake, self, cell.meter, self.checkpointer], stop, fleet.serve)
+            drive([fleet.message_handler, self, cell.meter, self.checkpointer], stop, fleet.serve)
             self._ending = True
             if stop.reason in ("total_steps", "total_updates"):
                 self._gather()
-                fleet.intake.closing = True
+                fleet.message_handler.closing = True
                 cell.learner.publish()
-                await_evaluation(cell, fleet.intake, fleet.registry, fleet.desk, fleet.serve)
+                await_evaluation(cell, fleet.message_handler, fleet.registry, fleet.published, fleet.serve)
             self.checkpointer.save()
         finally:
             cell.meter.finish()
-        if not stop.told:
-            fleet.desk.stop()
-        for shelf in self.shelves:
-            shelf.dismiss()
+        if not stop.is_external:
+            fleet.published.stop()
+        for shelf in self.shard_clients:
+            shelf.shut_down()
         shutil.rmtree(self.folder, ignore_errors=True)
         return stop.reason or "total_steps"
 
     def step(self) -> bool:
         """Look how far the shards are. What the evaluator will ask for is here before it hears that it is due."""
-        learner, now = self.cell.learner, time.monotonic()
+        learner, now = self.core.learner, time.monotonic()
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            self._seen = [shelf.look() or before for shelf, before in zip(self.shelves, self._seen, strict=True)]
+            self._seen = [shelf.status() or before for shelf, before in zip(self.shard_clients, self._seen, strict=True)]
             learner.updates = max(learner.updates, min(seen.version for seen in self._seen))
-        if self.evaluations.due(self.cell.progress()):
-            calls = [shelf.meet("registrar", None, True) for shelf in self.shelves]
+        if self.evaluations.due(self.core.progress()):
+            calls = [shelf.push_pull("registrar", None, True) for shelf in self.shard_clients]
             shown = [call()[1] for call in calls]
             learner.updates = max(learner.updates, min(each.version for each in shown if each is not None))
-            self._adopt([each.weights for each in shown if each is not None])
+            self._set_weights([each.weights for each in shown if each is not None])
             for each in shown:
                 self._assign({} if each is None else each.buffers)
             learner.publish()
@@ -130,102 +130,102 @@ class Bureau:
         known = first.get("learner", {})
         learner = base.state["learner"] | {name: known[name] for name in ("rng", "target") if name in known}
         state = base.state | first | {"learner": learner, "steps": base.progress.steps, "server": self.extra}
-        segments = [Stage(self.folder, index).segment(name) for index, (_, names) in enumerate(given)
+        segments = [StagingArea(self.folder, index).segment(name) for index, (_, names) in enumerate(given)
                     for name in names]
         return replace(base, state=state | ({"ranks": others} if others else {}), segments=segments)
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
         """Go on from a checkpoint of any number of cells and shards."""
-        pieces, parts = sort_out(pairs := list(segments)), parts_of(state)
+        pieces, parts = segments_by_rank(pairs := list(segments)), per_rank_states(state)
         if len(parts) == self.cells:
             names = {path: name for name, path in pairs}
-            self.parts = {index: (_own(part), [names[path] for _, path in pieces.get(index, [])])
+            self.parts = {index: (_per_rank_state(part), [names[path] for _, path in pieces.get(index, [])])
                           for index, part in enumerate(parts)}
         self.extra = dict(state.get("server", {}))
-        self.fleet.restore({**state, "replay": None, "clock": {"steps": steps_of(state)}}, [])
-        self.evaluations.resume(self.cell.progress())
+        self.fleet.restore({**state, "replay": None, "clock": {"steps": saved_steps(state)}}, [])
+        self.evaluations.resume(self.core.progress())
 
     def _load(self) -> None:
         """Give every shard its slice; each begins a new life with it."""
-        learner = self.cell.learner
-        assert isinstance(learner.gradients, Solo)
-        whole = {"weights": learner.flat.master, **learner.gradients.state_dict(), **self.extra,
+        learner = self.core.learner
+        assert isinstance(learner.gradient_sync, Solo)
+        whole = {"weights": learner.flat.master, **learner.gradient_sync.state_dict(), **self.extra,
                  "buffers": {name: value.clone() for name, value in learner.flat.net.named_buffers()}}
-        for shelf, state in zip(self.shelves, cut(whole, learner.updates, len(self.shelves)), strict=True):
+        for shelf, state in zip(self.shard_clients, split_state(whole, learner.updates, len(self.shard_clients)), strict=True):
             shelf.load(state)
 
     def _gather(self) -> None:
         """Parts of all cells that live, and what the shards hold meanwhile."""
         self._save += 1
         self._asking = True
-        self.fleet.desk.ask_parts(self._save)
+        self.fleet.published.request_checkpoint_parts(self._save)
         deadline = time.monotonic() + PARTS_S
-        drive([self.fleet.intake], lambda: self._complete() or time.monotonic() > deadline, self.fleet.serve)
+        drive([self.fleet.message_handler], lambda: self._complete() or time.monotonic() > deadline, self.fleet.serve)
         self._asking = False
         if not self._complete():
             log.warning("not all cells gave their parts of a checkpoint within %.0f s: what they gave before is kept",
                         PARTS_S)
         try:
-            states = [shelf.copy() for shelf in self.shelves]
+            states = [shelf.copy() for shelf in self.shard_clients]
         except ValueError as error:
             raise Diverged(f"what the parameter server holds cannot be saved: {error}; lower learner.learning_rate, or "
                            "set learner.clip_norm") from None
-        learner, whole = self.cell.learner, joined(states)
-        assert isinstance(learner.gradients, Solo)
-        learner.gradients.load_state_dict(whole)
+        learner, whole = self.core.learner, merge_states(states)
+        assert isinstance(learner.gradient_sync, Solo)
+        learner.gradient_sync.load_state_dict(whole)
         learner.updates = max(learner.updates, min(state["version"] for state in states))
-        self._adopt([state["weights"] for state in states])
+        self._set_weights([state["weights"] for state in states])
         self._assign(whole["buffers"])
         if 0 in self.parts:
             self._assign(self.parts[0][0].get("learner", {}).get("buffers", {}))
         self.extra = {name: whole[name] for name in EXTRA if name in whole}
         self._held = self._ending
         if not self._ending:
-            self.fleet.desk.ask_parts(0)
+            self.fleet.published.request_checkpoint_parts(0)
 
     def _complete(self) -> bool:
         """Whether all have given their parts. Who is dead is not waited for for long: what it gave before is kept."""
         now, live_s = time.monotonic(), self.fleet.registry.live_s
         return all(self._given.get(member.index) == self._save or now - member.heard > live_s
-                   for member in self.fleet.registry.members() if member.role == CELL)
+                   for member in self.fleet.registry.members() if member.role == LEARNER)
 
-    def _adopt(self, slices: Sequence[Any]) -> None:
-        flat, at = self.cell.learner.flat, 0
+    def _set_weights(self, slices: Sequence[Any]) -> None:
+        flat, at = self.core.learner.flat, 0
         for piece in slices:
             flat.master[at:at + len(piece)] = piece
             at += len(piece)
-        flat.sync()
+        flat.copy_to_network()
 
     def _assign(self, buffers: Mapping[str, Any]) -> None:
         """Take buffers of the cells, but not what an evaluator notes: its scores come here, and the cells have none."""
-        notes = self.cell.agent.notes
-        self.cell.learner.flat.assign({name: value for name, value in buffers.items() if name not in notes})
+        notes = self.core.agent.eval_buffers
+        self.core.learner.flat.set_buffers({name: value for name, value in buffers.items() if name not in notes})
 
     def _take_part(self, index: int, part: Part) -> None:
         """Too late is not at all: what its cell wrote is replaced by what it writes next."""
         if not self._asking or part.save != self._save or not 0 <= index < self.cells:
             return
         try:
-            self.parts[index] = (_own(unpack_state(part.state)), list(part.segments))
+            self.parts[index] = (_per_rank_state(unpack_state(part.state)), list(part.segments))
             self._given[index] = part.save
         except (ValueError, KeyError, TypeError) as error:
             log.warning("the part of cell %d cannot be read (%s); what it gave before is kept", index, error)
 
     def _write(self, snapshot: Snapshot) -> None:
         self.fleet.save(snapshot)
-        self.fleet.desk.has_saved(self._given)
+        self.fleet.published.set_saved_parts(self._given)
 
-    def _tell(self) -> None:
-        booked = self.fleet.intake.booked
-        if booked != self.fleet.desk.facts.booked:
-            self.fleet.desk.book(booked)
+    def _publish_member_steps(self) -> None:
+        member_steps = self.fleet.message_handler.member_steps
+        if member_steps != self.fleet.published.status.member_steps:
+            self.fleet.published.set_member_steps(member_steps)
 
     def _figures(self) -> dict[str, float]:
         """A gauge: who is there, and what became of the slices of gradients that were pushed."""
         self.fleet.members()  # restarts are counted
         now, live_s = time.monotonic(), self.fleet.registry.live_s
         alive = [member for member in self.fleet.registry.members()
-                 if member.role == CELL and now - member.heard < live_s]
+                 if member.role == LEARNER and now - member.heard < live_s]
         figures = {"server/cells": len(alive), "server/stale_pushes": sum(seen.stale for seen in self._seen),
                    "server/refused_pushes": sum(seen.refused for seen in self._seen), **dict.fromkeys(AGES, 0)}
         for seen in self._seen:
@@ -234,8 +234,8 @@ class Bureau:
         return {tag: float(number) for tag, number in figures.items()}
 
 
-def _own(part: Mapping[str, Any]) -> dict[str, Any]:
+def _per_rank_state(part: Mapping[str, Any]) -> dict[str, Any]:
     """A part as its cell gave it, without what lies beside it in the first one's."""
-    kept = {name: part[name] for name in OWN if name in part}
+    kept = {name: part[name] for name in PER_RANK_KEYS if name in part}
     learner = {name: part["learner"][name] for name in ("rng", "target", "buffers") if name in part.get("learner", {})}
     return kept | ({"learner": learner} if learner else {})

@@ -18,145 +18,145 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from qfleet import recipe
-from qfleet.assemble import make_agent, plan_of
-from qfleet.bureau import Bureau, shelves_of
+from qfleet.assemble import make_agent, make_plan
+from qfleet.bureau import Coordinator, connect_shards
 from qfleet.config import to_yaml
-from qfleet.members import beating
+from qfleet.members import heartbeat_thread
 from qfleet.roles.learner import Diverged
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.fleet import Fleet
-from qfleet.runtime.signals import heeded
-from qfleet.runtime.supervise import VAIN
-from qfleet.runtime.tether import ORPHAN_GRACE_S, Tether, Tie
-from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.fleet import RemoteActorsRun
+from qfleet.runtime.signals import exit_on_signal
+from qfleet.runtime.supervise import EXIT_UNRECOVERABLE
+from qfleet.runtime.tether import ORPHAN_GRACE_S, HeartbeatSender, Heartbeat
+from qfleet.runtime.wire.desk import PublishedState
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.security import read_token
-from qfleet.runtime.wire.server import Server
+from qfleet.runtime.wire.server import FleetServer
 from qfleet.runtime.wire.shards import RemoteShard
-from qfleet.session import Attempt, TrainResult, memory_advised, source_of_weights
+from qfleet.session import Attempt, TrainResult, advise_on_oom, initial_weights
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, RunLost
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 3.0
+LEAVE_TIMEOUT_S = 3.0
 """How long a cell that is done waits until everybody has heard so."""
 
 
 @dataclass(frozen=True)
-class Orders:
+class RunRequest:
     """What the head tells its cell, as a file in their private folder."""
 
     directory: str
     spec: dict[str, Any]
     origin: dict[str, Any]
 
-    FILE: ClassVar = "orders.json"
-    RESULT: ClassVar = "result.json"
-    DOOR: ClassVar = "door.json"
-    SOCKET: ClassVar = "fleet.sock"
-    TOKEN: ClassVar = "token"  # of the run's own processes
-    JOIN_TOKEN: ClassVar = "join-token"  # for members that join, where the config names no file
+    REQUEST_FILE: ClassVar = "orders.json"
+    RESULT_FILE: ClassVar = "result.json"
+    ENDPOINT_FILE: ClassVar = "door.json"
+    SOCKET_FILE: ClassVar = "fleet.sock"
+    TOKEN_FILE: ClassVar = "token"  # of the run's own processes
+    JOIN_TOKEN_FILE: ClassVar = "join-token"  # for members that join, where the config names no file
 
     def write(self, private: Path) -> None:
-        replace_text(private / self.FILE, json.dumps(asdict(self)))
+        replace_text(private / self.REQUEST_FILE, json.dumps(asdict(self)))
 
     @staticmethod
-    def read(private: Path) -> Orders:
-        return Orders(**json.loads((private / Orders.FILE).read_text()))
+    def read(private: Path) -> RunRequest:
+        return RunRequest(**json.loads((private / RunRequest.REQUEST_FILE).read_text()))
 
 
-def run_cell(private: Path) -> int:
+def run_learner(private: Path) -> int:
     """Learn until the run ends; how it ended is left in the private folder."""
-    orders, tether = Orders.read(private), Tether.from_env()
+    run_request, tether = RunRequest.read(private), HeartbeatSender.from_env()
     try:
-        with heeded(sys.exit), sole_writer(Path(orders.directory)):  # told to stop before there is anything to save
-            learn(orders, tether, Reception(private), lambda config: shelves_of(config, private))
+        with exit_on_signal(sys.exit), exclusive_writer(Path(run_request.directory)):  # told to stop before there is anything to save
+            learn(run_request, tether, GrpcServing(private), lambda config: connect_shards(config, private))
         return 0
     except (Diverged, RunLost) as error:
         log.error("training failed: %s", error)  # here, where no restart would be of use
-        return VAIN
+        return EXIT_UNRECOVERABLE
 
 
-class Open(Protocol):
+class Serving(Protocol):
     """How others come to a cell while the context is open, and whom it tells its result."""
 
-    def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig
+    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig
                  ) -> AbstractContextManager[None]: ...
-    def tell(self, result: TrainResult) -> None: ...
+    def report_result(self, result: TrainResult) -> None: ...
 
 
-class Reception:
+class GrpcServing:
     """Calls come by gRPC; what others must know lies in the private folder."""
 
     def __init__(self, private: Path) -> None:
         self._private = private
 
     @contextmanager
-    def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
+    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
         private = self._private
         fleet = config.fleet.at_port(_former_port(private))  # of a cell that died: those who joined know no other
-        server = Server(desk, registry, inbox, fleet, private / Orders.SOCKET, _tokens(config, private))
+        server = FleetServer(desk, registry, inbox, fleet, private / RunRequest.SOCKET_FILE, _tokens(config, private))
         try:
             server.start()
-            replace_text(private / Orders.DOOR, json.dumps({"port": server.port}))
+            replace_text(private / RunRequest.ENDPOINT_FILE, json.dumps({"port": server.port}))
             yield
         finally:
             server.close(1.0)
 
-    def tell(self, result: TrainResult) -> None:
-        replace_text(self._private / Orders.RESULT, as_text(result))
+    def report_result(self, result: TrainResult) -> None:
+        replace_text(self._private / RunRequest.RESULT_FILE, result_json(result))
 
 
-def as_text(result: TrainResult) -> str:
+def result_json(result: TrainResult) -> str:
     return json.dumps(asdict(result) | {"directory": str(result.directory)})
 
 
-def learn(orders: Orders, tether: Tie | None, reception: Open,
-          shelves: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
+def learn(run_request: RunRequest, tether: Heartbeat | None, reception: Serving,
+          shard_clients: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
     """Learn until the run ends; the reception hears how. `shelves` finds the shards of a parameter server."""
-    directory, spec = RunDirectory(Path(orders.directory)), EnvSpec.from_json(orders.spec)
+    directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
     config = recipe.resolve(str(directory.config), []).config
-    desk = Desk(to_yaml(config), json.dumps(orders.spec), config.actors)
+    desk = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
     if config.gradients != "server":
-        shelves = None
-    inbox = Inbox(config.fleet.inbox_messages, *([] if shelves else [config.waiting_steps(config.env.lanes)]))
+        shard_clients = None
+    inbox = Inbox(config.fleet.inbox_messages, *([] if shard_clients else [config.waiting_steps(config.env.lanes)]))
     stall_s = config.run.stall_timeout_s
     # A replay takes long to load and to save; a loop that hangs for ever is another matter.
-    over = beating(tether, math.inf, lambda: time.monotonic() - desk.facts.told_at < stall_s)
+    over = heartbeat_thread(tether, math.inf, lambda: time.monotonic() - desk.status.updated_at < stall_s)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
 
-    def build(outside: Outside) -> Fleet | Bureau:
-        plan = plan_of(config)
-        if shelves is None:
-            return Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+    def build(outside: Hooks) -> RemoteActorsRun | Coordinator:
+        plan = make_plan(config)
+        if shard_clients is None:
+            return RemoteActorsRun(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
         plan = replace(plan, device=torch.device("cpu"), learner=plan.learner.model_copy(update={"parts": 1}))
-        fleet = Fleet(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
-        return Bureau(fleet, shelves(config), config.cells, directory.path / "parts")
+        fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+        return Coordinator(fleet, shard_clients(config), config.cells, directory.path / "parts")
 
-    with memory_advised(config), ExitStack() as stack:
+    with advise_on_oom(config), ExitStack() as stack:
         attempt = Attempt(config, spec, directory, (), build, checkpoint)
         stack.callback(attempt.close)
-        if checkpoint is None and (source := source_of_weights(config, spec)) is not None:
-            attempt.begin_from(source)
-        attempt.open(orders.origin if checkpoint is None else orders.origin | {"resumed_from": checkpoint.path.name})
+        if checkpoint is None and (source := initial_weights(config, spec)) is not None:
+            attempt.load_initial_weights(source)
+        attempt.open(run_request.origin if checkpoint is None else run_request.origin | {"resumed_from": checkpoint.path.name})
         stack.enter_context(reception(desk, registry, inbox, config))
         if tether is not None:
-            tether.on_orphan(lambda: setattr(attempt.cell.stop, "reason", "preempted"))
+            tether.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
         stack.callback(over.set)
         result = attempt.execute()
-        reception.tell(result)
+        reception.report_result(result)
         if not config.fleet.lasting:
             desk.stop()
-        _farewell(registry)
+        _wait_until_members_left(registry)
 
 
 @contextmanager
-def sole_writer(run: Path) -> Iterator[None]:
+def exclusive_writer(run: Path) -> Iterator[None]:
     """Wait until nobody else writes here: the cell of a head that was killed may be saving its last checkpoint.
 
     The system lets go of the folder when its holder dies; where it cannot hold folders at all, nobody waits.
@@ -179,24 +179,24 @@ def sole_writer(run: Path) -> Iterator[None]:
 
 def _tokens(config: RunConfig, private: Path) -> list[str]:
     """First that of the run's own processes, then that of members that join, if they can."""
-    own = read_token(private / Orders.TOKEN)
+    own = read_token(private / RunRequest.TOKEN_FILE)
     if config.fleet.address is None:
         return [own]
-    return [own, read_token(config.fleet.token_file or private / Orders.JOIN_TOKEN)]
+    return [own, read_token(config.fleet.token_file or private / RunRequest.JOIN_TOKEN_FILE)]
 
 
 def _former_port(private: Path) -> int | None:
     try:
-        port: int | None = json.loads((private / Orders.DOOR).read_text())["port"]
+        port: int | None = json.loads((private / RunRequest.ENDPOINT_FILE).read_text())["port"]
         return port
     except FileNotFoundError:
         return None
 
 
-def _farewell(registry: Registry) -> None:
+def _wait_until_members_left(registry: Registry) -> None:
     """Everybody who asks now is told to leave; wait until those who were here a moment ago have asked."""
     ended = time.monotonic()
-    while time.monotonic() - ended < FAREWELL_S:
-        if all(member.heard > ended or ended - member.heard > FAREWELL_S for member in registry.members()):
+    while time.monotonic() - ended < LEAVE_TIMEOUT_S:
+        if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in registry.members()):
             return
         time.sleep(0.05)

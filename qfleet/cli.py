@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from qfleet import __version__, tracebacks, verbs
 from qfleet.verbs import options
 from qfleet.verbs.habits import unknown_options
-from qfleet.verbs.telling import complain, say, unread
+from qfleet.verbs.telling import print_error, print_line, is_reader_gone
 
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
@@ -33,7 +33,7 @@ MOVED = dict.fromkeys(("bench", "benchmark", "profile"),
 """Verbs of earlier versions, and their synonyms, with what replaces them."""
 
 Options = Callable[[argparse.ArgumentParser], None]
-Run = Callable[[argparse.Namespace], int]
+CommandFunction = Callable[[argparse.Namespace], int]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Verb:
     summary: str
     usage: str
     words: tuple[int, int]
-    run: Run
+    run: CommandFunction
     examples: Sequence[str] = ()
     options: Options = lambda parser: None
     overrides: bool = False
@@ -126,7 +126,7 @@ VERBS = (
          "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
          "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
     Verb("version", "print the version", "[options]", (0, 0), verbs.version, (), options.as_json),
-    Verb("_member", "run one process of a fleet", "", (2, 3), verbs.member, options=options.member, hidden=True),
+    Verb("_member", "run one process of a fleet", "", (2, 3), verbs.run_member, options=options.member, hidden=True),
     Verb("_env-host", "host environments for another process", "", (0, 0), verbs.env_host, hidden=True),
 )
 
@@ -199,7 +199,7 @@ def find_verb(name: str) -> Verb:
     names = [verb.name for verb in VERBS if not verb.hidden]
     near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, names, 1, 0.5)
     hint = f"did you mean `qfleet {near[0]}`?" if near else f"choose one of {', '.join(names)}"
-    complain(f"qfleet: {name!r} is not a verb: {MOVED.get(name, hint)}")
+    print_error(f"qfleet: {name!r} is not a verb: {MOVED.get(name, hint)}")
     raise SystemExit(2)
 
 
@@ -211,21 +211,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         code = 130
     except Exception as error:
-        code = explain(error)
+        code = report_error(error)
     return _flushed(code)
 
 
 def _dispatch(arguments: Sequence[str], own: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        say(overview())
+        print_line(overview())
         return 0 if arguments else 2
     if arguments[0] == "help":
         return _dispatch([*arguments[1:2], "--help"], own)
     if arguments[0] in ("-V", "--version"):
-        say(f"qfleet {__version__}")
+        print_line(f"qfleet {__version__}")
         return 0
     verb = find_verb(arguments[0])
     args = parse(verb, arguments[1:])
@@ -248,47 +248,47 @@ def _import_uncollected(name: str) -> None:
         gc.enable()
 
 
-def explain(error: Exception) -> int:
+def report_error(error: Exception) -> int:
     """Tell the user what went wrong, as loudly as it deserves, and return the exit code."""
     from qfleet.types import EnvFault, ProcessFault, UserError
 
     if isinstance(error, UserError):
         lines = str(error).splitlines()
-        complain(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
+        print_error(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
         return 2
     if isinstance(error, ProcessFault):
-        complain("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
+        print_error("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         return 1
     import torch  # after the mistakes that need no torch to be told
 
     from qfleet.roles.learner import Diverged
-    from qfleet.runtime.memory import shortage
+    from qfleet.runtime.memory import out_of_memory_text
 
     if isinstance(error, Diverged):
-        complain("\n".join([f"training failed: {error}", *getattr(error, "__notes__", [])]))
-    elif (lack := shortage(error)) or isinstance(error, torch.OutOfMemoryError | MemoryError):
-        complain("\n".join([f"out of memory: {lack or error}", *getattr(error, "__notes__", [])]))
+        print_error("\n".join([f"training failed: {error}", *getattr(error, "__notes__", [])]))
+    elif (lack := out_of_memory_text(error)) or isinstance(error, torch.OutOfMemoryError | MemoryError):
+        print_error("\n".join([f"out of memory: {lack or error}", *getattr(error, "__notes__", [])]))
     elif isinstance(error, EnvFault):
         if error.__cause__ is not None:
-            complain(tracebacks.of_user(error.__cause__))
-        complain("\n".join([f"environment failed: {error}", *getattr(error, "__notes__", [])]))
+            print_error(tracebacks.user_traceback(error.__cause__))
+        print_error("\n".join([f"environment failed: {error}", *getattr(error, "__notes__", [])]))
     else:
-        _surprised(error)
+        _report_unexpected(error)
     return 1
 
 
-def _surprised(error: Exception) -> None:
+def _report_unexpected(error: Exception) -> None:
     """Show the traceback of an exception that has no words of its own, and say whose code it comes from."""
     frame, failed = tracebacks.user_frame(error)
     where = f"your code in {frame.filename}, line {frame.lineno}, in {frame.name}" if frame else ""
     if failed:
-        complain(tracebacks.of_user(error))
-        complain(f"error in {where}: {type(error).__name__}")
+        print_error(tracebacks.user_traceback(error))
+        print_error(f"error in {where}: {type(error).__name__}")
         return
-    complain("".join(traceback.format_exception(error)).rstrip())
-    complain(f"qfleet {__version__} failed unexpectedly{f', called by {where}' if frame else ''}; "
-             + ("check what is passed there; if that is right, a" if frame else "a")
-             + " report with the lines above is welcome")
+    print_error("".join(traceback.format_exception(error)).rstrip())
+    print_error(f"qfleet {__version__} failed unexpectedly{f', called by {where}' if frame else ''}; "
+                + ("check what is passed there; if that is right, a" if frame else "a")
+                + " report with the lines above is welcome")
 
 
 def _flushed(code: int) -> int:
@@ -297,9 +297,9 @@ def _flushed(code: int) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        reader_gone = unread(error)
+        reader_gone = is_reader_gone(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes there
         if not reader_gone and code == 0:
-            complain(f"error: cannot write to stdout: {error.strerror}")
+            print_error(f"error: cannot write to stdout: {error.strerror}")
             return 1
     return code

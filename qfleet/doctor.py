@@ -19,11 +19,11 @@ from qfleet.config import read_yaml
 from qfleet.runs.bottleneck import acting_shares, percent
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_version
-from qfleet.runs.plain import no_link, open_plain
-from qfleet.runs.state import state_of, words_of
-from qfleet.runs.tally import Goal, Tally, amount, clock, size
+from qfleet.runs.plain import no_follow_opener, open_no_follow
+from qfleet.runs.state import run_state, describe_state
+from qfleet.runs.tally import RunGoal, RunStatus, format_number, format_duration, format_size
 from qfleet.runs.writers import read_metrics
-from qfleet.screen import screen
+from qfleet.screen import display_name
 
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
 EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), "ray": ("ray",),
@@ -63,7 +63,7 @@ def examine(plan: Mapping[str, str] | None = None, root: str | Path = ".") -> di
         "disk": _disk(Path(root)),
         "gpu": gpus(),
         "tools": {"compiler": shutil.which("g++") or shutil.which("clang++") or shutil.which("cl"),
-                  "ffmpeg": _ffmpeg(), "display": screen()},
+                  "ffmpeg": _ffmpeg(), "display": display_name()},
         "plan": dict(plan) if plan is not None else None,
     }
 
@@ -81,8 +81,8 @@ def render(report: Mapping[str, Any]) -> str:
                     + (f"; torch 1 for a GPU, decoding {cpu['threads']['decode']}" if report["gpu"] else "")),
         ("bf16", f"{cpu['bf16_speed']:.2g} times as fast as fp32 on the cpu: learner.precision=auto takes "
                  f"{'bf16' if cpu['bf16'] else 'fp32'} for images"),
-        ("memory", f"{size(memory['available'])} free of {size(memory['total'])}" if memory else "unknown"),
-        ("disk", f"{size(disk['free'])} free of {size(disk['total'])} at {disk['path']}"),
+        ("memory", f"{format_size(memory['available'])} free of {format_size(memory['total'])}" if memory else "unknown"),
+        ("disk", f"{format_size(disk['free'])} free of {format_size(disk['total'])} at {disk['path']}"),
         ("gpu", _gpu_text(report["gpu"])),
         ("compiler", tools["compiler"] or "none: learner.compile needs one (apt install g++)"),
         ("ffmpeg", tools["ffmpeg"] or "none: pip install 'qfleet[video]'"),
@@ -100,19 +100,19 @@ def render(report: Mapping[str, Any]) -> str:
 
 def diagnose(run: RunDirectory) -> dict[str, Any]:
     """What records and logs of a run tell, as plain data. Its config is read, not validated: nothing is imported."""
-    tally = Tally(Goal.of(read_yaml(run.config, no_link) if run.config.is_file() else {}, run.has_gpu()))
+    tally = RunStatus(RunGoal.from_settings(read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}, run.has_gpu()))
     for record in read_metrics(run.metrics):
         tally.add(record)
-    latest, mean, verdict = tally.latest, tally.typical(), tally.verdict()
+    latest, mean, verdict = tally.latest, tally.recent_means(), tally.bottleneck()
     steps_s, updates_s = tally.rates()
     lag = mean.get("fleet/policy_lag", mean.get("actor/policy_lag"))
-    state = state_of(run)
+    state = run_state(run)
     return {
-        "run": str(run.path), "state": state, "words": words_of(run, state),
+        "run": str(run.path), "state": state, "words": describe_state(run, state),
         "steps": latest.get("step", 0), "updates": latest.get("updates", 0), "seconds": latest.get("time_s", 0.0),
         "limit": None if verdict is None else asdict(verdict),
         "rates": {"steps_per_s": steps_s, "updates_per_s": updates_s},
-        "actor_time": acting_shares(mean), "loop_time": tally.loop(),
+        "actor_time": acting_shares(mean), "loop_time": tally.loop_shares(),
         "samples_per_insert": {"measured": latest.get("replay/samples_per_insert"), "configured": tally.goal.ratio},
         "policy_lag": lag, "replay_bytes": latest.get("replay/bytes"), "actors": latest.get("fleet/actors"),
         "restarts": _restarts(run.path / "logs"),
@@ -124,14 +124,14 @@ def explain(report: Mapping[str, Any]) -> list[str]:
     """A diagnosis in lines for people: the limit and the remedy first."""
     limit, rates, ratio = report["limit"], report["rates"], report["samples_per_insert"]
     rows = [("run", f"{report['run']} {report['words']}"),
-            ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {clock(report['seconds'])}")]
+            ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {format_duration(report['seconds'])}")]
     if limit is None:
         rows.append(("limited by", "not known: there are no records yet that say where the time goes"))
     else:
         rows += [("limited by", f"{limit['limit']}: {limit['evidence']}"), ("advice", limit["advice"])]
     if rates["steps_per_s"] is not None:
-        rows.append(("rates", f"{amount(round(rates['steps_per_s']))} steps/s, "
-                              f"{amount(round(rates['updates_per_s']))} updates/s"))
+        rows.append(("rates", f"{format_number(round(rates['steps_per_s']))} steps/s, "
+                              f"{format_number(round(rates['updates_per_s']))} updates/s"))
     if report["actors"] is not None:
         rows.append(("actors", f"{report['actors']:.0f} alive at the last record"))
     for name, what in (("an actor", "actor_time"), ("the loop", "loop_time")):
@@ -140,9 +140,9 @@ def explain(report: Mapping[str, Any]) -> list[str]:
     if ratio["measured"] is not None:
         rows.append(("pace", _pace(ratio["measured"], ratio["configured"], report["updates"])))
     if report["policy_lag"] is not None:
-        rows.append(("policy lag", f"{amount(round(report['policy_lag'], 1))} updates"))
+        rows.append(("policy lag", f"{format_number(round(report['policy_lag'], 1))} updates"))
     if report["replay_bytes"] is not None:
-        rows.append(("memory", f"{size(report['replay_bytes'])} of replay"))
+        rows.append(("memory", f"{format_size(report['replay_bytes'])} of replay"))
     rows += [("restarts", f"{count} of {name}, see {report['run']}/logs/{name}.log")
              for name, count in report["restarts"].items()]
     rows += [("fault", f"{count:.0f} {FAULTS[tag]}") for tag, count in report["faults"].items()]
@@ -153,8 +153,8 @@ def explain(report: Mapping[str, Any]) -> list[str]:
 
 def _pace(measured: float, configured: float | None, updates: int) -> str:
     if configured is None:
-        return f"{amount(measured)} samples per insert"
-    text = f"{amount(measured)} samples per insert, {amount(configured)} are configured"
+        return f"{format_number(measured)} samples per insert"
+    text = f"{format_number(measured)} samples per insert, {format_number(configured)} are configured"
     if updates < RATIO_UPDATES or abs(measured / configured - 1) <= RATIO_TOLERANCE:
         return text
     return f"{text}: the learner is {'behind' if measured < configured else 'ahead'}"
@@ -165,7 +165,7 @@ def _restarts(logs: Path) -> dict[str, int]:
     found = {}
     for path in sorted(logs.glob("*.log")):
         try:
-            with open_plain(path) as lines:
+            with open_no_follow(path) as lines:
                 count = sum(1 for line in lines if (start := START.match(line)) and int(start[1]) > 1)
         except OSError:
             continue
@@ -206,7 +206,7 @@ def _disk(root: Path) -> dict[str, Any]:
 def _gpu_text(found: list[dict[str, Any]]) -> str:
     if not found:
         return "none: device=auto means cpu"
-    return "; ".join(f"{gpu['name']}, {size(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}" for gpu in found)
+    return "; ".join(f"{gpu['name']}, {format_size(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}" for gpu in found)
 
 
 def _ffmpeg() -> str | None:

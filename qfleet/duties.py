@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from qfleet import recipe
-from qfleet.bundle import hold, push
-from qfleet.cellhost import Orders, as_text, learn, sole_writer
-from qfleet.crew import Post, be_rank
-from qfleet.members import beating, run_actor, run_evaluator
+from qfleet.bundle import serve_shard, train_worker
+from qfleet.cellhost import RunRequest, result_json, learn, exclusive_writer
+from qfleet.crew import RankContext, train_rank
+from qfleet.members import heartbeat_thread, run_actor, run_evaluator
 from qfleet.roles.learner import Diverged
 from qfleet.runs.directory import RunDirectory
-from qfleet.runtime.cluster.carrier import RayCaller, RayShard, answering, methods_of
-from qfleet.runtime.cluster.host import Host
-from qfleet.runtime.cluster.life import LOST
+from qfleet.runtime.cluster.carrier import RayChannel, RayShardChannel, serve_calls, fleet_methods
+from qfleet.runtime.cluster.host import RayHost
+from qfleet.runtime.cluster.life import EXIT_PEER_LOST
 from qfleet.runtime.cluster.session import node_address
-from qfleet.runtime.ranks import Place, RankLost, interface_of
-from qfleet.runtime.supervise import DONE, VAIN
-from qfleet.runtime.tether import Tie
-from qfleet.runtime.wire.client import Link
-from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.ranks import RankInfo, RankLost, network_interface
+from qfleet.runtime.supervise import EXIT_OK, EXIT_UNRECOVERABLE
+from qfleet.runtime.tether import Heartbeat
+from qfleet.runtime.wire.client import FleetConnection
+from qfleet.runtime.wire.desk import PublishedState
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
-from qfleet.runtime.wire.server import Answers
+from qfleet.runtime.wire.server import FleetService
 from qfleet.runtime.wire.shards import RemoteShard
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
@@ -45,101 +45,101 @@ SHARDS = ".shards"
 
 
 @dataclass(frozen=True)
-class Errand:
+class RayEndpoint:
     """The `Way` of a Ray actor to its cell, which is another."""
 
-    cell: Any
+    learner: Any
     name: str
     address: str
     patience_s: float
     cores: int
-    line: Tie | None = None
+    line: Heartbeat | None = None
     trusted: bool = True  # whoever may call Ray actors may do anything here
 
-    def tie(self) -> Tie | None:
+    def heartbeat(self) -> Heartbeat | None:
         return self.line
 
-    def link(self, role: str) -> Link:
-        return Link(RayCaller(self.cell, self.address), self.name, role, self.patience_s)
+    def connect(self, role: str) -> FleetConnection:
+        return FleetConnection(RayChannel(self.learner, self.address), self.name, role, self.patience_s)
 
 
-class Reception:
+class RayServing:
     """A cell's: calls come to its Ray actor, which keeps its result for whoever looks."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RayHost) -> None:
         self._host = host
 
     @contextmanager
-    def __call__(self, desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
-        with answering(self._host, methods_of(Answers(desk, registry, inbox, config.fleet.max_message_bytes))):
+    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
+        with serve_calls(self._host, fleet_methods(FleetService(desk, registry, inbox, config.fleet.max_message_bytes))):
             yield
 
-    def tell(self, result: TrainResult) -> None:
-        self._host.word = as_text(result)
+    def report_result(self, result: TrainResult) -> None:
+        self._host.message = result_json(result)
 
 
-def shelves_of(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
-    return lambda config: [RemoteShard(RayShard(handle, f"shard {index}"), config.fleet.patience_s)
+def ray_shard_clients(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
+    return lambda config: [RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.patience_s)
                            for index, handle in enumerate(handles)]
 
 
-def lead(host: Host, orders: Orders, shards: Sequence[Any] = ()) -> int:
+def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = ()) -> int:
     """What the cell's Ray actor does; or the registrar's, where there are shards."""
     try:
-        with sole_writer(_seen(orders)):
-            learn(orders, host.line, Reception(host), shelves_of(shards))
+        with exclusive_writer(_seen(run_request)):
+            learn(run_request, host.heartbeat, RayServing(host), ray_shard_clients(shards))
     except (Diverged, RunLost) as error:
-        host.word = f"training failed: {error}"
-        return VAIN
-    return DONE
+        host.message = f"training failed: {error}"
+        return EXIT_UNRECOVERABLE
+    return EXIT_OK
 
 
-def average(host: Host, orders: Orders, place: Place) -> int:
+def rank_job(host: RayHost, run_request: RunRequest, place: RankInfo) -> int:
     """Be a rank. The first one keeps directory, records and checkpoints, and hears the evaluator."""
     first = place.rank == 0
-    run, reception = _seen(orders), Reception(host)
-    if (name := interface_of(node_address())) is not None:
+    run, reception = _seen(run_request), RayServing(host)
+    if (name := network_interface(node_address())) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the name of a host may mean another of its addresses
-    over = beating(host.line, math.inf)  # that it goes forward, too, the ranks see from each other
+    over = heartbeat_thread(host.heartbeat, math.inf)  # that it goes forward, too, the ranks see from each other
     try:
-        with sole_writer(run) if first else nullcontext():
-            result = be_rank(orders, Post(replace(place, attempt=host.number), host.line, reception if first else None))
+        with exclusive_writer(run) if first else nullcontext():
+            result = train_rank(run_request, RankContext(replace(place, attempt=host.number), host.heartbeat, reception if first else None))
         if first:
-            reception.tell(result)
+            reception.report_result(result)
     except (Diverged, RunLost) as error:
-        host.word = f"training failed: {error}"
-        return VAIN
+        host.message = f"training failed: {error}"
+        return EXIT_UNRECOVERABLE
     except RankLost as error:
-        host.word = str(error)
-        return LOST
+        host.message = str(error)
+        return EXIT_PEER_LOST
     finally:
         over.set()
-    return DONE
+    return EXIT_OK
 
 
-def _seen(orders: Orders) -> Path:
-    run = Path(orders.directory)
+def _seen(run_request: RunRequest) -> Path:
+    run = Path(run_request.directory)
     if not run.is_dir():
         raise UserError(f"the node of the learner does not see {run}: with ray.cell_anywhere=true all nodes must share "
                         "the disk of run.root")
     return run
 
 
-def act(host: Host, errand: Errand) -> int:
-    return run_actor(replace(errand, line=host.line))
+def actor_job(host: RayHost, endpoint: RayEndpoint) -> int:
+    return run_actor(replace(endpoint, line=host.heartbeat))
 
 
-def hold_shard(host: Host, orders: Orders, index: int) -> int:
-    run = Path(orders.directory)
+def shard_job(host: RayHost, run_request: RunRequest, index: int) -> int:
+    run = Path(run_request.directory)
     config = recipe.resolve(str(RunDirectory(run).config), []).config
-    return hold(config, orders.spec, index, run / SHARDS, host.line, lambda service: answering(host, service.methods))
+    return serve_shard(config, run_request.spec, index, run / SHARDS, host.heartbeat, lambda service: serve_calls(host, service.methods))
 
 
-def bundle(host: Host, errand: Errand, orders: Orders, shards: Sequence[Any]) -> int:
-    return push(replace(errand, line=host.line), Path(orders.directory), shelves_of(shards))
+def worker_job(host: RayHost, endpoint: RayEndpoint, run_request: RunRequest, shards: Sequence[Any]) -> int:
+    return train_worker(replace(endpoint, line=host.heartbeat), Path(run_request.directory), ray_shard_clients(shards))
 
 
-def judge(host: Host, errand: Errand, videos: str | None) -> int:
-    return run_evaluator(replace(errand, line=host.line), None if videos is None else Path(videos))
+def evaluator_job(host: RayHost, endpoint: RayEndpoint, videos: str | None) -> int:
+    return run_evaluator(replace(endpoint, line=host.heartbeat), None if videos is None else Path(videos))
 
 

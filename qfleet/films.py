@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from qfleet.assemble import judged_env, make_env
+from qfleet.assemble import eval_env_config, make_env
 from qfleet.explore.constant import Constant
-from qfleet.roles.evaluator import BrokenOff
+from qfleet.roles.evaluator import EvaluationAborted
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.runs.video import without_display, write_mp4
@@ -20,27 +20,27 @@ from qfleet.types import UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
-MOST_PICTURES = 10_000
+MAX_FRAMES = 10_000
 """More than five minutes at 30 pictures a second; an episode may never end."""
 
 
-class Films:
+class EvalVideoRecorder:
     """Films every `eval.video_period`-th evaluation into a folder. What goes wrong is told and spoils nothing else."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self._hopeless = False
 
-    def take(self, policy: Policy, index: int, steps: int, stop: Callable[[], bool]) -> None:
+    def record(self, policy: Policy, index: int, steps: int, stop: Callable[[], bool]) -> None:
         """Film one episode after evaluation `index` (0, 1, ...), if that one is to be filmed; `stop` breaks it off."""
         period = self.config.eval.video_period
         if not period or index % period or self._hopeless:
             return
         without_display()
         try:
-            with closing(make_env(judged_env(self.config), 1, render=True)) as env:
+            with closing(make_env(eval_env_config(self.config), 1, render=True)) as env:
                 write_mp4(self._pictures(policy, env, index, stop), self.folder / f"step-{steps:012d}.mp4")
-        except BrokenOff:
+        except EvaluationAborted:
             log.info("the film of the evaluation at step %d was broken off", steps)
         except Exception as error:  # a picture is not worth a run
             self._hopeless = isinstance(error, UserError)
@@ -48,19 +48,19 @@ class Films:
                         ", nor of later ones" if self._hopeless else "", error or type(error).__name__)
 
     def _pictures(self, policy: Policy, env: VectorEnv, index: int, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
-        arm = Constant(self.config.eval.epsilon, 1).arms(0)
+        arm = Constant(self.config.eval.epsilon, 1).params(0)
         memory, policy.memory = policy.memory, None
         try:
             policy.begin(1)
             obs = env.reset(lane_seeds(seed_for(self.config.seed, "films", index), 1, "evaluation"))
-            for _ in range(MOST_PICTURES):
+            for _ in range(MAX_FRAMES):
                 if stop():
-                    raise BrokenOff
+                    raise EvaluationAborted
                 if (picture := env.render()) is not None:
                     yield picture
                 env.send(policy.act(obs, arm)[0])
                 outcome = env.recv()
-                policy.observe(outcome.reward, outcome.cut)
+                policy.observe(outcome.reward, outcome.aborted)
                 obs = outcome.obs
                 if outcome.last[0]:
                     break

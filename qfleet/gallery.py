@@ -14,27 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from qfleet import session
-from qfleet.cellhost import Orders
+from qfleet.cellhost import RunRequest
 from qfleet.config import to_yaml
-from qfleet.head import silence_s
-from qfleet.members import Contact
+from qfleet.head import heartbeat_timeout_of
+from qfleet.members import GrpcEndpoint
 from qfleet.roles.evaluator import Evaluator
 from qfleet.roles.metrics import Sink
 from qfleet.roles.schedule import Schedule
 from qfleet.runs.directory import RunDirectory
-from qfleet.runtime.cell import Cell
-from qfleet.runtime.fleet import Intake, await_evaluation
-from qfleet.runtime.inline import Inline
-from qfleet.runtime.life import surroundings
-from qfleet.runtime.plan import rest
-from qfleet.runtime.shares import Shares
-from qfleet.runtime.supervise import Child, Patience, Supervisor
+from qfleet.runtime.cell import LearnerCore
+from qfleet.runtime.fleet import MessageHandler, await_evaluation
+from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runtime.life import child_environment
+from qfleet.runtime.plan import idle
+from qfleet.runtime.shares import TimeShares
+from qfleet.runtime.supervise import ChildSpec, RestartPolicy, Supervisor
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.wire.desk import PublishedState
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
 from qfleet.runtime.wire.security import read_token, write_token
-from qfleet.runtime.wire.server import Server
+from qfleet.runtime.wire.server import FleetServer
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, UserError
@@ -45,30 +45,30 @@ NAME = "evaluator"
 GRACE_S = 5.0
 
 
-Opening = Callable[[Desk, Registry, Inbox, RunConfig], AbstractContextManager[Callable[[], object] | None]]
+ServeEvaluator = Callable[[PublishedState, Registry, Inbox, RunConfig], AbstractContextManager[Callable[[], object] | None]]
 """How the evaluator comes to the desk while the context is open; what it yields is called at every turn."""
 
 
-def beside(directory: RunDirectory) -> Opening:
+def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
     """An evaluator that this process starts and looks after."""
 
     @contextmanager
-    def opened(desk: Desk, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[Callable[[], object]]:
+    def opened(desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[Callable[[], object]]:
         fleet = config.fleet
         with ExitStack() as stack:
             private = Path(tempfile.mkdtemp(prefix="qfleet-"))
             stack.callback(shutil.rmtree, private, ignore_errors=True)
-            token, socket = private / Orders.TOKEN, private / Orders.SOCKET
+            token, socket = private / RunRequest.TOKEN_FILE, private / RunRequest.SOCKET_FILE
             write_token(token)
-            server = Server(desk, registry, inbox, FleetConfig(max_message_mb=fleet.max_message_mb), socket,
-                            [read_token(token)])
+            server = FleetServer(desk, registry, inbox, FleetConfig(max_message_mb=fleet.max_message_mb), socket,
+                                 [read_token(token)])
             stack.callback(server.close, 0.0)
             server.start()
             films = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
-            contact = Contact(f"unix:{socket}", NAME, str(token), fleet.patience_s)
-            child = Child(NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.words(), *films],
-                          surroundings(), directory.path / "logs" / f"{NAME}.log", silence_s=silence_s(config))
-            patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+            contact = GrpcEndpoint(f"unix:{socket}", NAME, str(token), fleet.patience_s)
+            child = ChildSpec(NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.to_argv(), *films],
+                              child_environment(), directory.path / "logs" / f"{NAME}.log", silence_s=heartbeat_timeout_of(config))
+            patience = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
             supervisor = Supervisor([child], log.warning, patience, lambda name: None, private)
             stack.callback(supervisor.terminate, GRACE_S)
 
@@ -82,118 +82,118 @@ def beside(directory: RunDirectory) -> Opening:
     return opened
 
 
-class Gallery:
+class RemoteEvaluator:
     """Implements `rank.Bench`: training goes on while others watch. Only the last weights are waited for.
 
     Weights are handed out whenever an evaluation is due, while they are `promising`; the newest of these is judged.
     """
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, cell: Cell, opening: Opening,
+    def __init__(self, config: RunConfig, spec: EnvSpec, cell: LearnerCore, opening: ServeEvaluator,
                  promising: Callable[[], bool] = lambda: True) -> None:
-        self.cell, self.promising = cell, promising
+        self.core, self.promising = cell, promising
         self.schedule = Schedule(config.eval.period_steps, config.eval.period_updates)
-        self.desk = Desk(to_yaml(config), json.dumps(spec.to_json()), 0)
+        self.published = PublishedState(to_yaml(config), json.dumps(spec.to_json()), 0)
         self.registry = Registry(0, config.fleet.heartbeat_timeout_s)
         inbox = Inbox(config.fleet.inbox_messages)
-        self.intake = Intake(cell, self.registry, inbox, Shares())
-        self._door = opening(self.desk, self.registry, inbox, config)
+        self.message_handler = MessageHandler(cell, self.registry, inbox, TimeShares())
+        self._serving = opening(self.published, self.registry, inbox, config)
         self._open = ExitStack()
         self._look: Callable[[], object] | None = None
         self._begun = False
-        self._owed = False  # an evaluation that was under way when the run was left
+        self._pending = False  # an evaluation that was under way when the run was left
 
     def step(self) -> bool:
         """Hand out the newest weights if they are to be judged, and book what was."""
         if not self._begun:
-            self.schedule.resume(self.cell.progress())
-        learner = self.cell.learner
-        if self._owed or (self.promising() and self.schedule.due(self.cell.progress())):
-            self._owed = False
-            if learner.updates > self.desk.bundle.version:
-                self.desk.publish(learner.finite_state(learner.flat), learner.updates)
+            self.schedule.resume(self.core.progress())
+        learner = self.core.learner
+        if self._pending or (self.promising() and self.schedule.due(self.core.progress())):
+            self._pending = False
+            if learner.updates > self.published.weights.version:
+                self.published.publish(learner.finite_state(learner.flat), learner.updates)
         self._serve(0)
-        self.intake.step()
+        self.message_handler.step()
         return False
 
-    def judge(self) -> None:
+    def evaluate(self) -> None:
         """The last weights; waits for the score."""
-        learner = self.cell.learner
-        self.desk.publish(learner.finite_state(learner.flat), learner.updates)
-        await_evaluation(self.cell, self.intake, self.registry, self.desk, self._serve)
+        learner = self.core.learner
+        self.published.publish(learner.finite_state(learner.flat), learner.updates)
+        await_evaluation(self.core, self.message_handler, self.registry, self.published, self._serve)
 
     def state_dict(self) -> dict[str, Any]:
         return {"registry": self.registry.state_dict(),
-                "owed": self._owed or self.desk.bundle.version > self.intake.judged}
+                "owed": self._pending or self.published.weights.version > self.message_handler.evaluated_version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.registry.load_state_dict(state["registry"])
-        self._owed = state["owed"]
+        self._pending = state["owed"]
 
     def close(self) -> None:
-        self.desk.stop()
+        self.published.stop()
         self._open.close()
 
     def _serve(self, nap_s: float) -> None:
-        self.desk.tell(*self.cell.progress(), "training")
+        self.published.update_progress(*self.core.progress(), "training")
         if not self._begun:
             self._begun = True
-            self._look = self._open.enter_context(self._door)
+            self._look = self._open.enter_context(self._serving)
         if self._look is not None:
             self._look()
         if nap_s:
-            rest(nap_s)
+            idle(nap_s)
 
 
-class Audience:
+class RemoteEvaluatorSlot:
     """Implements `inline.Judge`: what `Evaluator` would do in the loop of the run, a gallery does beside it.
 
     If it cannot, the run stops as if it were told to, with a checkpoint, and `failure` says why.
     """
 
-    def __init__(self, evaluator: Evaluator, gallery: Gallery) -> None:
-        self.evaluator, self.gallery = evaluator, gallery
+    def __init__(self, evaluator: Evaluator, gallery: RemoteEvaluator) -> None:
+        self.evaluator, self.remote = evaluator, gallery
         self.policy, self.count, self.resume = evaluator.policy, evaluator.count, evaluator.resume
         self.failure: UserError | ProcessFault | None = None
 
     def step(self) -> bool:
-        return self._tried(self.gallery.step)
+        return self._tried(self.remote.step)
 
-    def judge(self) -> None:
-        self._tried(self.gallery.judge)
+    def evaluate(self) -> None:
+        self._tried(self.remote.evaluate)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.evaluator.state_dict() | {"beside": self.gallery.state_dict()}
+        return self.evaluator.state_dict() | {"beside": self.remote.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.evaluator.load_state_dict(state)
         if "beside" in state:
-            self.gallery.load_state_dict(state["beside"])
+            self.remote.load_state_dict(state["beside"])
 
     def _tried(self, work: Callable[[], object]) -> bool:
         try:
             return bool(work())
         except (UserError, ProcessFault) as error:
             self.failure = error
-            self.gallery.cell.stop.reason = "preempted"
+            self.remote.core.stop.reason = "preempted"
             return False
 
 
-class Seating:
+class RemoteEvaluatorInstaller:
     """Puts a run's evaluator beside it; afterwards `checked` raises what kept it from its work."""
 
     def __init__(self) -> None:
-        self.audience: Audience | None = None
+        self.slot: RemoteEvaluatorSlot | None = None
 
-    def __call__(self, config: RunConfig, inline: Inline, directory: RunDirectory, stack: ExitStack) -> None:
+    def __call__(self, config: RunConfig, inline: SingleProcessRun, directory: RunDirectory, stack: ExitStack) -> None:
         evaluator = inline.evaluator
         assert isinstance(evaluator, Evaluator)
-        spec = inline.cast.seats[0].env.spec
-        gallery = Gallery(config, spec, inline.cell, beside(directory), evaluator.promising)
+        spec = inline.setup.actor_specs[0].env.spec
+        gallery = RemoteEvaluator(config, spec, inline.core, supervised_evaluator(directory), evaluator.reached_from_return)
         stack.callback(gallery.close)
-        self.audience = inline.evaluator = Audience(evaluator, gallery)
+        self.slot = inline.evaluator = RemoteEvaluatorSlot(evaluator, gallery)
 
-    def checked(self, result: TrainResult) -> TrainResult:
-        if self.audience is not None and (failure := self.audience.failure) is not None:
+    def check_result(self, result: TrainResult) -> TrainResult:
+        if self.slot is not None and (failure := self.slot.failure) is not None:
             RunDirectory(result.directory).conclude("failed", str(failure).partition("\n")[0])
             raise failure
         return result
@@ -201,11 +201,11 @@ class Seating:
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run in one process, with an evaluator beside it."""
-    seating = Seating()
-    return seating.checked(session.start(config, sinks, provenance, seating))
+    seating = RemoteEvaluatorInstaller()
+    return seating.check_result(session.start(config, sinks, provenance, seating))
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue one."""
-    seating = Seating()
-    return seating.checked(session.go_on(directory, config, sinks, seating))
+    seating = RemoteEvaluatorInstaller()
+    return seating.check_result(session.resume(directory, config, sinks, seating))

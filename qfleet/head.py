@@ -21,38 +21,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qfleet.assemble import describe_plan, make_env, settle
-from qfleet.cellhost import Orders
+from qfleet.assemble import describe_plan, make_env, resolve_auto
+from qfleet.cellhost import RunRequest
 from qfleet.config import to_yaml
-from qfleet.members import Contact
+from qfleet.members import GrpcEndpoint
 from qfleet.roles.metrics import Sink
 from qfleet.runs.checkpoint import Checkpoints
-from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
+from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
 from qfleet.runs.find import foreign_names
-from qfleet.runs.presence import Presence
-from qfleet.runs.roll import note_exit
-from qfleet.runs.tail import Tail
-from qfleet.runtime.life import surroundings
-from qfleet.runtime.plan import drive, rest
-from qfleet.runtime.signals import obeyed
-from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
+from qfleet.runs.presence import DirectoryGuard
+from qfleet.runs.roll import record_exit
+from qfleet.runs.tail import MetricsTail
+from qfleet.runtime.life import child_environment
+from qfleet.runtime.plan import drive, idle
+from qfleet.runtime.signals import stop_on_signal
+from qfleet.runtime.supervise import ChildSpec, ChildFailure, RestartPolicy, Supervisor
 from qfleet.runtime.wire.address import Address, require_free
 from qfleet.runtime.wire.security import read_token, server_credentials, write_token
 from qfleet.session import (
     EXIT_CODES,
     TrainResult,
-    concluded,
-    reopened,
-    require_same,
+    record_outcome,
+    open_for_resume,
+    require_same_env,
     show_plan,
-    source_of_weights,
+    initial_weights,
 )
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, UserError
 
 log = logging.getLogger(__name__)
 
-CELL = "cell"
+LEARNER = "cell"
 GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 60.0
@@ -65,43 +65,43 @@ REBUILD_S = 120.0
 """The longest that the process of an isolated environment may take to start."""
 
 SIGNALS = {"interrupted": signal.SIGINT, "preempted": signal.SIGTERM}
-TOLD = (-signal.SIGINT, -signal.SIGTERM, 130)
+SIGNALLED_EXIT_CODES = (-signal.SIGINT, -signal.SIGTERM, 130)
 """How a cell ends that hears a signal before it can do anything about it."""
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          kind: type[Head] | None = None) -> TrainResult:
+          kind: type[Driver] | None = None) -> TrainResult:
     """Train a new run in processes, under a head of some kind."""
     spec = _look_at(config)
-    config = checked(settle(config, spec))
-    source_of_weights(config, spec)  # refused here, before there is a run
+    config = require_startable(resolve_auto(config, spec))
+    initial_weights(config, spec)  # refused here, before there is a run
     with ExitStack() as stack:
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
         try:
             replace_text(directory.config, to_yaml(config))
-            head = (kind or Head)(config, spec, directory, sinks, {"sources": dict(provenance)})
-            return concluded(directory, head.run)
+            head = (kind or Driver)(config, spec, directory, sinks, {"sources": dict(provenance)})
+            return record_outcome(directory, head.run)
         except BaseException as error:
             if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # which names a log in there
                 directory.discard()  # or its name would be taken by a run that never began
             raise
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-          kind: type[Head] | None = None) -> TrainResult:
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
+           kind: type[Driver] | None = None) -> TrainResult:
     """Continue a run, in processes, from its newest valid checkpoint."""
     with ExitStack() as stack:
-        checkpoint, before = reopened(directory, config, stack)
+        checkpoint, before = open_for_resume(directory, config, stack)
         if before is not None:
             return before
         spec = _look_at(config)
         if checkpoint is not None:
-            require_same(checkpoint, spec)
-        config = checked(settle(config, spec))
-        directory.identify(None if checkpoint is None else checkpoint.manifest.run)  # it makes a run.json that was lost
+            require_same_env(checkpoint, spec)
+        config = require_startable(resolve_auto(config, spec))
+        directory.ensure_id(None if checkpoint is None else checkpoint.manifest.run)  # it makes a run.json that was lost
         replace_text(directory.config, to_yaml(config))
-        return concluded(directory, (kind or Head)(config, spec, directory, sinks, {}).run)
+        return record_outcome(directory, (kind or Driver)(config, spec, directory, sinks, {}).run)
 
 
 def _look_at(config: RunConfig) -> EnvSpec:
@@ -109,7 +109,7 @@ def _look_at(config: RunConfig) -> EnvSpec:
         return env.spec
 
 
-def checked(config: RunConfig) -> RunConfig:
+def require_startable(config: RunConfig) -> RunConfig:
     """Refuse what could only fail in a child."""
     fleet = config.fleet
     if fleet.token_file is not None:
@@ -121,44 +121,44 @@ def checked(config: RunConfig) -> RunConfig:
     return config
 
 
-def silence_s(config: RunConfig) -> float:
+def heartbeat_timeout_of(config: RunConfig) -> float:
     """An isolated environment that hangs is replaced by its own watcher: who plays must be given time for it."""
     env = config.env
     return config.fleet.heartbeat_timeout_s + (env.step_timeout_s + REBUILD_S) * env.isolate
 
 
-class Head:
+class Driver:
     """One attempt of a fleet. `told` is what a signal asked for. With the child called `main` all ends."""
 
-    main = CELL
+    main_child = LEARNER
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
         self.config, self.directory, self.sinks = config, directory, sinks
         self.reason: str | None = None  # set by a signal
-        self.rows = [("run", str(directory.path)), *describe_plan(config, spec, directory.path)]
+        self.plan_rows = [("run", str(directory.path)), *describe_plan(config, spec, directory.path)]
         self.private = self._folder()
-        self.orders = Orders(str(directory.path.resolve()), spec.to_json(), describe() | dict(origin))
-        self.orders.write(self.private)
-        write_token(self.private / Orders.TOKEN)
-        write_token(self.private / Orders.JOIN_TOKEN)
-        self.tail, self.presence = Tail(directory.metrics), Presence(directory)
+        self.run_request = RunRequest(str(directory.path.resolve()), spec.to_json(), describe_machine() | dict(origin))
+        self.run_request.write(self.private)
+        write_token(self.private / RunRequest.TOKEN_FILE)
+        write_token(self.private / RunRequest.JOIN_TOKEN_FILE)
+        self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
         fleet = config.fleet
-        patience = Patience(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
-        self.supervisor = self._supervised(patience)
-        self._forwarded = self._door_shown = False
+        patience = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+        self.supervisor = self._make_supervisor(patience)
+        self._forwarded = self._invitation_shown = False
         self._news_at = self._said_at = self._checked_at = time.monotonic()
 
     def run(self) -> TrainResult:
         """Until the cell has ended in order; raises what made it impossible."""
         try:
-            show_plan(self.sinks, self.rows)
-            with obeyed(self):
-                drive([self.supervisor, self], self._over, lambda nap_s: rest(TURN_S))
+            show_plan(self.sinks, self.plan_rows)
+            with stop_on_signal(self):
+                drive([self.supervisor, self], self._is_over, lambda nap_s: idle(TURN_S))
             self.presence.check()  # the cause, if a child failed for it
             self.step()
             failure = self.supervisor.failure
-            if failure is not None and not (self._ending and failure.name == self.main):
+            if failure is not None and not (self._ending and failure.name == self.main_child):
                 self._fail(failure)
             return self._result(failure)
         except KeyboardInterrupt:  # for the second time: nobody wants to wait
@@ -176,7 +176,7 @@ class Head:
         if time.monotonic() - self._checked_at >= PRESENCE_S:
             self._checked_at = time.monotonic()
             self.presence.check()
-        for record in self.tail.news():
+        for record in self.tail.new_records():
             self._news_at = self._said_at = time.monotonic()
             for sink in self.sinks:
                 sink.write(record)
@@ -184,21 +184,21 @@ class Head:
             self._said_at = time.monotonic()
             show_plan(self.sinks, [("waiting", f"nothing new for {self._said_at - self._news_at:.0f} s"), *(
                 [] if self.config.fleet.local_actors else self._invitation())])
-        if not self._door_shown and (self.private / Orders.DOOR).exists():
-            self._door_shown = True
+        if not self._invitation_shown and (self.private / RunRequest.ENDPOINT_FILE).exists():
+            self._invitation_shown = True
             show_plan(self.sinks, self._invitation())
         if self.reason is not None and not self._forwarded:
-            self._forwarded = self._pass_on(SIGNALS[self.reason])
+            self._forwarded = self._forward_signal(SIGNALS[self.reason])
         return False
 
-    def _over(self) -> bool:
-        gone = self._ending and self.supervisor.pid(self.main) is None
-        return gone or self.supervisor.failure is not None or self.supervisor.done(self.main)
+    def _is_over(self) -> bool:
+        gone = self._ending and self.supervisor.pid(self.main_child) is None
+        return gone or self.supervisor.failure is not None or self.supervisor.done(self.main_child)
 
     @property
     def _ending(self) -> bool:
         """Whether a cell that dies now is not started again: we were told to stop, or it has said its last word."""
-        return self.reason is not None or (self.private / Orders.RESULT).exists()
+        return self.reason is not None or (self.private / RunRequest.RESULT_FILE).exists()
 
     def _folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="qfleet-"))  # readable by its owner only
@@ -206,30 +206,30 @@ class Head:
     def _clean(self) -> None:
         shutil.rmtree(self.private, ignore_errors=True)
 
-    def _supervised(self, patience: Patience) -> Supervisor:
+    def _make_supervisor(self, patience: RestartPolicy) -> Supervisor:
         return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private,
-                          on_death=partial(note_exit, self.directory.path))
+                          on_death=partial(record_exit, self.directory.path))
 
-    def _pass_on(self, number: signal.Signals) -> bool:
+    def _forward_signal(self, number: signal.Signals) -> bool:
         pid = self._pid()
         if pid is not None:
             os.kill(pid, number)
         return pid is not None
 
     def _pid(self) -> int | None:
-        return self.supervisor.pid(self.main)
+        return self.supervisor.pid(self.main_child)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: ChildFailure) -> None:
         """Let the cell save what there is, then say what went wrong."""
-        if failure.name != self.main:
+        if failure.name != self.main_child:
             self.supervisor.terminate(60.0)
         raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
 
-    def _result(self, failure: Failure | None) -> TrainResult:
+    def _result(self, failure: ChildFailure | None) -> TrainResult:
         try:
-            data = json.loads((self.private / Orders.RESULT).read_text())
+            data = json.loads((self.private / RunRequest.RESULT_FILE).read_text())
         except FileNotFoundError:  # told to stop before the cell had begun, or it died while it saved
-            if failure is not None and failure.code not in TOLD and (self.private / Orders.DOOR).exists():
+            if failure is not None and failure.code not in SIGNALLED_EXIT_CODES and (self.private / RunRequest.ENDPOINT_FILE).exists():
                 raise ProcessFault(failure.text) from None
             checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
             step, updates = (checkpoint.manifest.step, checkpoint.manifest.updates) if checkpoint else (None, 0)
@@ -237,35 +237,35 @@ class Head:
             return TrainResult(self.directory.path, step or 0, updates, 0, 0.0, None, reason, EXIT_CODES[reason], step)
         return TrainResult(**data | {"directory": self.directory.path})
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[ChildSpec]:
         logs = self.directory.path / "logs"
         words = [sys.executable, "-m", "qfleet", "_member"]
-        env = surroundings()
+        env = child_environment()
         fleet = self.config.fleet
-        cell = Child(CELL, [*words, CELL, str(self.private)], env, logs / "cell.log", fleet.restarts,
-                     "replay.capacity or learner.batch_size")
+        cell = ChildSpec(LEARNER, [*words, LEARNER, str(self.private)], env, logs / "cell.log", fleet.restarts,
+                         "replay.capacity or learner.batch_size")
         local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
-        members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._films())]
-        return [cell, *(Child(name, [*words, role, *self._contact(name).words(), *more], env,
-                              logs / f"{name.replace('local/', 'actor-')}.log", silence_s=silence_s(self.config))
+        members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._video_args())]
+        return [cell, *(ChildSpec(name, [*words, role, *self._endpoint_of(name).to_argv(), *more], env,
+                                  logs / f"{name.replace('local/', 'actor-')}.log", silence_s=heartbeat_timeout_of(self.config))
                         for role, name, more in members)]
 
-    def _films(self) -> list[str]:
+    def _video_args(self) -> list[str]:
         return ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []
 
-    def _contact(self, name: str) -> Contact:
-        return Contact(f"unix:{self.private / Orders.SOCKET}", name, str(self.private / Orders.TOKEN),
-                       self.config.fleet.patience_s, siblings=self.config.actors)
+    def _endpoint_of(self, name: str) -> GrpcEndpoint:
+        return GrpcEndpoint(f"unix:{self.private / RunRequest.SOCKET_FILE}", name, str(self.private / RunRequest.TOKEN_FILE),
+                            self.config.fleet.patience_s, siblings=self.config.actors)
 
     def _invitation(self) -> list[tuple[str, str]]:
         """How other hosts join, if they can."""
         fleet = self.config.fleet
-        if fleet.address is None or not (self.private / Orders.DOOR).exists():
+        if fleet.address is None or not (self.private / RunRequest.ENDPOINT_FILE).exists():
             return []
-        port = json.loads((self.private / Orders.DOOR).read_text())["port"]
+        port = json.loads((self.private / RunRequest.ENDPOINT_FILE).read_text())["port"]
         host = os.uname().nodename if fleet.address.is_wildcard else fleet.address.host
         words = ["qfleet", "join", fleet.advertise or str(Address(host, port)),
-                 "--token-file", fleet.token_file or str(self.private / Orders.JOIN_TOKEN)]
+                 "--token-file", fleet.token_file or str(self.private / RunRequest.JOIN_TOKEN_FILE)]
         if fleet.tls_cert:
             words += ["--tls-ca", fleet.tls_cert]
         if fleet.tls_ca:

@@ -10,13 +10,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from qfleet.members import Contact
-from qfleet.runtime.life import surroundings
-from qfleet.runtime.plan import drive, rest
-from qfleet.runtime.signals import obeyed
-from qfleet.runtime.supervise import Child, Patience, Supervisor
+from qfleet.members import GrpcEndpoint
+from qfleet.runtime.life import child_environment
+from qfleet.runtime.plan import drive, idle
+from qfleet.runtime.signals import stop_on_signal
+from qfleet.runtime.supervise import ChildSpec, RestartPolicy, Supervisor
 from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import silence
+from qfleet.runtime.wire.channel import probe_error
 from qfleet.runtime.wire.security import claimed_name, read_token, write_token
 from qfleet.types import ProcessFault, UserError
 
@@ -28,27 +28,27 @@ SILENCE_S = 210.0
 """Long enough for an isolated environment to be found hanging and replaced: what the fleet allows is not known here."""
 
 
-class Join:
+class JoinedActors:
     """N actors, kept alive until the fleet says that its run is over or somebody asks them to leave."""
 
-    def __init__(self, contact: Contact, actors: int) -> None:
+    def __init__(self, contact: GrpcEndpoint, actors: int) -> None:
         self.reason: str | None = None  # set by a signal
         self.logs = Path(tempfile.mkdtemp(prefix="qfleet-join-"))
         claim = write_token(self.logs / "claim")  # the names are ours as long as this process lives
         members = [replace(contact, name=claimed_name(os.uname().nodename, claim, index), siblings=actors,
                            claim_file=str(self.logs / "claim")) for index in range(actors)]
         words = [sys.executable, "-m", "qfleet", "_member", "actor"]
-        children = [Child(member.name, [*words, *member.words()], surroundings(),
-                          self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
-        patience = Patience(heartbeat_timeout_s=SILENCE_S)
+        children = [ChildSpec(member.name, [*words, *member.to_argv()], child_environment(),
+                              self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
+        patience = RestartPolicy(heartbeat_timeout_s=SILENCE_S)
         self.supervisor = Supervisor(children, log.warning, patience, lambda name: None, self.logs)
 
     def run(self) -> str | None:
         """Until it is over; the reason if we were told to leave."""
         try:
-            with obeyed(self):
+            with stop_on_signal(self):
                 drive([self.supervisor], lambda: self.reason is not None or self.supervisor.failure is not None
-                      or self.supervisor.finished, lambda nap_s: rest(TURN_S))
+                      or self.supervisor.finished, lambda nap_s: idle(TURN_S))
         finally:
             self.supervisor.terminate(GRACE_S)
         failure = self.supervisor.failure
@@ -58,9 +58,9 @@ class Join:
         return self.reason
 
 
-def knock(contact: Contact) -> None:
+def probe(contact: GrpcEndpoint) -> None:
     """See whether the fleet is there and knows us, before any process is started; a fleet may also come later."""
-    why = silence(parse_address(contact.address), read_token(contact.token_file), contact.credentials())
+    why = probe_error(parse_address(contact.address), read_token(contact.token_file), contact.credentials())
     if why is not None:
         log.warning("nobody answers at %s yet (%s); the actors will ask for %.0f s", contact.address, why,
                     contact.patience_s)

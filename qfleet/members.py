@@ -17,25 +17,25 @@ from typing import Any, Protocol
 
 import torch
 
-from qfleet.assemble import acting_precision, layout_of, make_agent, make_env, make_explorer, make_judge
+from qfleet.assemble import acting_precision, make_layout, make_agent, make_env, make_explorer, make_eval_env
 from qfleet.config import parse_mapping, validate
-from qfleet.explore import Chooser
-from qfleet.films import Films
+from qfleet.explore import AdaptiveExplorer
+from qfleet.films import EvalVideoRecorder
 from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.evaluator import Evaluator, Score
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
 from qfleet.runs.find import refuse_imports
 from qfleet.runs.parts import pack_state, unpack_state
-from qfleet.runtime.memory import keep_pages
-from qfleet.runtime.plan import Worker, drive, rest
-from qfleet.runtime.signals import heeded
-from qfleet.runtime.tether import Tether, Tie
-from qfleet.runtime.threads import judging_threads, usable_cores
+from qfleet.runtime.memory import retain_freed_memory
+from qfleet.runtime.plan import Worker, drive, idle
+from qfleet.runtime.signals import exit_on_signal
+from qfleet.runtime.tether import HeartbeatSender, Heartbeat
+from qfleet.runtime.threads import evaluator_threads, usable_cores
 from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import Caller
-from qfleet.runtime.wire.client import Link
-from qfleet.runtime.wire.inbox import MOST_MEMORY_BYTES
+from qfleet.runtime.wire.channel import GrpcChannel
+from qfleet.runtime.wire.client import FleetConnection
+from qfleet.runtime.wire.inbox import MAX_MEMBER_STATE_BYTES
 from qfleet.runtime.wire.security import ChannelCredentials, channel_credentials, read_token
 from qfleet.session import EXIT_CODES, require_same_spaces
 from qfleet.settings import RunConfig
@@ -44,13 +44,13 @@ from qfleet.types import EnvSpec, UserError
 log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-DIARY_S = 1.0
+STATE_PERIOD_S = 1.0
 LOOK_S = 0.1
 BUILDING_S = 120.0
 """How long the environment and the network of a member may take to be built."""
 
 
-class Way(Protocol):
+class Endpoint(Protocol):
     """How a process finds its fleet, whatever carries their messages. `tie`: to whoever watches the process."""
 
     @property
@@ -61,12 +61,12 @@ class Way(Protocol):
     def trusted(self) -> bool: ...
     @property
     def cores(self) -> int: ...
-    def tie(self) -> Tie | None: ...
-    def link(self, role: str) -> Link: ...
+    def heartbeat(self) -> Heartbeat | None: ...
+    def connect(self, role: str) -> FleetConnection: ...
 
 
 @dataclass(frozen=True)
-class Contact:
+class GrpcEndpoint:
     """Where a fleet is, and by what it knows its own."""
 
     address: str
@@ -104,15 +104,15 @@ class Contact:
         """Of this host, for each of the actors here."""
         return max(1, usable_cores() // self.siblings)
 
-    def tie(self) -> Tie | None:
-        return Tether.from_env()
+    def heartbeat(self) -> Heartbeat | None:
+        return HeartbeatSender.from_env()
 
-    def link(self, role: str) -> Link:
-        caller = Caller(parse_address(self.address), read_token(self.token_file), self.credentials())
+    def connect(self, role: str) -> FleetConnection:
+        caller = GrpcChannel(parse_address(self.address), read_token(self.token_file), self.credentials())
         claim = "" if self.claim_file is None else read_token(self.claim_file)
-        return Link(caller, self.name, role, self.patience_s, claim)
+        return FleetConnection(caller, self.name, role, self.patience_s, claim)
 
-    def words(self) -> list[str]:
+    def to_argv(self) -> list[str]:
         """The same on a command line."""
         given = {"--token-file": self.token_file, "--patience": f"{self.patience_s:g}", "--tls-ca": self.tls_ca,
                  "--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--siblings": str(self.siblings),
@@ -121,7 +121,7 @@ class Contact:
         return [*words, "--trust"] if self.trust else words
 
 
-def beating(tether: Tie | None, limit_s: float, alive: Callable[[], bool] = lambda: True) -> threading.Event:
+def heartbeat_thread(tether: Heartbeat | None, limit_s: float, alive: Callable[[], bool] = lambda: True) -> threading.Event:
     """Show life from a thread until the event is set, for things that take long; at most so long, and while `alive`."""
     over, deadline = threading.Event(), time.monotonic() + limit_s
 
@@ -134,15 +134,15 @@ def beating(tether: Tie | None, limit_s: float, alive: Callable[[], bool] = lamb
     return over
 
 
-class Member:
+class FleetClient:
     """A process that takes part in somebody's run: its line, and the config that came over it."""
 
-    def __init__(self, contact: Way, role: str) -> None:
-        self.tether = contact.tie()
-        self.link = contact.link(role)
+    def __init__(self, contact: Endpoint, role: str) -> None:
+        self.heartbeat = contact.heartbeat()
+        self.connection = contact.connect(role)
         # The fleet may take its time to answer, and an environment to be built; the loop then beats by itself.
-        self._ready = beating(self.tether, contact.patience_s + BUILDING_S)
-        welcome = self.link.hello()
+        self._ready = heartbeat_thread(self.heartbeat, contact.patience_s + BUILDING_S)
+        welcome = self.connection.hello()
         where = f"the config of the fleet at {contact.address}"
         config = parse_mapping(welcome.config_yaml, where)
         if not contact.trusted:
@@ -151,32 +151,32 @@ class Member:
         self.config = validate(RunConfig, config, where)
         self.spec = EnvSpec.from_json(json.loads(welcome.spec_json))
         self.index, self.incarnation = welcome.index, welcome.incarnation
-        self._told = threading.Event()
-        self.link.look = self.over  # an evaluator waits for the newest weights, and shows life meanwhile
+        self._stop_requested = threading.Event()
+        self.connection.stop_waiting = self.is_over  # an evaluator waits for the newest weights, and shows life meanwhile
         torch.set_num_threads(1)
-        keep_pages()
-        self.on_orphan: Callable[[], object] = self._told.set
-        if self.tether is not None:
-            self.tether.on_orphan(lambda: self.on_orphan())
+        retain_freed_memory()
+        self.on_orphan: Callable[[], object] = self._stop_requested.set
+        if self.heartbeat is not None:
+            self.heartbeat.on_orphan(lambda: self.on_orphan())
 
-    def require(self, spec: EnvSpec) -> None:
-        require_same_spaces(f"the fleet at {self.link.address} plays", self.spec, "on this host", spec)
+    def require_spec(self, spec: EnvSpec) -> None:
+        require_same_spaces(f"the fleet at {self.connection.address} plays", self.spec, "on this host", spec)
 
     @contextmanager
-    def polite(self) -> Iterator[None]:
+    def deregister_on_error(self) -> Iterator[None]:
         """Who cannot take part after all says so, or would be counted until it has been silent for long."""
         try:
             yield
         except BaseException:
-            self.link.close()
+            self.connection.close()
             raise
 
-    def recall(self, load: Callable[[Any], None]) -> None:
+    def restore_state(self, load: Callable[[Any], None]) -> None:
         """What our predecessor has learnt, if there was one; it may have explored in another way."""
-        if not self.link.welcome.memory:
+        if not self.connection.welcome.memory:
             return
         try:
-            load(unpack_state(self.link.welcome.memory))
+            load(unpack_state(self.connection.welcome.memory))
         except Exception as error:  # any member may have left it: nothing in it may end this process
             log.warning("what this place had learnt before cannot be used here (%s): it begins anew", error)
 
@@ -185,35 +185,35 @@ class Member:
         return Policy(agent, seed_for(self.config.seed, purpose, *index), torch.device("cpu"),
                       acting_precision(self.config))
 
-    def play(self, *workers: Worker) -> int:
+    def run(self, *workers: Worker) -> int:
         """Work until the fleet says that it is over, or this process is told to leave; the exit code.
 
         Who left before the end is not done: unless our supervisor asked us to, it starts another in our place.
         """
-        with self.at_work():
-            drive(workers, self.over, rest)
-        self.link.close(FLUSH_S)
-        if self.link.failed is not None:
-            raise self.link.failed
-        return 0 if self.link.stopped else EXIT_CODES["preempted"]
+        with self.running():
+            drive(workers, self.is_over, idle)
+        self.connection.close(FLUSH_S)
+        if self.connection.failed is not None:
+            raise self.connection.failed
+        return 0 if self.connection.stopped else EXIT_CODES["preempted"]
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """While inside, whoever works shows life by asking whether it is over, and signals are heeded."""
-        self.over()
+        self.is_over()
         self._ready.set()
-        with heeded(self._told.set):
+        with exit_on_signal(self._stop_requested.set):
             yield
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Asked at every turn, and by an evaluation at every step: a good place to show that we live."""
-        if self.tether is not None:
-            self.tether.beat()
-        return self.link.stopped or self.link.failed is not None or self._told.is_set()
+        if self.heartbeat is not None:
+            self.heartbeat.beat()
+        return self.connection.stopped or self.connection.failed is not None or self._stop_requested.is_set()
 
 
 @contextmanager
-def _frugal(config: RunConfig) -> Iterator[None]:
+def _advise_on_oom(config: RunConfig) -> Iterator[None]:
     """Say beside a lack of memory which keys ask for that of an actor."""
     try:
         yield
@@ -222,75 +222,75 @@ def _frugal(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def run_actor(contact: Way) -> int:
+def run_actor(contact: Endpoint) -> int:
     """Play until the run is over."""
-    member = Member(contact, "actor")
-    config, link = member.config, member.link
+    member = FleetClient(contact, "actor")
+    config, link = member.config, member.connection
     threads = config.env.threads or contact.cores
-    with member.polite(), _frugal(config), closing(
+    with member.deregister_on_error(), _advise_on_oom(config), closing(
             make_env(config.env.model_copy(update={"threads": threads}), config.env.lanes,
                      stall_timeout_s=config.run.stall_timeout_s)) as env:
-        member.require(env.spec)
+        member.require_spec(env.spec)
         policy = member.policy("actor", member.index, member.incarnation)
-        layout = layout_of(config, env.spec)
+        layout = make_layout(config, env.spec)
         recorder = Recorder(policy.agent, layout, env.lanes, link.replay(layout, env.lanes), config.replay.alpha > 0)
         explorer = make_explorer(config, member.index)
         actor = Actor(policy, env, explorer, link.metrics, link.weights, recorder)
         workers: list[Worker] = [actor]
-        if isinstance(explorer, Chooser):
-            member.recall(explorer.load_state_dict)
-            workers.append(Diary(link, explorer))
+        if isinstance(explorer, AdaptiveExplorer):
+            member.restore_state(explorer.load_state_dict)
+            workers.append(ExplorerStateSaver(link, explorer))
         link.start()
         actor.begin(lane_seeds(config.seed, env.lanes, "member", member.index, member.incarnation))
-        return member.play(*workers)
+        return member.run(*workers)
 
 
-class Diary:
+class ExplorerStateSaver:
     """Has the fleet keep what an actor's explorer has learnt, now and then: whoever takes its place goes on with it."""
 
-    def __init__(self, link: Link, explorer: Chooser) -> None:
-        self.link, self.explorer = link, explorer
+    def __init__(self, link: FleetConnection, explorer: AdaptiveExplorer) -> None:
+        self.connection, self.explorer = link, explorer
         self._written_at, self._written = time.monotonic(), b""
 
     def step(self) -> bool:
-        if time.monotonic() - self._written_at >= DIARY_S:
+        if time.monotonic() - self._written_at >= STATE_PERIOD_S:
             self._written_at = time.monotonic()
             state = pack_state(self.explorer.state_dict())
-            if state != self._written and len(state) <= MOST_MEMORY_BYTES:  # a larger one would cost the whole message
+            if state != self._written and len(state) <= MAX_MEMBER_STATE_BYTES:  # a larger one would cost the whole message
                 self._written = state
-                self.link.metrics.remember(state)
+                self.connection.metrics.set_member_state(state)
         return False
 
 
-def run_evaluator(contact: Way, videos: Path | None = None) -> int:
+def run_evaluator(contact: Endpoint, videos: Path | None = None) -> int:
     """Judge the newest weights whenever that is due, and the last ones when asked to; with a folder, film some."""
-    member = Member(contact, "evaluator")
-    config, link = member.config, member.link
+    member = FleetClient(contact, "evaluator")
+    config, link = member.config, member.connection
     if config.eval.beside:
-        torch.set_num_threads(judging_threads(config.device.startswith("cuda")))
-    films = None if videos is None else Films(config, videos)
+        torch.set_num_threads(evaluator_threads(config.device.startswith("cuda")))
+    films = None if videos is None else EvalVideoRecorder(config, videos)
 
     def judged(score: Score, weights: dict[str, torch.Tensor]) -> None:
         if films is not None:  # before the score is told: it may be the last, and then nobody waits for a film
-            films.take(evaluator.policy, evaluator.count - 1, link.progress().steps, member.over)
-        link.judge(score, weights)
+            films.record(evaluator.policy, evaluator.count - 1, link.progress().steps, member.is_over)
+        link.send_evaluation(score, weights)
         if evaluator.bandit is not None:
-            link.metrics.remember(pack_state(evaluator.bandit.state_dict()))
+            link.metrics.set_member_state(pack_state(evaluator.bandit.state_dict()))
 
-    with member.polite(), closing(make_judge(config)) as env:
-        member.require(env.spec)
+    with member.deregister_on_error(), closing(make_eval_env(config)) as env:
+        member.require_spec(env.spec)
         evaluator = Evaluator(member.policy("evaluator"), env, link.weights, config.eval, config.seed, link.progress,
-                              judged, member.over)
+                              judged, member.is_over)
         if evaluator.bandit is not None:
-            member.recall(evaluator.bandit.load_state_dict)
+            member.restore_state(evaluator.bandit.load_state_dict)
         link.start()
         evaluator.resume()
-        evaluator.owed = member.incarnation > 1  # whatever our predecessor was at
+        evaluator.pending = member.incarnation > 1  # whatever our predecessor was at
         handed = config.eval.beside or config.gradients == "allreduce"
-        return member.play(Last(link, evaluator), Asked(evaluator) if handed else evaluator)
+        return member.run(FinalEvaluation(link, evaluator), EvaluateOnPublish(evaluator) if handed else evaluator)
 
 
-class Asked:
+class EvaluateOnPublish:
     """Judges whatever weights there are that were not judged yet: none are handed out that are not to be."""
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -300,30 +300,30 @@ class Asked:
     def step(self) -> bool:
         if time.monotonic() - self._looked_at < LOOK_S:
             return False
-        before = self.evaluator.judged
-        self.evaluator.judge()
+        before = self.evaluator.evaluated_version
+        self.evaluator.evaluate()
         self._looked_at = time.monotonic()
-        return self.evaluator.judged != before
+        return self.evaluator.evaluated_version != before
 
 
-class Last:
+class FinalEvaluation:
     """Judges once more when the fleet says that there will be no other weights.
 
     A learner that was resumed has other weights of the same numbers, and has not heard of any judgement.
     """
 
-    def __init__(self, link: Link, evaluator: Evaluator) -> None:
-        self.link, self.evaluator = link, evaluator
+    def __init__(self, link: FleetConnection, evaluator: Evaluator) -> None:
+        self.connection, self.evaluator = link, evaluator
         self.epoch = link.welcome.epoch
         self.done = False
 
     def step(self) -> bool:
-        if self.epoch != self.link.welcome.epoch:
-            self.epoch, self.done, self.evaluator.judged = self.link.welcome.epoch, False, -1
+        if self.epoch != self.connection.welcome.epoch:
+            self.epoch, self.done, self.evaluator.evaluated_version = self.connection.welcome.epoch, False, -1
             self.evaluator.resume()
-        if not self.link.final or self.done:
+        if not self.connection.final or self.done:
             return False
-        self.evaluator.judge()
-        self.done = self.evaluator.judged >= self.link.newest
+        self.evaluator.evaluate()
+        self.done = self.evaluator.evaluated_version >= self.connection.newest_version
         return True
 

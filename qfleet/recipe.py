@@ -23,7 +23,7 @@ from qfleet.config import (
     DEFAULT,
     Config,
     Layered,
-    assemble,
+    build_config,
     flatten,
     inactive_keys,
     kinds_of,
@@ -41,9 +41,9 @@ from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.cluster.config import RayConfig
-from qfleet.runtime.isolate import isolated
+from qfleet.runtime.isolate import make_isolated_env
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.settings import ALGO, EXPLORE, RunConfig, wrong_actions
+from qfleet.settings import ALGO, EXPLORE, RunConfig, action_mismatch
 from qfleet.types import EnvSpec, UserError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -51,7 +51,7 @@ COMMAND_LINE = "command line"
 SETTINGS = "config"
 """The source of values that a script gave as nested settings."""
 
-RIVALS = (("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
+EXCLUSIVE_KEYS = (("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
 """Two clocks for one schedule: naming one on the command line replaces the other of the recipe."""
 
 HINTS = {
@@ -214,7 +214,7 @@ def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:
 
 def _spec_of(cfg: EnvConfig) -> EnvSpec:
     """What an environment shows. What may hang while it trains may hang while it is looked at."""
-    env = (isolated(cfg.model_dump(mode="json"), 1, cfg.step_timeout_s, cfg.max_faults) if cfg.isolate
+    env = (make_isolated_env(cfg.model_dump(mode="json"), 1, cfg.step_timeout_s, cfg.max_faults) if cfg.isolate
            else envs.make(cfg, 1))
     with closing(env):
         return env.spec
@@ -226,7 +226,7 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     Nested settings, as a file has them, do as well.
     """
     user = nest(overrides)
-    layered = Layered(kinds_of(RunConfig), RIVALS)
+    layered = Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS)
     named: dict[str, Any] = {}
     if isinstance(name, Mapping):
         recipes = _with_lower(_recipe(dict(name), SETTINGS), Path())
@@ -245,7 +245,7 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     if user:
         layered = layered.over(user, COMMAND_LINE)
     try:
-        return Resolved(*assemble(RunConfig, layered, HINTS | REMOVED))
+        return Resolved(*build_config(RunConfig, layered, HINTS | REMOVED))
     except UserError as error:
         if cause := _of_other_actions(below.merged(), layered.merged()):
             raise UserError(f"{cause}\n{error}") from None
@@ -259,12 +259,12 @@ def _of_other_actions(below: Mapping[str, Any], values: Mapping[str, Any]) -> st
         return None
     with suppress(Exception):  # an environment that cannot be made here is told later
         agent = new.model_validate({"algo": values["agent"]["algo"]})
-        return wrong_actions(agent, _spec_of(EnvConfig.model_validate(values["env"])))
+        return action_mismatch(agent, _spec_of(EnvConfig.model_validate(values["env"])))
     return None
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedKey:
     """One key of a config: its value, where that came from, and why it lies idle, if it has no effect."""
 
     key: str
@@ -278,13 +278,13 @@ class Explained:
         return not self.idle
 
 
-def explain(resolved: Resolved) -> list[Explained]:
+def explain(resolved: Resolved) -> list[ExplainedKey]:
     """Every key in the order of the config."""
     idle, docs = inactive_keys(resolved.config), descriptions(resolved.config)
     unfit, asked = _unfit(resolved.config)
     idle |= unfit
     docs |= {key: f"{docs[key]} (only for images)" for key in asked}
-    return [Explained(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
+    return [ExplainedKey(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
             for key, value in flatten(resolved.config).items()]
 
 
@@ -292,7 +292,7 @@ def _unfit(config: RunConfig) -> tuple[dict[str, str], list[str]]:
     """Keys of the agent with which a run of this environment is refused, and why; and those of which that cannot be
     told, since it cannot be made here. It is made only if there is a question."""
     judge = getattr(config.agent, "unfit", None)  # an agent of one's own need not have any
-    if judge is None or not (asked := judge(EnvSpec(config.env.id, {}, actions=1))):
+    if judge is None or not (asked := judge(EnvSpec(config.env.id, {}, num_actions=1))):
         return {}, []
     try:
         spec = _spec_of(config.env)
@@ -341,7 +341,7 @@ RESUMABLE = frozenset({
 })
 """Keys that may change when a run goes on: how long, how judged, how kept and shown, but not what is learnt."""
 
-EXACT = frozenset({
+EXACT_RESUME_KEYS = frozenset({
     "device", "replay.max_bytes", "replay.store", "learner.capture", "placement", "actors", "run.threads",
     "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
@@ -350,7 +350,7 @@ EXACT = frozenset({
 
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[Difference]:
     """What a resumed run changes, all of it allowed; UserError with every key that may not change."""
-    allowed = RESUMABLE - EXACT if old.run.exact_resume else RESUMABLE
+    allowed = RESUMABLE - EXACT_RESUME_KEYS if old.run.exact_resume else RESUMABLE
     changes = diff(old, new)
     refused = [f"{change.key}: is {_yaml_word(change.b)}, but the run was started with {_yaml_word(change.a)}"
                for change in changes if change.key not in allowed]

@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def screen() -> str | None:
+def display_name() -> str | None:
     """The name of the screen, or None."""
     if sys.platform in ("darwin", "win32"):
         return sys.platform

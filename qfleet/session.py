@@ -13,25 +13,25 @@ from typing import Any, Protocol
 import safetensors.torch
 import torch
 
-from qfleet.assemble import cast_of, describe_plan, make_env, plan_of, settle
+from qfleet.assemble import make_acting_setup, describe_plan, make_env, make_plan, resolve_auto
 from qfleet.config import to_yaml
-from qfleet.films import Films
+from qfleet.films import EvalVideoRecorder
 from qfleet.roles.checkpointer import Checkpointer, Snapshot
 from qfleet.roles.evaluator import Score
 from qfleet.roles.metrics import Sink
 from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress
-from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Meta
-from qfleet.runs.directory import RunDirectory, default_name, describe, replace_text
+from qfleet.runs.checkpoint import Checkpoint, Checkpoints, CheckpointMeta
+from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
-from qfleet.runs.presence import Presence
-from qfleet.runs.roll import write_roll
-from qfleet.runs.transfer import fitting
+from qfleet.runs.presence import DirectoryGuard
+from qfleet.runs.roll import write_members
+from qfleet.runs.transfer import matching_weights
 from qfleet.runs.writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
-from qfleet.runtime.cell import Cell, Outside
-from qfleet.runtime.inline import Inline
-from qfleet.runtime.memory import keep_pages, shortage
-from qfleet.runtime.signals import obeyed
+from qfleet.runtime.cell import LearnerCore, Hooks
+from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runtime.memory import retain_freed_memory, out_of_memory_text
+from qfleet.runtime.signals import stop_on_signal
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec, ProcessFault, RunLost, Sample, UserError, VectorEnv
 
@@ -58,60 +58,60 @@ class TrainResult:
     reason: str
     exit_code: int
     saved_at: int | None = None
-    before: bool = False
+    already_finished: bool = False
 
 
-Arrange = Callable[[RunConfig, Inline, RunDirectory, ExitStack], None]
+RunModifier = Callable[[RunConfig, SingleProcessRun, RunDirectory, ExitStack], None]
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          arrange: Arrange | None = None) -> TrainResult:
+          arrange: RunModifier | None = None) -> TrainResult:
     """Train a new run. `arrange` may change its roles before it begins; the stack is closed when it has ended."""
     with ExitStack() as stack:
-        stack.enter_context(memory_advised(config))
+        stack.enter_context(advise_on_oom(config))
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
-        config = settle(config, env.spec)
-        source = source_of_weights(config, env.spec)
+        config = resolve_auto(config, env.spec)
+        source = initial_weights(config, env.spec)
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, not ours
         try:
-            build = _inline(config, env, directory, arrange, stack)
+            build = _single_process(config, env, directory, arrange, stack)
             attempt = Attempt(config, env.spec, directory, sinks, build)
             stack.callback(attempt.close)
-            unfit = attempt.begin_from(source) if source else []
+            unfit = attempt.load_initial_weights(source) if source else []
             attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
         except BaseException:
             directory.discard()  # or its name would be taken by a run that never began
             raise
-        return concluded(directory, attempt.execute)
+        return record_outcome(directory, attempt.execute)
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-          arrange: Arrange | None = None) -> TrainResult:
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
+           arrange: RunModifier | None = None) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
     with ExitStack() as stack:
-        stack.enter_context(memory_advised(config))
-        checkpoint, before = reopened(directory, config, stack)
+        stack.enter_context(advise_on_oom(config))
+        checkpoint, before = open_for_resume(directory, config, stack)
         if before is not None:
             return before
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
         if checkpoint is not None:
-            require_same(checkpoint, env.spec)
-        config = settle(config, env.spec)
+            require_same_env(checkpoint, env.spec)
+        config = resolve_auto(config, env.spec)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        build = _inline(config, env, directory, arrange, stack)
+        build = _single_process(config, env, directory, arrange, stack)
         attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
         stack.callback(attempt.close)
-        if checkpoint is None and (source := source_of_weights(config, env.spec)) is not None:
-            attempt.begin_from(source)
+        if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
+            attempt.load_initial_weights(source)
         attempt.open({} if checkpoint is None else {"resumed_from": checkpoint.path.name})
-        return concluded(directory, attempt.execute)
+        return record_outcome(directory, attempt.execute)
 
 
-def concluded(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
+def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
     """Do the work of an attempt, and write into the run how it ended, for those who look at it later."""
     try:
         result = work()
@@ -136,8 +136,8 @@ def headline(error: BaseException) -> str:
     return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
 
 
-def reopened(directory: RunDirectory, config: RunConfig,
-             stack: ExitStack) -> tuple[Checkpoint | None, TrainResult | None]:
+def open_for_resume(directory: RunDirectory, config: RunConfig,
+                    stack: ExitStack) -> tuple[Checkpoint | None, TrainResult | None]:
     """Hold a run, and look where it stands: its newest valid checkpoint, and how it ended if nothing is left to do.
 
     A run that died before its first checkpoint has none, and starts again from its beginning.
@@ -146,10 +146,10 @@ def reopened(directory: RunDirectory, config: RunConfig,
     stack.callback(directory.unlock)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
     if checkpoint is not None:
-        if not directory.owns(checkpoint.manifest.run):
+        if not directory.has_id(checkpoint.manifest.run):
             raise UserError(f"{checkpoint.path} is a checkpoint of another run: move it out of {directory.checkpoints} "
                             f"and resume, or start a new run with its weights, init_from={checkpoint.path}")
-        return checkpoint, ended(directory, config, checkpoint)
+        return checkpoint, finished_result(directory, config, checkpoint)
     if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
         raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
                         f"anew with `qfleet train {directory.config}` and another run.name")
@@ -157,7 +157,7 @@ def reopened(directory: RunDirectory, config: RunConfig,
     return None, None
 
 
-def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
+def finished_result(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
     """How a run ended that has nothing left to do under this config; None if there is, be it the last evaluation."""
     steps, updates = moment = checkpoint.manifest.moment
     records = [record for record in read_metrics(directory.metrics) if moment_of(record) <= moment]
@@ -173,11 +173,11 @@ def ended(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) ->
     if reason is None or not (solved or (judged.get("step"), version) == (steps, updates)):
         return None
     return TrainResult(directory.path, steps, updates, records[-1].get("episodes", 0), records[-1].get("time_s", 0.0),
-                       best, reason, 0, steps, before=True)
+                       best, reason, 0, steps, already_finished=True)
 
 
 @contextmanager
-def memory_advised(config: RunConfig) -> Iterator[None]:
+def advise_on_oom(config: RunConfig) -> Iterator[None]:
     """Say beside a lack of memory which keys ask for it."""
     try:
         yield
@@ -186,7 +186,7 @@ def memory_advised(config: RunConfig) -> Iterator[None]:
                        "replay.store=host, make room on the GPU (nvidia-smi lists who uses it), or set device=cpu")
         raise
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and shortage(error) is None:
+        if isinstance(error, RuntimeError) and out_of_memory_text(error) is None:
             raise
         error.add_note(f"lower replay.capacity={config.replay.capacity} or env.lanes={config.env.lanes}, or "
                        f"learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, or set "
@@ -194,13 +194,13 @@ def memory_advised(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: Arrange | None,
-            stack: ExitStack) -> Callable[[Outside], Inline]:
+def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: RunModifier | None,
+                    stack: ExitStack) -> Callable[[Hooks], SingleProcessRun]:
     """How all roles come to life in this process; the stack closes their environments."""
-    def build(outside: Outside) -> Inline:
-        cast = cast_of(config, env)
+    def build(outside: Hooks) -> SingleProcessRun:
+        cast = make_acting_setup(config, env)
         stack.callback(cast.close)
-        inline = Inline(cast, plan_of(config), outside)
+        inline = SingleProcessRun(cast, make_plan(config), outside)
         if arrange is not None:
             arrange(config, inline, directory, stack)
         return inline
@@ -211,43 +211,43 @@ def _inline(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange:
 def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any], known: str | None) -> str:
     """Write down what is about to be run; the run's id, which is known from a checkpoint if not from run.json."""
     try:
-        run = directory.identify(known)
+        run = directory.ensure_id(known)
         replace_text(directory.config, to_yaml(config))
-        directory.add_attempt(describe() | dict(origin))
+        directory.add_attempt(describe_machine() | dict(origin))
         return run
     except OSError as error:
         raise UserError(f"cannot write to the run {directory.path}: {error.strerror}; make room there, or choose "
                         "another folder with run.root") from error
 
 
-def require_same(checkpoint: Checkpoint, spec: EnvSpec) -> None:
+def require_same_env(checkpoint: Checkpoint, spec: EnvSpec) -> None:
     """Refuse weights that were trained on other observations or actions."""
     require_same_spaces(f"checkpoint {checkpoint.path} was trained on", checkpoint.spec, "the environment", spec)
 
 
 def require_same_spaces(there: str, was: EnvSpec, here: str, now: EnvSpec) -> None:
     """UserError that shows both sides, unless they observe and act alike."""
-    if was.observation != now.observation or was.actions != now.actions or was.box != now.box:
-        raise UserError(f"{there} {was.id} with {was.choice}, observing {was.seen}; "
-                        f"{here} {now.id} has {now.choice}, observing {now.seen}")
+    if was.observation != now.observation or was.num_actions != now.num_actions or was.box != now.box:
+        raise UserError(f"{there} {was.id} with {was.action_text}, observing {was.observation_text}; "
+                        f"{here} {now.id} has {now.action_text}, observing {now.observation_text}")
 
 
-def source_of_weights(config: RunConfig, spec: EnvSpec) -> Checkpoint | None:
+def initial_weights(config: RunConfig, spec: EnvSpec) -> Checkpoint | None:
     if config.init_from is None:
         return None
     checkpoint = find_checkpoint(config.init_from, root=config.run.root, trust=True)  # only its weights are used
     try:
         if not config.init_partial:
-            require_same(checkpoint, spec)
+            require_same_env(checkpoint, spec)
     except UserError as error:
         raise UserError(f"{error}; init_partial=true takes over the weights that fit all the same") from None
     return checkpoint
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     """The roles of a run, wherever they live: those of one process, or a cell whose actors are elsewhere."""
 
-    cell: Cell
+    core: LearnerCore
     checkpointer: Checkpointer
 
     def run(self) -> str: ...
@@ -266,32 +266,32 @@ class Attempt:
     """The roles of a run, which `build` makes, and all that surrounds them, ready to go."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
-                 build: Callable[[Outside], Run], checkpoint: Checkpoint | None = None) -> None:
-        keep_pages()
+                 build: Callable[[Hooks], TrainingRun], checkpoint: Checkpoint | None = None) -> None:
+        retain_freed_memory()
         torch.set_num_threads(config.run.threads or 1)
         self.config, self.directory, self.spec = config, directory, spec
         self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)
         self.text = to_yaml(config)
         self.sinks: list[Sink] = []
-        self.guests, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
+        self.user_sinks, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
         self.id = checkpoint.manifest.run if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
             self._resume = (0, 0)  # an attempt that died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec, directory.path)])
-        self.films, self.presence = Films(config, directory.videos), Presence(directory)
-        self.run = build(Outside(self.sinks, self._save, self._save_best, self._keep_bad, self._film,
-                                 partial(write_roll, directory.path), lambda remembered: self.store.best_score()))
-        self.cell = self.run.cell
+        self.video_recorder, self.presence = EvalVideoRecorder(config, directory.videos), DirectoryGuard(directory)
+        self.run = build(Hooks(self.sinks, self._save, self._save_best, self._keep_bad, self._record_video,
+                               partial(write_members, directory.path), lambda remembered: self.store.best_score()))
+        self.core = self.run.core
         if checkpoint is not None:
             self._restore(checkpoint)
 
-    def begin_from(self, checkpoint: Checkpoint) -> list[str]:
+    def load_initial_weights(self, checkpoint: Checkpoint) -> list[str]:
         """Start from trained weights instead of random ones; returns the tensors that did not fit, a line for each."""
-        learner, source = self.cell.learner, self.config.init_from
+        learner, source = self.core.learner, self.config.init_from
         mine, given = learner.flat.state(), checkpoint.policy()
-        wanted = {name: value for name, value in mine.items() if name in given or name not in learner.agent.notes}
+        wanted = {name: value for name, value in mine.items() if name in given or name not in learner.agent.eval_buffers}
         try:
-            found = fitting(checkpoint, wanted, self.text, self.config.init_partial)
+            found = matching_weights(checkpoint, wanted, self.text, self.config.init_partial)
         except UserError as error:
             raise UserError(f"init_from={source}: {error}") from None
         learner.load_weights(mine | found.taken)
@@ -309,50 +309,50 @@ class Attempt:
         if self.config.run.tensorboard:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
-        self.sinks.extend(self.guests)
+        self.sinks.extend(self.user_sinks)
         self.sinks.insert(0, self.presence)
 
     def close(self) -> None:
         """Let go of the records."""
-        self.cell.meter.close()
+        self.core.meter.close()
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is told to."""
-        with obeyed(self.cell.stop, hurry=self.config.placement == "inline"):  # a fleet has a head for that
+        with stop_on_signal(self.core.stop, second_sigint_raises=self.config.placement == "inline"):  # a fleet has a head for that
             reason = self.run.run()
         self.presence.check()
-        now = self.cell.progress()
+        now = self.core.progress()
         code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
         saved = self.run.checkpointer.saved_at
-        return TrainResult(self.directory.path, now.steps, now.updates, self.cell.meter.episodes,
-                           self.cell.meter.seconds, self.cell.best, reason, code, saved.steps if saved else None)
+        return TrainResult(self.directory.path, now.steps, now.updates, self.core.meter.episodes,
+                           self.core.meter.seconds, self.core.best, reason, code, saved.steps if saved else None)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             self.run.restore(checkpoint.state(), checkpoint.segments())
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {error}") from error
-        self.store.follow(checkpoint)
+        self.store.resume_from(checkpoint)
 
     def _save(self, snapshot: Snapshot) -> None:
         self.presence.check()
         steps, updates = snapshot.progress
         self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
-                        Meta(self.text, self.spec, run=self.id))
+                        CheckpointMeta(self.text, self.spec, run=self.id))
 
     def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> bool:
         self.presence.check()
         notes = {"mean_reward": score.mean, "std_reward": score.std, "episodes": float(len(score.returns))}
         try:
-            self.store.save_policy(progress.steps, score.version, weights, Meta(self.text, self.spec, notes, self.id))
+            self.store.save_policy(progress.steps, score.version, weights, CheckpointMeta(self.text, self.spec, notes, self.id))
         except OSError as error:
-            self.cell.meter.count("fault/checkpoints_failed")
+            self.core.meter.count("fault/checkpoints_failed")
             log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)
             return False
         return True
 
-    def _film(self, policy: Policy, evaluation: int) -> None:
-        self.films.take(policy, evaluation, self.cell.progress().steps, lambda: self.cell.stop.told)
+    def _record_video(self, policy: Policy, evaluation: int) -> None:
+        self.video_recorder.record(policy, evaluation, self.core.progress().steps, lambda: self.core.stop.is_external)
 
     def _keep_bad(self, sample: Sample, update: int) -> None:
         """Keep the first batches whose loss was not finite, for people to look at."""

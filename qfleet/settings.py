@@ -15,7 +15,7 @@ from qfleet.roles.allreduce import AllReduceConfig
 from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
-from qfleet.roles.server import ServerConfig
+from qfleet.roles.server import ParameterServerConfig
 from qfleet.runs.directory import RunSection
 from qfleet.runtime.cluster.config import RayConfig
 from qfleet.runtime.wire.config import FleetConfig
@@ -30,7 +30,7 @@ SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", 
 EPSILONS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "base"}
 """Which key of an exploration says how much there is of it."""
 
-DOOR = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
+LISTEN_KEYS = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
 """What of it is for actors that join from elsewhere."""
 
 RAY_ACTORS = ("ray.elastic", "ray.actor_cpus", "ray.actor_gpus", "ray.actor_memory_mb", "ray.actor_resources")
@@ -76,7 +76,7 @@ class RunConfig(Config):
     run: RunSection = RunSection()
     fleet: FleetConfig = FleetConfig()
     allreduce: AllReduceConfig = AllReduceConfig()
-    server: ServerConfig = ServerConfig()
+    server: ParameterServerConfig = ParameterServerConfig()
     ray: RayConfig = RayConfig()
 
     @property
@@ -99,7 +99,7 @@ class RunConfig(Config):
                                    if alone or name not in SUPERVISION or (name == "restarts" and self.eval.beside)],
                                   why)
         if self.placement == "ray":
-            idle |= dict.fromkeys([f"fleet.{name}" for name in DOOR], "with placement=ray nodes join the cluster")
+            idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], "with placement=ray nodes join the cluster")
             if self.gradients != "server":
                 idle["ray.server_cpus"] = "unless gradients=server"
             if self.gradients != "solo":
@@ -108,7 +108,7 @@ class RunConfig(Config):
                 idle["fleet.restarts"] = "ranks are started anew allreduce.max_restarts times"
         else:
             idle |= dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless placement=ray")
-        rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ServerConfig}
+        rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ParameterServerConfig}
         for rule, model in rules.items():
             if self.gradients != rule:
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
@@ -176,7 +176,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
         found.append(f"eval.from_return={cfg.eval.from_return:g} needs an evaluator beside the actors: leave it out, "
                      "or set placement=inline gradients=solo")
     found += _two_explorations(cfg)
-    found += _noise_on_numbers(cfg)
+    found += _noise_on_discrete_actions(cfg)
     found += _placement(cfg)
     recorded = cfg.learner.capture is True and not cfg.learner.compile
     if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
@@ -234,7 +234,7 @@ def _two_explorations(cfg: RunConfig) -> list[str]:
     return []
 
 
-def _noise_on_numbers(cfg: RunConfig) -> list[str]:
+def _noise_on_discrete_actions(cfg: RunConfig) -> list[str]:
     """What is added to continuous actions is lost on an agent whose actions are numbered."""
     if getattr(cfg.agent, "continuous", False) or cfg.explore.kind not in ("gaussian", "ou"):
         return []
@@ -243,15 +243,15 @@ def _noise_on_numbers(cfg: RunConfig) -> list[str]:
             "numbered, too"]
 
 
-def wrong_actions(agent: Config, spec: EnvSpec) -> str | None:
+def action_mismatch(agent: Config, spec: EnvSpec) -> str | None:
     """Why an agent cannot act in an environment, if its actions are of the other kind."""
     algo, continuous = agent.algo, getattr(agent, "continuous", False)  # type: ignore[attr-defined]
     if spec.box is not None and not continuous:
-        return (f"{spec.id} has continuous actions ({spec.choice}), and agent.algo={algo} chooses among numbered ones: "
+        return (f"{spec.id} has continuous actions ({spec.action_text}), and agent.algo={algo} chooses among numbered ones: "
                 f"use agent.algo=ddpg or d4pg with explore.kind=gaussian, or train the id itself: `qfleet train "
                 f"{spec.id}`")
     if spec.box is None and continuous:
-        return (f"{spec.id} has {spec.choice}, and agent.algo={algo} is for continuous ones (Box): use agent.algo=dqn "
+        return (f"{spec.id} has {spec.action_text}, and agent.algo={algo} is for continuous ones (Box): use agent.algo=dqn "
                 f"with explore.kind=linear, or train the id itself: `qfleet train {spec.id}`")
     return None
 
@@ -290,7 +290,7 @@ def _cells(cfg: RunConfig) -> str:
     return f" x cells={cfg.cells}" if cfg.cells > 1 else ""
 
 
-def shared_out(cfg: RunConfig, ranks: int) -> RunConfig:
+def per_rank(cfg: RunConfig, ranks: int) -> RunConfig:
     """The same run, stated for one of `ranks` ranks: batch, learning rate, updates and replay as each of them has it.
 
     Total steps, and all periods, stay those of the whole run. What has been shared out among other numbers of ranks

@@ -15,42 +15,42 @@ from typing import Any
 from qfleet import head
 from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory
-from qfleet.runtime.life import surroundings
-from qfleet.runtime.supervise import Child
+from qfleet.runtime.life import child_environment
+from qfleet.runtime.supervise import ChildSpec
 from qfleet.session import TrainResult
 from qfleet.settings import RunConfig
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run."""
-    return head.start(config, sinks, provenance, Squad)
+    return head.start(config, sinks, provenance, ServerDriver)
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with as many cells and shards as there shall be now."""
-    return head.go_on(directory, config, sinks, Squad)
+    return head.resume(directory, config, sinks, ServerDriver)
 
 
-class Squad(head.Head):
+class ServerDriver(head.Driver):
     """A head whose cells are several. Whoever dies is replaced; only without the registrar nothing goes on."""
 
-    main = "registrar"
+    main_child = "registrar"
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[ChildSpec]:
         config, logs = self.config, self.directory.path / "logs"
         words = [sys.executable, "-m", "qfleet", "_member"]
-        env = surroundings()
-        registrar = Child(self.main, [*words, head.CELL, str(self.private)], env, logs / "registrar.log",
-                          config.fleet.restarts, "agent.hidden")
-        shards = [Child(name, [*words, "shard", str(self.private), name], env, _log(self.directory, name),
-                        appetite="agent.hidden")
+        env = child_environment()
+        registrar = ChildSpec(self.main_child, [*words, head.LEARNER, str(self.private)], env, logs / "registrar.log",
+                              config.fleet.restarts, "agent.hidden")
+        shards = [ChildSpec(name, [*words, "shard", str(self.private), name], env, _log(self.directory, name),
+                            memory_hint="agent.hidden")
                   for name in (f"shard/{index}" for index in range(config.server.shards))]
         members: list[tuple[str, str, list[str]]] = [
             *(("bundle", f"cell/{index}", []) for index in range(config.cells)),
-            ("evaluator", "evaluator", self._films())]
+            ("evaluator", "evaluator", self._video_args())]
         return [registrar, *shards, *(
-            Child(name, [*words, role, *self._contact(name).words(), *more], env, _log(self.directory, name),
-                  appetite="cells, env.lanes or replay.capacity", silence_s=head.silence_s(self.config))
+            ChildSpec(name, [*words, role, *self._endpoint_of(name).to_argv(), *more], env, _log(self.directory, name),
+                      memory_hint="cells, env.lanes or replay.capacity", silence_s=head.heartbeat_timeout_of(self.config))
             for role, name, more in members)]
 
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent
 LIBRARIES = {"site-packages", "dist-packages"}
 
 
-def of_user(error: BaseException) -> str:
+def user_traceback(error: BaseException) -> str:
     """The traceback of an exception that code outside of the package raised, without the package's frames before it."""
     start = error.__traceback__
     while start is not None and _ours(start):

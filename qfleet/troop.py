@@ -26,17 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from qfleet import head
-from qfleet.cellhost import Orders
+from qfleet.cellhost import RunRequest
 from qfleet.config import to_yaml
-from qfleet.duties import SHARDS, Errand, act, average, bundle, hold_shard, judge, lead
+from qfleet.duties import SHARDS, RayEndpoint, actor_job, rank_job, worker_job, shard_job, evaluator_job, learner_job
 from qfleet.roles.metrics import Sink
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.runs.roll import note_exit
-from qfleet.runtime.cluster.life import Joint, RayLife, Stand
+from qfleet.runs.roll import record_exit
+from qfleet.runtime.cluster.life import RestartGroup, RayProcessHandle, RayActorSlot
 from qfleet.runtime.cluster.meeting import start_rendezvous
-from qfleet.runtime.cluster.session import LONGEST_FOLDER, RaySession, require_ray
-from qfleet.runtime.ranks import Place
-from qfleet.runtime.supervise import Child, Failure, Patience, Supervisor
+from qfleet.runtime.cluster.session import MAX_FOLDER_BYTES, RaySession, require_ray
+from qfleet.runtime.ranks import RankInfo
+from qfleet.runtime.supervise import ChildSpec, ChildFailure, RestartPolicy, Supervisor
 from qfleet.session import EXIT_CODES, TrainResult, show_plan
 from qfleet.settings import RunConfig
 from qfleet.types import EnvSpec
@@ -54,16 +54,16 @@ WAITING_S = 60.0
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run."""
     require_ray()
-    return head.start(config, sinks, provenance, Troop)
+    return head.start(config, sinks, provenance, RayDriver)
 
 
-def go_on(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint."""
     require_ray()
-    return head.go_on(directory, config, sinks, Troop)
+    return head.resume(directory, config, sinks, RayDriver)
 
 
-class Troop(head.Head):
+class RayDriver(head.Driver):
     """A head whose children are Ray actors.
 
     Those of a parameter server are cells that play, shards and a registrar. Ranks are one child, for they live, die
@@ -73,26 +73,26 @@ class Troop(head.Head):
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
         alone, served = config.gradients == "solo", config.gradients == "server"
-        self.main = {"solo": head.CELL, "allreduce": "crew", "server": "registrar"}[config.gradients]
-        self.needs = {role: config.ray.needs(role, config.device) for role in (head.CELL, EVALUATOR, ACTOR, SERVER)}
-        self.packed = [SERVER] * (1 + config.server.shards) * served + [head.CELL] * config.cells + [EVALUATOR]
+        self.main_child = {"solo": head.LEARNER, "allreduce": "crew", "server": "registrar"}[config.gradients]
+        self.resources = {role: config.ray.resources(role, config.device) for role in (head.LEARNER, EVALUATOR, ACTOR, SERVER)}
+        self.group_roles = [SERVER] * (1 + config.server.shards) * served + [head.LEARNER] * config.cells + [EVALUATOR]
         self._ranks = [f"rank/{rank}" for rank in range(config.cells)] if config.gradients == "allreduce" else []
         self.roles: dict[str, str] = {}
-        self.stands: dict[str, Stand] = {}
-        self.lives: dict[str, RayLife | Joint] = {}
+        self.slots: dict[str, RayActorSlot] = {}
+        self.handles: dict[str, RayProcessHandle | RestartGroup] = {}
         self._leaving: set[str] = set()
         self._looked_at = self._present_at = time.monotonic()
         self._made = _short_folder()
         try:
-            roles = [*self.packed, *[ACTOR] * config.actors * alone]
-            cpus = sum(self.needs[role]["CPU"] for role in roles)
+            roles = [*self.group_roles, *[ACTOR] * config.actors * alone]
+            cpus = sum(self.resources[role]["CPU"] for role in roles)
             self.session = RaySession(config.ray, self._made / "ray", cpus)
         except BaseException:
             shutil.rmtree(self._made, ignore_errors=True)
             raise
         try:
-            self.bundles = [self.needs[role] for role in self.packed]
-            self.group = self.session.place(self.bundles, "PACK", not config.ray.cell_anywhere)
+            self.bundles = [self.resources[role] for role in self.group_roles]
+            self.group = self.session.reserve(self.bundles, "PACK", not config.ray.cell_anywhere)
             if config.ray.elastic:
                 config = config.model_copy(update={"actors": self._room()})
                 replace_text(directory.config, to_yaml(config))
@@ -103,13 +103,13 @@ class Troop(head.Head):
             raise
 
     def step(self) -> bool:
-        door = self.private / Orders.DOOR
-        if not door.exists() and (cell := self.lives.get(self.main)) is not None and cell.beats:
+        door = self.private / RunRequest.ENDPOINT_FILE
+        if not door.exists() and (cell := self.handles.get(self.main_child)) is not None and cell.beats:
             replace_text(door, json.dumps({"port": None}))  # it has begun: from now on a death is one
         if time.monotonic() - self._looked_at >= RESIZE_S:
             self._looked_at = time.monotonic()
             if self.config.ray.elastic and self.reason is None:
-                self._follow()
+                self._resize()
             self._mention_absent()
         return super().step()
 
@@ -121,93 +121,93 @@ class Troop(head.Head):
         shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)
         super()._clean()
 
-    def _supervised(self, patience: Patience) -> Supervisor:
+    def _make_supervisor(self, patience: RestartPolicy) -> Supervisor:
         return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private, self._begin,
-                          partial(note_exit, self.directory.path))
+                          partial(record_exit, self.directory.path))
 
-    def _begin(self, child: Child, number: int, now: float) -> RayLife | Joint:
+    def _begin(self, child: ChildSpec, number: int, now: float) -> RayProcessHandle | RestartGroup:
         def heard(word: str) -> None:
-            if child.name == self.main and word.startswith("{"):
-                replace_text(self.private / Orders.RESULT, word)
+            if child.name == self.main_child and word.startswith("{"):
+                replace_text(self.private / RunRequest.RESULT_FILE, word)
 
-        if child.name in self.stands:
-            self.lives[child.name] = RayLife(self.stands[child.name], child, number, now, heard)
+        if child.name in self.slots:
+            self.handles[child.name] = RayProcessHandle(self.slots[child.name], child, number, now, heard)
         else:
-            self.lives[child.name] = Joint([RayLife(self.stands[name], replace(child, name=name), number, now, heard)
-                                            for name in self._ranks], now)
-        return self.lives[child.name]
+            self.handles[child.name] = RestartGroup([RayProcessHandle(self.slots[name], replace(child, name=name), number, now, heard)
+                                                     for name in self._ranks], now)
+        return self.handles[child.name]
 
-    def _pass_on(self, number: signal.Signals) -> bool:
-        return self.supervisor.ask(self.main)
+    def _forward_signal(self, number: signal.Signals) -> bool:
+        return self.supervisor.request_stop(self.main_child)
 
-    def _result(self, failure: Failure | None) -> TrainResult:
+    def _result(self, failure: ChildFailure | None) -> TrainResult:
         """A cell is asked to end and not told why."""
         result = super()._result(failure)
         if self.reason is None or result.reason not in EXIT_CODES:
             return result
         return replace(result, reason=self.reason, exit_code=EXIT_CODES[self.reason])
 
-    def _children(self) -> list[Child]:
-        config, videos, silence = self.config, self._films(), {"silence_s": head.silence_s(self.config)}
+    def _children(self) -> list[ChildSpec]:
+        config, videos, silence = self.config, self._video_args(), {"silence_s": head.heartbeat_timeout_of(self.config)}
         if config.gradients == "server":
             shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)  # of a driver that was killed
             (self.directory.path / SHARDS).mkdir()
-            shards = [self._child(f"shard/{i}", SERVER, hold_shard, self.orders, i, appetite="agent.hidden")
+            shards = [self._child(f"shard/{i}", SERVER, shard_job, self.run_request, i, memory_hint="agent.hidden")
                       for i in range(config.server.shards)]
-            handles = [self.stands[shard.name].handle for shard in shards]
-            first = [self._child(self.main, SERVER, lead, self.orders, handles, max_restarts=config.fleet.restarts,
-                                 appetite="agent.hidden"), *shards]
-            players = [self._child(f"cell/{i}", head.CELL, bundle, self._errand(f"cell/{i}"), self.orders, handles,
-                                   appetite="cells, env.lanes or replay.capacity", **silence)
+            handles = [self.slots[shard.name].handle for shard in shards]
+            first = [self._child(self.main_child, SERVER, learner_job, self.run_request, handles, max_restarts=config.fleet.restarts,
+                                 memory_hint="agent.hidden"), *shards]
+            players = [self._child(f"cell/{i}", head.LEARNER, worker_job, self._endpoint(f"cell/{i}"), self.run_request, handles,
+                                   memory_hint="cells, env.lanes or replay.capacity", **silence)
                        for i in range(config.cells)]
         elif config.gradients == "allreduce":
-            first, players = [self._crew()], []
+            first, players = [self._rank_group()], []
         else:
-            first = [self._child(self.main, head.CELL, lead, self.orders, max_restarts=config.fleet.restarts,
-                                 appetite="replay.capacity or learner.batch_size")]
+            first = [self._child(self.main_child, head.LEARNER, learner_job, self.run_request, max_restarts=config.fleet.restarts,
+                                 memory_hint="replay.capacity or learner.batch_size")]
             players = [self._actor(index) for index in range(config.actors)]
-        judged = self._child(EVALUATOR, EVALUATOR, judge, self._errand(EVALUATOR), videos[-1] if videos else None,
+        judged = self._child(EVALUATOR, EVALUATOR, evaluator_job, self._endpoint(EVALUATOR), videos[-1] if videos else None,
                              **silence)
         return [*first, *players, judged]
 
-    def _crew(self) -> Child:
+    def _rank_group(self) -> ChildSpec:
         config, size = self.config, self.config.cells
-        gpus = self.needs[head.CELL].get("GPU", 0.0)
+        gpus = self.resources[head.LEARNER].get("GPU", 0.0)
         near = math.ceil(1 / gpus) if gpus else size  # who shares its GPU
-        place = Place(0, size, 0, near, meeting=start_rendezvous())
+        place = RankInfo(0, size, 0, near, rendezvous=start_rendezvous())
         path = self.directory.path / "logs" / "ranks.log"
         for rank, name in enumerate(self._ranks):
-            self._stand(name, head.CELL, path, average, self.orders, replace(place, rank=rank))
-        self.roles[self.main] = head.CELL
-        return Child(self.main, [], {}, path, config.allreduce.max_restarts, "replay.capacity or learner.batch_size")
+            self._make_slot(name, head.LEARNER, path, rank_job, self.run_request, replace(place, rank=rank))
+        self.roles[self.main_child] = head.LEARNER
+        return ChildSpec(self.main_child, [], {}, path, config.allreduce.max_restarts, "replay.capacity or learner.batch_size")
 
-    def _actor(self, index: int) -> Child:
+    def _actor(self, index: int) -> ChildSpec:
         name = f"local/{index}"
-        return self._child(name, ACTOR, act, self._errand(name), silence_s=head.silence_s(self.config))
+        return self._child(name, ACTOR, actor_job, self._endpoint(name), silence_s=head.heartbeat_timeout_of(self.config))
 
-    def _child(self, name: str, role: str, job: Callable[..., int], *args: Any, **patience: Any) -> Child:
+    def _child(self, name: str, role: str, job: Callable[..., int], *args: Any, **patience: Any) -> ChildSpec:
         path = self.directory.path / "logs" / f"{name.replace('local/', 'actor-').replace('/', '-')}.log"
-        self._stand(name, role, path, job, *args)
-        return Child(name, [], {}, path, **patience)
+        self._make_slot(name, role, path, job, *args)
+        return ChildSpec(name, [], {}, path, **patience)
 
-    def _stand(self, name: str, role: str, path: Path, job: Callable[..., int], *args: Any) -> None:
+    def _make_slot(self, name: str, role: str, path: Path, job: Callable[..., int], *args: Any) -> None:
         self.roles[name] = role
         place: dict[str, Any] = {}
         if role != ACTOR:
-            place = {"group": self.group, "bundle": self.packed.index(role)}
-            self.packed[place["bundle"]] = ""  # taken
-        self.stands[name] = Stand(
-            lambda: self.session.create(f"{self.private.name}/{name}", path, self.needs[role], **place), job, *args)
+            place = {"group": self.group, "bundle": self.group_roles.index(role)}
+            self.group_roles[place["bundle"]] = ""  # taken
+        self.slots[name] = RayActorSlot(
+            lambda: self.session.create(f"{self.private.name}/{name}", path, self.resources[role], **place), job, *args)
 
-    def _errand(self, name: str) -> Errand:
-        asked = self.stands[self._ranks[0] if self._ranks else self.main]
-        return Errand(asked.handle, name, f"the learner of {self.directory.path}",
-                      self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))  # of environments
+    def _endpoint(self, name: str) -> RayEndpoint:
+        asked = self.slots[self._ranks[0] if self._ranks else self.main_child]
+        return RayEndpoint(asked.handle, name, f"the learner of {self.directory.path}",
+                           self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))  # of environments
 
     def _room(self) -> int:
-        return max(1, self.session.room(self.needs[ACTOR], self.group, self.bundles))
+        return max(1, self.session.room(self.resources[ACTOR], self.group, self.bundles))
 
-    def _follow(self) -> None:
+    def _resize(self) -> None:
         """Have as many actors as there is room for; where there are too many, who is absent goes first."""
         present = {name for name in self.supervisor.names if name.startswith("local/")}
         self._leaving &= present
@@ -219,29 +219,29 @@ class Troop(head.Head):
         for index in islice(free, max(0, room - len(names))):
             if f"local/{index}" not in self._leaving:  # whose place is taken when it has left
                 self.supervisor.add(self._actor(index))
-        order = sorted(names, key=lambda name: (name in self.lives and self.lives[name].absent, _index(name)))
+        order = sorted(names, key=lambda name: (name in self.handles and self.handles[name].is_unreachable, _index(name)))
         for name in order[room:]:
             self._leaving.add(name)
             self.supervisor.remove(name)
             if name not in self.supervisor.names:  # it was not even there
-                self.stands[name].end("", for_good=True)
+                self.slots[name].kill("", for_good=True)
 
     def _mention_absent(self) -> None:
         """Say, now and then, who waits for room in the cluster; while all are there, nobody does."""
-        absent = [name for name, life in self.lives.items() if life.absent and name in self.supervisor.names]
+        absent = [name for name, life in self.handles.items() if life.is_unreachable and name in self.supervisor.names]
         now = time.monotonic()
         if not absent:
             self._present_at = now
         elif now - self._present_at >= WAITING_S:
             self._present_at = now
-            asked = ", ".join(f"{amount:g} {name}" for name, amount in self.needs[self.roles[absent[0]]].items())
+            asked = ", ".join(f"{amount:g} {name}" for name, amount in self.resources[self.roles[absent[0]]].items())
             log.warning("%s: no node has room for it, or its node is out of reach; it asks for %s",
                         ", ".join(sorted(absent)), asked)
 
 
 def _short_folder() -> Path:
     """A private folder whose name leaves room for those of Ray's sockets below it."""
-    short = len(os.fsencode(tempfile.gettempdir())) + len("/qfleet-12345678/ray") <= LONGEST_FOLDER
+    short = len(os.fsencode(tempfile.gettempdir())) + len("/qfleet-12345678/ray") <= MAX_FOLDER_BYTES
     return Path(tempfile.mkdtemp(prefix="qfleet-", dir=None if short else "/tmp"))
 
 

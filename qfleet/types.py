@@ -17,7 +17,7 @@ import torch
 Obs = dict[str, np.ndarray]
 """Host observations: leaf name -> [N, ...]."""
 
-OBS = "obs."
+OBS_PREFIX = "obs."
 """Prefix of the columns that hold observation leaves: leaf `image` travels as column `obs.image`."""
 
 
@@ -86,7 +86,7 @@ class EnvSpec:
 
     id: str
     observation: Mapping[str, Leaf]
-    actions: int
+    num_actions: int
     frames_per_step: int = 1
     box: Box | None = None
 
@@ -96,20 +96,20 @@ class EnvSpec:
         return max(leaf.stack for leaf in self.observation.values())
 
     @property
-    def action(self) -> tuple[tuple[int, ...], str]:
+    def action_spec(self) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of one action."""
         return ((), "int32") if self.box is None else (self.box.shape, "float32")
 
     @property
-    def choice(self) -> str:
+    def action_text(self) -> str:
         """What there is to choose from, in words."""
         if self.box is None:
-            return f"{self.actions} actions"
+            return f"{self.num_actions} actions"
         low, high = min(self.box.low), max(self.box.high)
         return f"actions of {'×'.join(map(str, self.box.shape)) or 'one'} numbers within {low:g} to {high:g}"
 
     @property
-    def seen(self) -> str:
+    def observation_text(self) -> str:
         """What is observed, in words: `obs 4×84×84 uint8`."""
         return ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
                          + (f" below {'×'.join(map(str, leaf.sizes))}" if leaf.sizes else "")
@@ -119,7 +119,7 @@ class EnvSpec:
         leaves = {name: vars(leaf) | {"shape": list(leaf.shape), "sizes": list(leaf.sizes)}
                   for name, leaf in self.observation.items()}
         box = {} if self.box is None else {"box": {name: list(value) for name, value in vars(self.box).items()}}
-        return {"id": self.id, "observation": leaves, "actions": self.actions,
+        return {"id": self.id, "observation": leaves, "actions": self.num_actions,
                 "frames_per_step": self.frames_per_step, **box}
 
     @staticmethod
@@ -131,7 +131,7 @@ class EnvSpec:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What one vector step brought, lane by lane.
 
     `reward` (as trained on) and `discount` (0 = terminated) belong to the step just taken; `score` is the
@@ -145,8 +145,8 @@ class Outcome:
     reward: np.ndarray
     discount: np.ndarray
     last: np.ndarray
-    score: np.ndarray
-    cut: np.ndarray
+    raw_reward: np.ndarray
+    aborted: np.ndarray
 
 
 class VectorEnv(Protocol):
@@ -160,7 +160,7 @@ class VectorEnv(Protocol):
 
     def reset(self, seeds: Sequence[int]) -> Obs: ...
     def send(self, actions: np.ndarray) -> None: ...
-    def recv(self) -> Outcome: ...
+    def recv(self) -> StepResult: ...
     def render(self) -> np.ndarray | None:
         """The picture of lane 0, [H, W, 3] uint8, if the environment was made to be seen."""
 
@@ -188,7 +188,7 @@ class Window:
         return self.past + self.unroll + self.future
 
     @property
-    def whole(self) -> bool:
+    def within_episode(self) -> bool:
         """Whether windows keep within one episode."""
         return self.unroll > 1 or self.past > 0
 
@@ -226,12 +226,12 @@ class Sample:
     keys: np.ndarray
     weight: torch.Tensor
     rows: dict[str, torch.Tensor]
-    peak: float = 1.0
+    max_weight: float = 1.0
 
     @property
     def leaves(self) -> dict[str, torch.Tensor]:
         """Observations [B, T, ...] of all rows."""
-        return {name[len(OBS):]: value for name, value in self.rows.items() if name.startswith(OBS)}
+        return {name[len(OBS_PREFIX):]: value for name, value in self.rows.items() if name.startswith(OBS_PREFIX)}
 
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
         """Observations [B, ...] of one row of the window, or of a row [B] chosen per item."""
@@ -247,35 +247,35 @@ class Sample:
         return {name: value.flatten(0, 1).index_select(0, at) for name, value in leaves.items()}
 
 
-class Experience(Protocol):
+class ExperienceSink(Protocol):
     """Where actors put what they saw. `None` means: wait. `tick` counts environment steps when they are taken."""
 
     @property
     def steps(self) -> int:
         """Environment steps of the whole run so far, as far as is known here."""
 
-    def tick(self, steps: int) -> None: ...
+    def count_steps(self, steps: int) -> None: ...
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
 
 
-class Replay(Experience, Protocol):
+class Replay(ExperienceSink, Protocol):
     """Where experience rests, and learners take it from."""
 
     def sample(self, n: int) -> Sample | None: ...
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None: ...
 
 
-class Published(Protocol):
+class WeightSource(Protocol):
     """What those who act read of a learner's weights. A version is the number of updates behind it."""
 
     def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None: ...
 
 
-class Weights(Published, Protocol):
+class WeightStore(WeightSource, Protocol):
     """The mailbox between a learner and those who act."""
 
     @property
-    def wanted(self) -> bool:
+    def has_reader(self) -> bool:
         """Whether somebody would read newer weights: a copy that nobody takes need not be made."""
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None: ...

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qfleet.runtime.orphans import when_orphaned
+from qfleet.runtime.orphans import on_parent_exit
 from speed.peers import peer_of
 from speed.throughput import Throughput
 from speed.workloads import WORKLOADS, RoundSpec, Workload, measure_variant
@@ -105,7 +105,7 @@ def _measure_in_process(entry: Contender, spec: RoundSpec, timeout_s: float) -> 
 
 def measure_order(text: str) -> Throughput:
     """Measure the contender that `text` describes as JSON. Exits if the parent process ends; nothing needs saving."""
-    when_orphaned(lambda: os._exit(1))
+    on_parent_exit(lambda: os._exit(1))
     order = json.loads(text)
     work, spec = WORKLOADS[order["work"]], RoundSpec(**order["spec"])
     import torch

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from qfleet import recipe
-from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
 from qfleet.roles.seeds import lane_seeds
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.inline import Inline
-from qfleet.runtime.memory import keep_pages
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runtime.memory import retain_freed_memory
 
-NOTHING = Outside([], lambda snapshot: None, lambda *best: True, lambda *bad: None)
+NOTHING = Hooks([], lambda snapshot: None, lambda *best: True, lambda *bad: None)
 ENDLESS = 1e12
 
 
@@ -21,14 +21,14 @@ class BenchStage:
     """`play` acts without learning, `learn` updates without acting. Nothing is logged, evaluated or saved."""
 
     def __init__(self, name: str, overrides: Sequence[str] = ()) -> None:
-        keep_pages()
+        retain_freed_memory()
         config = recipe.resolve(name, [*overrides]).config
         env = make_env(config.env, config.env.lanes)
         try:
-            self.config = settle(config, env.spec)
+            self.config = resolve_auto(config, env.spec)
             torch.set_num_threads(self.config.run.threads or 1)
             self.spec = env.spec
-            self._cast = cast_of(self.config, env)
+            self._cast = make_acting_setup(self.config, env)
         except BaseException:
             env.close()
             raise
@@ -39,8 +39,8 @@ class BenchStage:
             raise
 
     def _begin(self, lanes: int) -> None:
-        inline = Inline(self._cast, plan_of(self.config), NOTHING)
-        self.actors, self.learner, self.replay = inline.actors, inline.cell.learner, inline.cell.replay
+        inline = SingleProcessRun(self._cast, make_plan(self.config), NOTHING)
+        self.actors, self.learner, self.replay = inline.actors, inline.core.learner, inline.core.replay
         self.lanes = lanes * len(self.actors)
         seeds = lane_seeds(self.config.seed, self.lanes, "begin")
         for index, actor in enumerate(self.actors):
@@ -57,11 +57,11 @@ class BenchStage:
         least = max(steps, self.config.replay.min_steps)
         while self.replay.steps <= least or self.replay.metrics()["replay/size"] == 0:
             self.play()
-        self.replay.pace.samples_per_insert = ENDLESS
+        self.replay.rate_limiter.samples_per_insert = ENDLESS
 
     def learn(self, updates: int) -> int:
         """Make `updates` updates; returns how many counted: those with a non-finite loss do not."""
-        before, self.learner.burst = self.learner.updates, updates
+        before, self.learner.max_updates_per_step = self.learner.updates, updates
         if not self.learner.step():
             raise RuntimeError("nothing to learn from: fill the replay first")
         return self.learner.updates - before

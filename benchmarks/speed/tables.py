@@ -87,17 +87,17 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 def draw(everyone: Sequence[Contender], path: Path) -> Path | None:
     """Write the plot; None without matplotlib, which is an extra, or without measurements."""
-    from qfleet.runs.appear import appearing
-    from qfleet.runs.plots import spare_the_home
+    from qfleet.runs.appear import atomic_file
+    from qfleet.runs.plots import avoid_matplotlib_cache
 
-    spare_the_home()
+    avoid_matplotlib_cache()
     try:
         figure = picture(everyone)
     except ImportError:
         return None
     if figure is None:
         return None
-    with appearing(path) as partial:
+    with atomic_file(path) as partial:
         figure.savefig(partial, dpi=120, format="png")
     return path
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from qfleet.replay.device import DeviceReplay
 from qfleet.roles.policy import PRECISIONS
-from qfleet.roles.taped import Taped
+from qfleet.roles.taped import GraphGradient
 from speed import gpu_kernels
 from speed.stage import BenchStage
 
@@ -151,7 +151,7 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
     """Time every function that an update calls."""
     learner, replay = stage.learner, stage.replay
     patches: list[tuple[Any, str, str]] = [
-        (learner.gradients, "apply", OPTIMIZER), (replay, "update", PRIORITIES), (learner, "_follow", TARGET),
+        (learner.gradient_sync, "apply", OPTIMIZER), (replay, "update", PRIORITIES), (learner, "_follow", TARGET),
         (learner, "publish", PUBLISH), (replay, "sample", SAMPLE)]
     if not isinstance(replay, DeviceReplay):
         patches.append((replay._gatherer, "windows", GATHER))
@@ -162,9 +162,9 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
     for name in ("derive", "_rested"):
         derive = getattr(learner, name)
         if derive is not None:
-            recorded = isinstance(derive, Taped) and derive.recorded
+            recorded = isinstance(derive, GraphGradient) and derive.captured
             setattr(learner, name, timer.timed(RECORDED if recorded else BACKWARD, derive))
-    for eager in learner._eager:
+    for eager in learner._autograds:
         eager.agent = replace(eager.agent, loss=timer.timed(FORWARD, eager.agent.loss))
 
 
@@ -172,7 +172,7 @@ def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
     """Floating point operations of an update, forward and backward, and the bytes of a batch."""
     sample = stage.replay.sample(stage.config.learner.batch_size)
     assert sample is not None, "the rate limit of a filled stage is lifted"
-    learner, agents, forward = stage.learner, [eager.agent for eager in stage.learner._eager], [0.0]
+    learner, agents, forward = stage.learner, [eager.agent for eager in stage.learner._autograds], [0.0]
 
     def counted(loss: Callable[..., Any]) -> Callable[..., Any]:
         def inside(*args: Any) -> Any:
@@ -182,19 +182,19 @@ def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
             return found
         return inside
 
-    for eager in learner._eager:
+    for eager in learner._autograds:
         eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
-    derive, rested = learner.derive, learner._rested  # a CUDA graph is not seen by the counter
-    learner.derive = derive.eager if isinstance(derive, Taped) else derive
-    learner._rested = rested.eager if isinstance(rested, Taped) else rested
+    derive, loss_when_frozen = learner.gradient_fn, learner._frozen_gradient_fn  # a CUDA graph is not seen by the counter
+    learner.gradient_fn = derive.eager if isinstance(derive, GraphGradient) else derive
+    learner._frozen_gradient_fn = loss_when_frozen.eager if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen
     with FlopCounterMode(display=False) as counter:
         if learner._whole is None:
             made = stage.learn(COUNTED)  # several, since some agents do not update all parameters every time
         else:
             made = 1
-            learner._eager[0](sample)
-    learner.derive, learner._rested = derive, rested
-    for eager, agent in zip(learner._eager, agents, strict=True):
+            learner._autograds[0](sample)
+    learner.gradient_fn, learner._frozen_gradient_fn = derive, loss_when_frozen
+    for eager, agent in zip(learner._autograds, agents, strict=True):
         eager.agent = agent
     total = float(counter.get_total_flops())
     batch_bytes = sum(value.numel() * value.element_size() for value in sample.rows.values())

@@ -8,13 +8,13 @@ import torch
 from pydantic import Field, model_validator
 
 from qfleet.config import Config as Section
-from qfleet.config import Real, Whole
+from qfleet.config import Real, Integer
 
 
-class Atoms(Section):
+class CategoricalConfig(Section):
     """Support of a categorical distribution: `atoms` values, equally spaced from `v_min` to `v_max`."""
 
-    atoms: Annotated[Whole, Field(ge=2)] = Field(51, description="number of atoms of the support")
+    atoms: Annotated[Integer, Field(ge=2)] = Field(51, description="number of atoms of the support")
     v_min: Real = Field(
         -10.0, description="lower end of the support; smaller returns are clipped to it. In units of h(return) if "
                            "agent.rescale=true")

@@ -22,8 +22,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Rate, Recall, Tensors
-from qfleet.algos._values import require_effect, without_use
+from qfleet.agent import Agent, ExplorationParams, Decision, Loss, Memory, ParamGroup, RecurrentState, Tensors
+from qfleet.algos._values import reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.returns import n_step
@@ -34,7 +34,7 @@ from qfleet.nets.torsos import Torso
 from qfleet.types import Box, EnvSpec, Leaf, Sample, UserError, Window
 
 
-class Control(Section):
+class ControlConfig(Section):
     """Options that all agents for continuous actions share."""
 
     continuous: ClassVar[bool] = True
@@ -71,8 +71,8 @@ class Control(Section):
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
         return idle
 
-    def unfit(self, spec: EnvSpec) -> dict[str, str]:
-        return without_use(self, spec)
+    def unused_for(self, spec: EnvSpec) -> dict[str, str]:
+        return unused_options(self, spec)
 
     @property
     def torso_options(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Control(Section):
 
 
 @dataclass(frozen=True)
-class Kind:
+class CriticModel:
     """How a paper represents returns: as laws of `outputs` numbers, whose means [B] are `mean(law)`.
 
     `target(ret, discount, law)` is what to learn from a law of what follows; `compare(law, target)` gives the loss and
@@ -91,85 +91,85 @@ class Kind:
 
     outputs: int
     mean: Callable[[torch.Tensor], torch.Tensor]
-    target: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    compare: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    make_target: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    td_loss: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def agent_of(cfg: Control, spec: EnvSpec, kind: Kind) -> Agent:
+def make_control_agent(cfg: ControlConfig, spec: EnvSpec, kind: CriticModel) -> Agent:
     """The agent whose critic represents returns in the way of `kind`, under the switches of `cfg`."""
-    box = box_of(spec)
-    require_effect(cfg, spec)
-    normalised = _normalised(cfg, spec)
+    box = require_box(spec)
+    reject_unused_options(cfg, spec)
+    normalised = _normalised_leaves(cfg, spec)
 
     def network() -> nn.Module:
-        return control.build(lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden,
-                             box.size, kind.outputs, cfg.norm, 1 + cfg.twin, normalised)
+        return control.make_actor_critic(lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden,
+                                         box.size, kind.outputs, cfg.norm, 1 + cfg.twin, normalised)
 
-    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
-        online = cast(control.PolicyAndCritics, net)
-        action, noise = shaken(online.policy(online.view(obs)), memory["noise"], arm, rng)
+    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator) -> Decision:
+        online = cast(control.ActorCritic, net)
+        action, noise = add_exploration_noise(online.policy(online.normalise(obs)), memory["noise"], arm, rng)
         return Decision(action.view(-1, *box.shape), {"noise": noise})
 
-    def appraise(net: nn.Module, obs: Tensors, action: torch.Tensor) -> Tensors:
-        online = cast(control.PolicyAndCritics, net)
-        seen = online.view(obs)
-        return {"taken": laws_of(online, seen, action.view(len(action), -1)),
-                "best": laws_of(online, seen, online.policy(seen))}
+    def evaluate_actions(net: nn.Module, obs: Tensors, action: torch.Tensor) -> Tensors:
+        online = cast(control.ActorCritic, net)
+        seen = online.normalise(obs)
+        return {"taken": critic_distributions(online, seen, action.view(len(action), -1)),
+                "best": critic_distributions(online, seen, online.policy(seen))}
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The learner's own formula, its networks being those that chose, as they saw things when they chose."""
         step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
         item = torch.arange(len(rows["reward"]))
-        there = lower(kind, rows["best"][item, step.row[:, 0]].unbind(1))
-        goal = kind.target(step.ret[:, 0], step.discount[:, 0], there)
-        return torch.stack([kind.compare(law, goal)[1] for law in rows["taken"][:, 0].unbind(1)]).mean(0)
+        there = min_by_mean(kind, rows["best"][item, step.row[:, 0]].unbind(1))
+        goal = kind.make_target(step.ret[:, 0], step.discount[:, 0], there)
+        return torch.stack([kind.td_loss(law, goal)[1] for law in rows["taken"][:, 0].unbind(1)]).mean(0)
 
     laws = ((1 + cfg.twin, kind.outputs), "float32")
-    return Agent(network=network, act=act, loss=loss_of(cfg, kind), window=Window(future=cfg.n_step),
-                 hints={"taken": laws, "best": laws}, priority=priority, appraise=appraise,
-                 recall=recall_of(box), rates={"policy.": Rate(cfg.policy_rate, cfg.policy_delay)},
-                 rested=loss_of(cfg, kind, rests=True) if cfg.policy_delay > 1 else None)
+    return Agent(network=network, act=act, loss=make_loss(cfg, kind), window=Window(future=cfg.n_step),
+                 priority_inputs={"taken": laws, "best": laws}, priority=priority, evaluate_actions=evaluate_actions,
+                 recurrent_state=make_recurrent_state(box), param_groups={"policy.": ParamGroup(cfg.policy_rate, cfg.policy_delay)},
+                 loss_when_frozen=make_loss(cfg, kind, skips_frozen=True) if cfg.policy_delay > 1 else None)
 
 
-def loss_of(cfg: Control, kind: Kind,
-            rests: bool = False) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
+def make_loss(cfg: ControlConfig, kind: CriticModel,
+              skips_frozen: bool = False) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
     """The critics' errors, item by item, and unless it rests the policy's loss beside them."""
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        online = cast(control.PolicyAndCritics, net)
+        online = cast(control.ActorCritic, net)
         rows, obs = batch.rows, batch.obs(0)
         step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
         with torch.no_grad():
-            law = followed(cfg, kind, cast(control.PolicyAndCritics, target), batch.obs(step.row[:, 0]), rng)
-            goal = kind.target(step.ret[:, 0], step.discount[:, 0], law)
-        seen, action = online.view(obs), rows["action"][:, 0].reshape(len(rows["action"]), -1)
+            law = target_distribution(cfg, kind, cast(control.ActorCritic, target), batch.obs(step.row[:, 0]), rng)
+            goal = kind.make_target(step.ret[:, 0], step.discount[:, 0], law)
+        seen, action = online.normalise(obs), rows["action"][:, 0].reshape(len(rows["action"]), -1)
         critics = critics_of(online)
         features = [critic.features(seen) for critic in critics]
-        laws = [critic.law(each, action) for critic, each in zip(critics, features, strict=True)]
-        found = [kind.compare(each, goal) for each in laws]
+        laws = [critic.distribution(each, action) for critic, each in zip(critics, features, strict=True)]
+        found = [kind.td_loss(each, goal) for each in laws]
         per_item = torch.stack([error for error, _ in found]).sum(0)
         priority = torch.stack([urgency for _, urgency in found]).mean(0)
         metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority}
-        if rests:
-            return Loss(per_item, priority, None, metrics, online.seen(obs))
-        policy_loss = -kind.mean(critics[0].opinion(features[0], online.policy(seen))).mean()
+        if skips_frozen:
+            return Loss(per_item, priority, None, metrics, online.updated_statistics(obs))
+        policy_loss = -kind.mean(critics[0].frozen_distribution(features[0], online.policy(seen))).mean()
         return Loss(per_item, priority, policy_loss, metrics | {"train/policy_loss": policy_loss.detach()},
-                    online.seen(obs))
+                    online.updated_statistics(obs))
 
     return loss
 
 
-def followed(cfg: Control, kind: Kind, target: control.PolicyAndCritics, obs: Tensors,
-             rng: torch.Generator) -> torch.Tensor:
+def target_distribution(cfg: ControlConfig, kind: CriticModel, target: control.ActorCritic, obs: Tensors,
+                        rng: torch.Generator) -> torch.Tensor:
     """The law [B, Z] of the target policy's action: of two critics, that with the lower mean."""
-    seen = target.view(obs)
+    seen = target.normalise(obs)
     action = target.policy(seen)
     if cfg.smoothing:
         noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
         action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
-    return lower(kind, [critic.law(critic.features(seen), action) for critic in critics_of(target)])
+    return min_by_mean(kind, [critic.distribution(critic.features(seen), action) for critic in critics_of(target)])
 
 
-def lower(kind: Kind, laws: Sequence[torch.Tensor]) -> torch.Tensor:
+def min_by_mean(kind: CriticModel, laws: Sequence[torch.Tensor]) -> torch.Tensor:
     """Of one law, or of two [B, Z], that with the lower mean, item by item."""
     if len(laws) == 1:
         return laws[0]
@@ -177,17 +177,17 @@ def lower(kind: Kind, laws: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.where((kind.mean(one) <= kind.mean(other))[:, None], one, other)
 
 
-def laws_of(net: control.PolicyAndCritics, seen: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+def critic_distributions(net: control.ActorCritic, seen: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
     """What every critic says of an action: [N, critics, Z]."""
-    return torch.stack([critic.law(critic.features(seen), action) for critic in critics_of(net)], 1)
+    return torch.stack([critic.distribution(critic.features(seen), action) for critic in critics_of(net)], 1)
 
 
-def critics_of(net: control.PolicyAndCritics) -> list[control.Critic]:
+def critics_of(net: control.ActorCritic) -> list[control.Critic]:
     return [cast(control.Critic, critic) for critic in net.critics]
 
 
-def shaken(action: torch.Tensor, noise: torch.Tensor, arm: Arm,
-           rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def add_exploration_noise(action: torch.Tensor, noise: torch.Tensor, arm: ExplorationParams,
+                          rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """The action to take [N, A], within ±1, and the noise in it, of which the next step keeps a part.
 
     With probability ε it is any action; without noise and ε nothing is drawn.
@@ -203,7 +203,7 @@ def shaken(action: torch.Tensor, noise: torch.Tensor, arm: Arm,
     return action, noise
 
 
-def recall_of(box: Box) -> Recall:
+def make_recurrent_state(box: Box) -> RecurrentState:
     """All that is remembered is the noise, which begins at 0 with every episode."""
     def begin(lanes: int, device: torch.device) -> Tensors:
         return {"noise": torch.zeros(lanes, box.size, device=device)}
@@ -211,16 +211,16 @@ def recall_of(box: Box) -> Recall:
     def forget(memory: Memory, over: torch.Tensor) -> Memory:
         return {"noise": memory["noise"] * ~over[:, None]}
 
-    return Recall(begin, lambda memory, reward: memory, forget)
+    return RecurrentState(begin, lambda memory, reward: memory, forget)
 
 
-def box_of(spec: EnvSpec) -> Box:
+def require_box(spec: EnvSpec) -> Box:
     if spec.box is None or not spec.box.size:
-        raise UserError(f"{spec.id} has {spec.choice}, and this agent is for continuous ones (Box): use agent.algo=dqn")
+        raise UserError(f"{spec.id} has {spec.action_text}, and this agent is for continuous ones (Box): use agent.algo=dqn")
     return spec.box
 
 
-def _normalised(cfg: Control, spec: EnvSpec) -> dict[str, Leaf]:
+def _normalised_leaves(cfg: ControlConfig, spec: EnvSpec) -> dict[str, Leaf]:
     """The leaves whose running figures are kept."""
     vectors = {name: leaf for name, leaf in spec.observation.items() if leaf.kind == "vector"}
     if cfg.normalise and not vectors:

@@ -22,10 +22,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Arm, Columns, Decision, Loss, Memory, Tensors, epsilon_greedy
+from qfleet.agent import Agent, ExplorationParams, Columns, Decision, Loss, Memory, Tensors, epsilon_greedy
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, Positive, PositiveCount, Real
-from qfleet.maths.bellman import log_policy, pick
+from qfleet.maths.bellman import scaled_log_policy, gather_actions
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import NStep, n_step
 from qfleet.nets.encoder import Encoder
@@ -36,7 +36,7 @@ from qfleet.nets.torsos import Torso
 from qfleet.types import EnvSpec, Sample, UserError, Window
 
 
-class Values(Section):
+class ValueBasedConfig(Section):
     """Options that all value-based agents share."""
 
     algo: str = Field(description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -89,8 +89,8 @@ class Values(Section):
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
         return idle
 
-    def unfit(self, spec: EnvSpec) -> dict[str, str]:
-        return without_use(self, spec)
+    def unused_for(self, spec: EnvSpec) -> dict[str, str]:
+        return unused_options(self, spec)
 
     @property
     def sigma(self) -> float | None:
@@ -107,29 +107,29 @@ class Values(Section):
 class QNetwork(nn.Module):
     """{leaf: [B, ...]} -> q [B, A], or laws [B, A, *law]; float32 outside."""
 
-    def __init__(self, cfg: Values, spec: EnvSpec, law: tuple[int, ...] = ()) -> None:
+    def __init__(self, cfg: ValueBasedConfig, spec: EnvSpec, law: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
         kind = DuelingHead if cfg.dueling else Head
-        self.head = kind(self.encoder.features, cfg.hidden, (spec.actions, *law), cfg.norm, cfg.sigma)
+        self.head = kind(self.encoder.features, cfg.hidden, (spec.num_actions, *law), cfg.norm, cfg.sigma)
 
     def forward(self, obs: Mapping[str, torch.Tensor], noise: Noise | None = None) -> torch.Tensor:
         q: torch.Tensor = self.head(self.encoder(obs, self.head.dtype), noise)
         return q
 
 
-class View(NamedTuple):
+class Prediction(NamedTuple):
     """What a network says of every action: values q [B, A] and the laws [B, A, ...] whose means they are.
 
     `tau` [B, N] are the levels of sampled quantiles. A plain value is its own law.
     """
 
     q: torch.Tensor
-    law: torch.Tensor
+    distribution: torch.Tensor
     tau: torch.Tensor | None = None
 
 
-class Goal(NamedTuple):
+class BootstrapTarget(NamedTuple):
     """What an action is worth: ret + discount · (return of a'), a' = `action` [B] or, softly, a' ~ `pi` [B, A].
 
     `entropy` [B, A] is −τ log π, which a soft policy adds to the return of each action.
@@ -143,7 +143,7 @@ class Goal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ReturnModel:
     """How a paper represents returns.
 
     `learn`, `bootstrap` and `choose` (net, obs, noise, rng) -> View are the network's answer where it is trained, where
@@ -153,29 +153,29 @@ class Kind:
     """
 
     network: Callable[[], nn.Module]
-    learn: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]
-    bootstrap: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]
-    choose: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]
-    view: Callable[[Tensors], View]
-    hints: Columns
-    compare: Callable[[View, torch.Tensor, Goal, View], tuple[torch.Tensor, torch.Tensor]]
+    predict_online: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    predict_target: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    predict_for_acting: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    read_prediction: Callable[[Tensors], Prediction]
+    priority_inputs: Columns
+    td_loss: Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
 
 
-def real(cfg: Values, values: torch.Tensor) -> torch.Tensor:
+def unscale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
     """What the network says, in units of the return."""
     return h_inverse(values) if cfg.rescale else values
 
 
-def learnt(cfg: Values, values: torch.Tensor) -> torch.Tensor:
+def rescale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
     """Returns in the units that are learnt."""
     return h(values) if cfg.rescale else values
 
 
-def step_of(cfg: Values, rows: Tensors) -> NStep:
+def n_step_return(cfg: ValueBasedConfig, rows: Tensors) -> NStep:
     return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
 
 
-def aim(cfg: Values, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_now: torch.Tensor | None) -> Goal:
+def make_target(cfg: ValueBasedConfig, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_now: torch.Tensor | None) -> BootstrapTarget:
     """The goal of the first step of each window. `q_next` chooses what follows it, `q_now` is for Munchausen alone.
 
     Munchausen: r + α [τ log π(a|s)] clipped to [l₀, 0], then π = softmax(q/τ) with its entropy. Of n steps, the first
@@ -183,70 +183,70 @@ def aim(cfg: Values, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_
     """
     ret, discount = step.ret[:, 0], step.discount[:, 0]
     if not cfg.munchausen or q_now is None:
-        return Goal(ret, discount, q_next.argmax(1))
-    bonus = pick(log_policy(q_now, cfg.munchausen_temperature), action).clamp(min=cfg.munchausen_floor)
-    log_pi = log_policy(q_next, cfg.munchausen_temperature)
+        return BootstrapTarget(ret, discount, q_next.argmax(1))
+    bonus = gather_actions(scaled_log_policy(q_now, cfg.munchausen_temperature), action).clamp(min=cfg.munchausen_floor)
+    log_pi = scaled_log_policy(q_next, cfg.munchausen_temperature)
     pi = (log_pi / cfg.munchausen_temperature).exp()
-    return Goal(ret + cfg.munchausen_alpha * bonus, discount, None, pi, -log_pi)
+    return BootstrapTarget(ret + cfg.munchausen_alpha * bonus, discount, None, pi, -log_pi)
 
 
-def targets(cfg: Values, goal: Goal, law: torch.Tensor) -> torch.Tensor:
+def target_values(cfg: ValueBasedConfig, goal: BootstrapTarget, law: torch.Tensor) -> torch.Tensor:
     """y [B, ...] = ret + discount · z(s', a'), of values or quantiles z [B, A, ...]; softly, the mean over a' ~ π."""
     def wide(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
 
-    z = real(cfg, law)
+    z = unscale(cfg, law)
     if goal.action is not None:
-        z_next = pick(z, goal.action)
+        z_next = gather_actions(z, goal.action)
     else:
         assert goal.pi is not None and goal.entropy is not None
         z_next = (wide(goal.pi, z) * (z + wide(goal.entropy, z))).sum(1)
-    return learnt(cfg, wide(goal.ret, z_next) + wide(goal.discount, z_next) * z_next)
+    return rescale(cfg, wide(goal.ret, z_next) + wide(goal.discount, z_next) * z_next)
 
 
-def agent_of(cfg: Values, spec: EnvSpec, kind: Kind) -> Agent:
+def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, kind: ReturnModel) -> Agent:
     """The agent that learns returns in the way of `kind`, under the switches of `cfg`."""
-    require_effect(cfg, spec)
+    reject_unused_options(cfg, spec)
 
     def noise(rng: torch.Generator, items: int = 1) -> Noise | None:
         return Noise(rng, items) if cfg.noisy else None
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        action, step = batch.rows["action"][:, 0], step_of(cfg, batch.rows)
+        action, step = batch.rows["action"][:, 0], n_step_return(cfg, batch.rows)
         encoder = cast(Encoder, net.encoder)
-        obs, obs_next = encoder.ready(batch.obs(0)), encoder.ready(batch.obs(step.row[:, 0]))
-        here = kind.learn(net, obs, noise(rng), rng)
+        obs, obs_next = encoder.prepare(batch.obs(0)), encoder.prepare(batch.obs(step.row[:, 0]))
+        here = kind.predict_online(net, obs, noise(rng), rng)
         with torch.no_grad():
-            there = kind.bootstrap(target, obs_next, noise(rng), rng)
+            there = kind.predict_target(target, obs_next, noise(rng), rng)
             q_next, q_now = there.q, None
             if cfg.munchausen:
-                q_now = kind.choose(target, obs, noise(rng), rng).q
+                q_now = kind.predict_for_acting(target, obs, noise(rng), rng).q
             elif cfg.double:
-                q_next = kind.choose(net, obs_next, noise(rng), rng).q
-            goal = aim(cfg, step, action, q_next, q_now)
-        per_item, priority = kind.compare(here, action, goal, there)
-        metrics = {"train/q_mean": pick(here.q.detach(), action), "train/priority": priority}
+                q_next = kind.predict_for_acting(net, obs_next, noise(rng), rng).q
+            goal = make_target(cfg, step, action, q_next, q_now)
+        per_item, priority = kind.td_loss(here, action, goal, there)
+        metrics = {"train/q_mean": gather_actions(here.q.detach(), action), "train/priority": priority}
         return Loss(per_item, priority, metrics=metrics)
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The learner's own formula, its networks being the one that chose, as it saw things when it chose."""
-        action, step = rows["action"][:, 0], step_of(cfg, rows)
+        action, step = rows["action"][:, 0], n_step_return(cfg, rows)
         item = torch.arange(len(action))
-        here = kind.view({name: rows[name][:, 0] for name in kind.hints})
-        there = kind.view({name: rows[name][item, step.row[:, 0]] for name in kind.hints})
-        return kind.compare(here, action, aim(cfg, step, action, there.q, here.q), there)[1]
+        here = kind.read_prediction({name: rows[name][:, 0] for name in kind.priority_inputs})
+        there = kind.read_prediction({name: rows[name][item, step.row[:, 0]] for name in kind.priority_inputs})
+        return kind.td_loss(here, action, make_target(cfg, step, action, there.q, here.q), there)[1]
 
-    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator) -> Decision:
+    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator) -> Decision:
         lanes = len(arm.epsilon)
-        seen = kind.choose(net, obs, noise(rng, lanes) if arm.noise else None, rng)
-        hints = {"law": seen.law} | ({} if seen.tau is None else {"tau": seen.tau})
+        seen = kind.predict_for_acting(net, obs, noise(rng, lanes) if arm.network_noise else None, rng)
+        hints = {"law": seen.distribution} | ({} if seen.tau is None else {"tau": seen.tau})
         return Decision(epsilon_greedy(seen.q, arm, rng), memory, hints)
 
-    return Agent(network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step), hints=kind.hints,
+    return Agent(network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step), priority_inputs=kind.priority_inputs,
                  priority=priority)
 
 
-def without_use(cfg: Any, spec: EnvSpec) -> dict[str, str]:
+def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:
     """Options of the network that this environment's observations give nothing to do, and why. An environment without
     images has use for the fewest."""
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
@@ -261,7 +261,7 @@ def without_use(cfg: Any, spec: EnvSpec) -> dict[str, str]:
     return found
 
 
-def require_effect(cfg: Any, spec: EnvSpec) -> None:
+def reject_unused_options(cfg: Any, spec: EnvSpec) -> None:
     """Refuse what `without_use` finds."""
-    for why in without_use(cfg, spec).values():
+    for why in unused_options(cfg, spec).values():
         raise UserError(why)

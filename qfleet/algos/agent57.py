@@ -16,20 +16,20 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
+from qfleet.agent import Agent, ExplorationParams, Decision, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
 from qfleet.algos import ngu, r2d2
-from qfleet.algos._values import require_effect
+from qfleet.algos._values import reject_unused_options
 from qfleet.config import Fraction
-from qfleet.maths.mixture import Table, betas, far_gammas
+from qfleet.maths.mixture import MixtureTable, betas, agent57_gammas
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.types import EnvSpec, Sample, Window
 
-SECOND = {"state.h": "second.h", "state.c": "second.c"}
+INTRINSIC_STATE = {"state.h": "second.h", "state.c": "second.c"}
 """The recurrent state of the intrinsic network, beside that of the extrinsic one."""
 
 
-class Config(ngu.Curious, r2d2.Config):
+class Config(ngu.CuriosityConfig, r2d2.Config):
     """The agent section of a run that trains Agent57."""
 
     algo: Literal["agent57"] = Field(  # type: ignore[assignment]
@@ -40,7 +40,7 @@ class Config(ngu.Curious, r2d2.Config):
 
     def inactive(self) -> dict[str, str]:
         few = {} if self.arms >= 10 else {"gamma_middle": "with agent.arms below 10"}
-        return ngu.idle(self, super().inactive()) | few
+        return ngu.inactive_options(self, super().inactive()) | few
 
     @property
     def window(self) -> Window:
@@ -54,18 +54,18 @@ class Network(nn.Module):
         super().__init__()
         self.extrinsic = ngu.value_network(cfg, spec)
         self.intrinsic = ngu.value_network(cfg, spec)
-        self.curiosity = ngu.curiosity_of(cfg, spec)
-        self.kept = ngu.noted()
+        self.curiosity = ngu.make_curiosity(cfg, spec)
+        self.kept = ngu.make_eval_buffers()
         self.register_buffer("arm", torch.zeros((), dtype=torch.int64))
 
 
-class Family:
+class PolicyFamily:
     """β and γ of every arm, and how the values of both networks are mixed."""
 
     def __init__(self, cfg: Config) -> None:
         self.rescale = cfg.rescale
-        self.beta = Table(betas(cfg.arms, cfg.beta))
-        self.gamma = Table(far_gammas(cfg.arms, cfg.gamma, cfg.gamma_middle, cfg.gamma_min))
+        self.beta = MixtureTable(betas(cfg.arms, cfg.beta))
+        self.gamma = MixtureTable(agent57_gammas(cfg.arms, cfg.gamma, cfg.gamma_middle, cfg.gamma_min))
 
     def mix(self, extrinsic: torch.Tensor, intrinsic: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
         """h(h⁻¹(Q_e) + β_j h⁻¹(Q_i)); `arm` [B] belongs to the first axis."""
@@ -75,88 +75,88 @@ class Family:
         return h(h_inverse(extrinsic) + beta * h_inverse(intrinsic))
 
 
-def recall_of(cfg: Config, spec: EnvSpec) -> Recall:
+def make_recurrent_state(cfg: Config, spec: EnvSpec) -> RecurrentState:
     """As NGU's, with a second recurrent state."""
-    first = ngu.recall_of(cfg, spec)
+    first = ngu.make_recurrent_state(cfg, spec)
 
     def begin(lanes: int, device: torch.device) -> Memory:
-        memory = first.begin(lanes, device)
-        return memory | {own: memory[name].clone() for name, own in SECOND.items() if name in memory}
+        memory = first.initial(lanes, device)
+        return memory | {own: memory[name].clone() for name, own in INTRINSIC_STATE.items() if name in memory}
 
     def forget(memory: Memory, over: torch.Tensor) -> Memory:
-        fading = {own: memory[own] for own in SECOND.values() if own in memory}
-        return first.forget(memory, over) | r2d2.blank(fading, over)
+        fading = {own: memory[own] for own in INTRINSIC_STATE.values() if own in memory}
+        return first.reset(memory, over) | r2d2.reset_lanes(fading, over)
 
-    return Recall(begin, first.observe, forget, first.kept)
+    return RecurrentState(begin, first.observe, forget, first.persistent)
 
 
-def second(found: Tensors) -> Tensors:
+def with_intrinsic_state(found: Tensors) -> Tensors:
     """The same, as the intrinsic network has it."""
-    return found | {name: found[own] for name, own in SECOND.items() if own in found}
+    return found | {name: found[own] for name, own in INTRINSIC_STATE.items() if own in found}
 
 
-def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, cfg: Config, family: Family,
+def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, cfg: Config, family: PolicyFamily,
         actions: int) -> Decision:
     """Wonder, then choose by the mixture of the lane's arm; without an arm, of the one to win with."""
-    bonus, after = ngu.wonder(net.get_submodule("curiosity"), obs, memory, cfg)
+    bonus, after = ngu.intrinsic_reward(net.get_submodule("curiosity"), obs, memory, cfg)
     index = net.get_buffer("arm").expand(len(bonus)) if arm.index is None else arm.index
-    states = {name: memory[name] for name in (*r2d2.STATES, *SECOND.values()) if name in memory}
-    led = r2d2.led_here(states["state.action"], states["state.reward"], actions) if states else None
-    side = ngu.beside(cfg, led, bonus, index)
-    q_e, state = ngu.row_values(net.get_submodule("extrinsic"), obs, side, memory, cfg)
-    q_i, other = ngu.row_values(net.get_submodule("intrinsic"), obs, side, second(memory), cfg)
+    states = {name: memory[name] for name in (*r2d2.STATE_DTYPES, *INTRINSIC_STATE.values()) if name in memory}
+    led = r2d2.last_action_reward(states["state.action"], states["state.reward"], actions) if states else None
+    side = ngu.side_inputs(cfg, led, bonus, index)
+    q_e, state = ngu.step_q_values(net.get_submodule("extrinsic"), obs, side, memory, cfg)
+    q_i, other = ngu.step_q_values(net.get_submodule("intrinsic"), obs, side, with_intrinsic_state(memory), cfg)
     mixed = family.mix(q_e, q_i, index)
     action = epsilon_greedy(mixed, arm, rng)
     if states:
-        after |= state | {SECOND[name]: value for name, value in other.items()} | {"state.action": (action + 1).int()}
+        after |= state | {INTRINSIC_STATE[name]: value for name, value in other.items()} | {"state.action": (action + 1).int()}
     return Decision(action, after, states | {"q_e": q_e, "q_i": q_i, "bonus": bonus, "arm": index.int(),
-                                             "mu": ngu.chance_of(mixed, action, arm)})
+                                             "mu": ngu.behaviour_probability(mixed, action, arm)})
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+ExtrinsicIntrinsic = tuple[torch.Tensor, torch.Tensor]
 """Of the extrinsic network, and of the intrinsic one."""
 
 
-def window_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) -> Pair:
+def window_q_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) -> ExtrinsicIntrinsic:
     """q [B, U + n, A] of both networks from the first trained row on."""
-    inner = dataclasses.replace(batch, rows=second(batch.rows))
-    return (ngu.window_values(net.get_submodule("extrinsic"), batch, cfg, actions),
-            ngu.window_values(net.get_submodule("intrinsic"), inner, cfg, actions))
+    inner = dataclasses.replace(batch, rows=with_intrinsic_state(batch.rows))
+    return (ngu.window_q_values(net.get_submodule("extrinsic"), batch, cfg, actions),
+            ngu.window_q_values(net.get_submodule("intrinsic"), inner, cfg, actions))
 
 
-def errors(rows: Tensors, q: Pair, target: Pair, chooser: Pair, cfg: Config,
-           family: Family) -> tuple[Pair, torch.Tensor]:
+def td_losses(rows: Tensors, q: ExtrinsicIntrinsic, target: ExtrinsicIntrinsic, chooser: ExtrinsicIntrinsic, cfg: Config,
+              family: PolicyFamily) -> tuple[ExtrinsicIntrinsic, torch.Tensor]:
     """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; the actions are those of the mixture."""
     arm = rows["arm"][:, cfg.burn_in].long()
     best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.at(arm, q[0]).unsqueeze(1)
     losses, wrong = [], []
-    for values, aim, reward in zip(q, target, (rows["reward"], ngu.intrinsic(rows)), strict=True):
+    for values, aim, reward in zip(q, target, (rows["reward"], ngu.next_intrinsic_reward(rows)), strict=True):
         with torch.no_grad():
-            y = ngu.targets_of(rows | {"reward": reward}, aim, best, cfg, gamma)
-        q_t = r2d2.taken(rows, values, cfg)
-        losses.append(r2d2.error_of(q_t, y, cfg))
+            y = ngu.make_targets(rows | {"reward": reward}, aim, best, cfg, gamma)
+        q_t = r2d2.q_of_actions(rows, values, cfg)
+        losses.append(r2d2.td_loss(q_t, y, cfg))
         wrong.append((y - q_t.detach()).abs())
     return (losses[0], losses[1]), wrong[0] + family.beta.at(arm, q[0]).unsqueeze(1) * wrong[1]
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The Agent57 agent for an environment."""
-    require_effect(cfg, spec)
-    window, family = cfg.window, Family(cfg)
+    reject_unused_options(cfg, spec)
+    window, family = cfg.window, PolicyFamily(cfg)
     if cfg.memory == "none":
         cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        batch = ngu.as_learnt(batch, cfg, rng)
-        rows, trained = batch.rows, r2d2.trained_of(batch.rows, cfg)
-        q = window_values(net, batch, cfg, spec.actions)
+        batch = ngu.relabel_arms(batch, cfg, rng)
+        rows, trained = batch.rows, r2d2.trained_mask(batch.rows, cfg)
+        q = window_q_values(net, batch, cfg, spec.num_actions)
         with torch.no_grad():
-            aims = window_values(target, batch, cfg, spec.actions)
+            aims = window_q_values(target, batch, cfg, spec.num_actions)
         chooser = (q[0].detach(), q[1].detach()) if cfg.double else aims
-        (outer, inner), td_abs = errors(rows, q, aims, chooser, cfg, family)
+        (outer, inner), td_abs = td_losses(rows, q, aims, chooser, cfg, family)
         priority = mixed_priority(td_abs, trained, cfg.eta)
-        extra, figures, buffers = ngu.taught(net.get_submodule("curiosity"), batch, cfg, rng)
-        figures |= {"train/q_mean": masked_mean(r2d2.taken(rows, q[0].detach(), cfg), trained),
+        extra, figures, buffers = ngu.curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
+        figures |= {"train/q_mean": masked_mean(r2d2.q_of_actions(rows, q[0].detach(), cfg), trained),
                     "train/td_abs": masked_mean(td_abs, trained), "train/bonus": rows["bonus"].mean(),
                     "train/priority": priority}
         per_item = ((outer + inner) * trained).sum(1) / cfg.unroll
@@ -164,12 +164,12 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     def priority(rows: Tensors) -> torch.Tensor:
         q = rows["q_e"][:, cfg.burn_in:], rows["q_i"][:, cfg.burn_in:]
-        return mixed_priority(errors(rows, q, q, q, cfg, family)[1], r2d2.trained_of(rows, cfg), cfg.eta)
+        return mixed_priority(td_losses(rows, q, q, q, cfg, family)[1], r2d2.trained_mask(rows, cfg), cfg.eta)
 
-    hint = ((spec.actions,), "float32")
-    states = r2d2.states_of(cfg.units) if cfg.memory == "lstm" else {}
-    return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.actions),
-                 loss=loss, window=window, columns=ngu.columns_of(cfg),
-                 hints={"q_e": hint, "q_i": hint}, priority=priority, recall=recall_of(cfg, spec), arms=cfg.arms,
-                 notes=("arm", *ngu.NOTES),
-                 states=states | {own: states[name] for name, own in SECOND.items() if name in states})
+    hint = ((spec.num_actions,), "float32")
+    states = r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}
+    return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.num_actions),
+                 loss=loss, window=window, columns=ngu.stored_columns(cfg),
+                 priority_inputs={"q_e": hint, "q_i": hint}, priority=priority, recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
+                 eval_buffers=("arm", *ngu.EVAL_BUFFERS),
+                 stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states})

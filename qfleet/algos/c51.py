@@ -15,15 +15,15 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.agent import Agent, Tensors
-from qfleet.algos._atoms import Atoms
-from qfleet.algos._values import Goal, Kind, QNetwork, Values, View, agent_of, learnt, real
-from qfleet.maths.bellman import pick
+from qfleet.algos._atoms import CategoricalConfig
+from qfleet.algos._values import BootstrapTarget, ReturnModel, QNetwork, ValueBasedConfig, Prediction, make_value_agent, rescale, unscale
+from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
 from qfleet.nets.noisy import Noise
 from qfleet.types import EnvSpec
 
 
-class Config(Atoms, Values):
+class Config(CategoricalConfig, ValueBasedConfig):
     """The agent section of a run that trains C51."""
 
     algo: Literal["c51"] = Field(
@@ -32,32 +32,32 @@ class Config(Atoms, Values):
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The C51 agent for an environment."""
-    def view(hints: Tensors) -> View:
+    def view(hints: Tensors) -> Prediction:
         logits = hints["law"]
-        return View((logits.softmax(2) * real(cfg, cfg.support(logits))).sum(2), logits)
+        return Prediction((logits.softmax(2) * unscale(cfg, cfg.support(logits))).sum(2), logits)
 
-    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
+    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
         return view({"law": net(obs, noise)})
 
-    def target(goal: Goal, logits_BAZ: torch.Tensor) -> torch.Tensor:
+    def target(goal: BootstrapTarget, logits_BAZ: torch.Tensor) -> torch.Tensor:
         """m [B, Z]: the law of ret + discount · Z(s', a'), projected; of a soft policy the mixture over a' ~ π."""
-        z = real(cfg, cfg.support(logits_BAZ))
+        z = unscale(cfg, cfg.support(logits_BAZ))
         if goal.action is not None:
-            probs = pick(logits_BAZ, goal.action).softmax(1)
+            probs = gather_actions(logits_BAZ, goal.action).softmax(1)
             z_next = z.expand_as(probs)
         else:
             assert goal.pi is not None and goal.entropy is not None
             probs = (goal.pi[:, :, None] * logits_BAZ.softmax(2)).flatten(1)
             z_next = (z + goal.entropy[:, :, None]).flatten(1)
-        values = learnt(cfg, goal.ret[:, None] + goal.discount[:, None] * z_next)
+        values = rescale(cfg, goal.ret[:, None] + goal.discount[:, None] * z_next)
         return categorical_projection(values, probs, cfg.support(logits_BAZ))
 
-    def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross-entropy to the projected target, and as priority the divergence KL(m ‖ p), as Rainbow has it."""
-        m = target(goal, there.law)
-        per_item = cross_entropy(pick(here.law, action), m)
+        m = target(goal, there.distribution)
+        per_item = cross_entropy(gather_actions(here.distribution, action), m)
         return per_item, (per_item.detach() - entropy(m)).clamp(min=0)
 
-    return agent_of(cfg, spec, Kind(network=lambda: QNetwork(cfg, spec, (cfg.atoms,)), learn=look, bootstrap=look,
-                                    choose=look, view=view, compare=compare,
-                                    hints={"law": ((spec.actions, cfg.atoms), "float32")}))
+    return make_value_agent(cfg, spec, ReturnModel(network=lambda: QNetwork(cfg, spec, (cfg.atoms,)), predict_online=look, predict_target=look,
+                                                   predict_for_acting=look, read_prediction=view, td_loss=compare,
+                                                   priority_inputs={"law": ((spec.num_actions, cfg.atoms), "float32")}))

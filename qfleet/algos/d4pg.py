@@ -14,14 +14,14 @@ import torch
 from pydantic import Field
 
 from qfleet.agent import Agent
-from qfleet.algos._atoms import Atoms
-from qfleet.algos._control import Control, Kind, agent_of
+from qfleet.algos._atoms import CategoricalConfig
+from qfleet.algos._control import ControlConfig, CriticModel, make_control_agent
 from qfleet.config import Positive, PositiveCount, Real
 from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
 from qfleet.types import EnvSpec
 
 
-class Config(Atoms, Control):
+class Config(CategoricalConfig, ControlConfig):
     """The agent section of a run that trains D4PG."""
 
     algo: Literal["d4pg"] = Field(
@@ -46,4 +46,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         per_item = cross_entropy(logits, m)
         return per_item, (per_item.detach() - entropy(m)).clamp(min=0)
 
-    return agent_of(cfg, spec, Kind(outputs=cfg.atoms, mean=mean, target=target, compare=compare))
+    return make_control_agent(cfg, spec, CriticModel(outputs=cfg.atoms, mean=mean, make_target=target, td_loss=compare))

@@ -13,12 +13,12 @@ import torch
 from pydantic import Field
 
 from qfleet.agent import Agent
-from qfleet.algos._control import Control, Kind, agent_of
+from qfleet.algos._control import ControlConfig, CriticModel, make_control_agent
 from qfleet.maths.bellman import squared
 from qfleet.types import EnvSpec
 
 
-class Config(Control):
+class Config(ControlConfig):
     """The agent section of a run that trains DDPG."""
 
     algo: Literal["ddpg"] = Field(
@@ -38,4 +38,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         q = mean(law)
         return squared(q, y), (y - q.detach()).abs()
 
-    return agent_of(cfg, spec, Kind(outputs=1, mean=mean, target=target, compare=compare))
+    return make_control_agent(cfg, spec, CriticModel(outputs=1, mean=mean, make_target=target, td_loss=compare))

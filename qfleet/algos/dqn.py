@@ -15,14 +15,14 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.agent import Agent, Tensors
-from qfleet.algos._values import Goal, Kind, QNetwork, Values, View, agent_of, real, targets
+from qfleet.algos._values import BootstrapTarget, ReturnModel, QNetwork, ValueBasedConfig, Prediction, make_value_agent, unscale, target_values
 from qfleet.config import Positive
-from qfleet.maths.bellman import huber, pick, squared
+from qfleet.maths.bellman import huber, gather_actions, squared
 from qfleet.nets.noisy import Noise
 from qfleet.types import EnvSpec
 
 
-class Config(Values):
+class Config(ValueBasedConfig):
     """The agent section of a run that trains DQN."""
 
     algo: Literal["dqn"] = Field(
@@ -36,17 +36,17 @@ class Config(Values):
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The DQN agent for an environment."""
-    def view(hints: Tensors) -> View:
-        return View(real(cfg, hints["law"]), hints["law"])
+    def view(hints: Tensors) -> Prediction:
+        return Prediction(unscale(cfg, hints["law"]), hints["law"])
 
-    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
+    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
         return view({"law": net(obs, noise)})
 
-    def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of y − Q(s, a), and as priority |y − Q(s, a)|."""
-        q, y = pick(here.law, action), targets(cfg, goal, there.law)
+        q, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
         per_item = huber(q, y, cfg.huber_delta) if cfg.loss == "huber" else squared(q, y)
         return per_item, (y - q.detach()).abs()
 
-    return agent_of(cfg, spec, Kind(network=lambda: QNetwork(cfg, spec), learn=look, bootstrap=look, choose=look,
-                                    view=view, hints={"law": ((spec.actions,), "float32")}, compare=compare))
+    return make_value_agent(cfg, spec, ReturnModel(network=lambda: QNetwork(cfg, spec), predict_online=look, predict_target=look, predict_for_acting=look,
+                                                   read_prediction=view, priority_inputs={"law": ((spec.num_actions,), "float32")}, td_loss=compare))

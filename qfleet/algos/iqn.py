@@ -16,17 +16,17 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.agent import Agent, Tensors
-from qfleet.algos._values import Goal, Kind, Values, View, agent_of, real, targets
+from qfleet.algos._values import BootstrapTarget, ReturnModel, ValueBasedConfig, Prediction, make_value_agent, unscale, target_values
 from qfleet.config import NonNegative, PositiveCount
-from qfleet.maths.bellman import pick
-from qfleet.maths.distributional import cosines, pairwise, quantile_huber
+from qfleet.maths.bellman import gather_actions
+from qfleet.maths.distributional import cosine_features, pairwise_td_errors, quantile_huber
 from qfleet.nets.encoder import Encoder
-from qfleet.nets.heads import Dense, DuelingHead, Head
+from qfleet.nets.heads import MLP, DuelingHead, Head
 from qfleet.nets.noisy import Noise
 from qfleet.types import EnvSpec
 
 
-class Config(Values):
+class Config(ValueBasedConfig):
     """The agent section of a run that trains IQN."""
 
     algo: Literal["iqn"] = Field(
@@ -52,48 +52,48 @@ class QuantileNetwork(nn.Module):
         super().__init__()
         self.cosines = cfg.cosines
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
-        self.body = Dense(self.encoder.features, cfg.hidden[:-1], cfg.norm)
+        self.body = MLP(self.encoder.features, cfg.hidden[:-1], cfg.norm)
         self.level = nn.Linear(cfg.cosines, self.body.features)
         kind = DuelingHead if cfg.dueling else Head
-        self.head = kind(self.body.features, cfg.hidden[-1:], (spec.actions,), cfg.norm, cfg.sigma)
+        self.head = kind(self.body.features, cfg.hidden[-1:], (spec.num_actions,), cfg.norm, cfg.sigma)
 
     def forward(self, obs: Mapping[str, torch.Tensor], tau_BN: torch.Tensor, noise: Noise | None) -> torch.Tensor:
         dtype = self.head.dtype
         psi_BF = self.body(self.encoder(obs, dtype))
-        phi_BNF = self.level(cosines(tau_BN, self.cosines).to(dtype)).relu()
+        phi_BNF = self.level(cosine_features(tau_BN, self.cosines).to(dtype)).relu()
         z_BNA: torch.Tensor = self.head(psi_BF[:, None] * phi_BNF, noise)
         return z_BNA.transpose(1, 2)
 
 
-def levels(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
+def sample_taus(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
     """τ ~ U[0, 1], [items, n]."""
     return torch.rand(items, n, generator=rng, device=rng.device)
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The IQN agent for an environment."""
-    def sampling(n: int, k: int) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], View]:
+    def sampling(n: int, k: int) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]:
         """Look at n levels of the laws, and at k for the values; the fewer are among the more, which costs least."""
-        def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
+        def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
             items = len(next(iter(obs.values())))
-            tau = levels(items, max(n, k), rng)
+            tau = sample_taus(items, max(n, k), rng)
             z_BAN = net(obs, tau, noise)
-            return View(real(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
+            return Prediction(unscale(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
 
         return look
 
-    def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantile regression to the target's samples; as priority the mean |δ_ij| of all pairs."""
-        theta, y = pick(here.law, action), targets(cfg, goal, there.law)
+        theta, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
         assert here.tau is not None
-        return quantile_huber(theta, here.tau, y, cfg.kappa), pairwise(theta.detach(), y).abs().mean((1, 2))
+        return quantile_huber(theta, here.tau, y, cfg.kappa), pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
-    def view(hints: Tensors) -> View:
-        return View(real(cfg, hints["law"]).mean(2), hints["law"], hints["tau"])
+    def view(hints: Tensors) -> Prediction:
+        return Prediction(unscale(cfg, hints["law"]).mean(2), hints["law"], hints["tau"])
 
     n, n_target, k = cfg.samples, cfg.target_samples, cfg.policy_samples
     chooses = cfg.munchausen or not cfg.double  # whether the target network's values decide anything
-    return agent_of(cfg, spec, Kind(
-        network=lambda: QuantileNetwork(cfg, spec), learn=sampling(n, n),
-        bootstrap=sampling(n_target, k if chooses else n_target), choose=sampling(k, k), view=view, compare=compare,
-        hints={"law": ((spec.actions, cfg.policy_samples), "float32"), "tau": ((cfg.policy_samples,), "float32")}))
+    return make_value_agent(cfg, spec, ReturnModel(
+        network=lambda: QuantileNetwork(cfg, spec), predict_online=sampling(n, n),
+        predict_target=sampling(n_target, k if chooses else n_target), predict_for_acting=sampling(k, k), read_prediction=view, td_loss=compare,
+        priority_inputs={"law": ((spec.num_actions, cfg.policy_samples), "float32"), "tau": ((cfg.policy_samples,), "float32")}))

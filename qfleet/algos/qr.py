@@ -14,15 +14,15 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.agent import Agent, Tensors
-from qfleet.algos._values import Goal, Kind, QNetwork, Values, View, agent_of, real, targets
+from qfleet.algos._values import BootstrapTarget, ReturnModel, QNetwork, ValueBasedConfig, Prediction, make_value_agent, unscale, target_values
 from qfleet.config import NonNegative, PositiveCount
-from qfleet.maths.bellman import pick
-from qfleet.maths.distributional import midpoints, pairwise, quantile_huber
+from qfleet.maths.bellman import gather_actions
+from qfleet.maths.distributional import midpoints, pairwise_td_errors, quantile_huber
 from qfleet.nets.noisy import Noise
 from qfleet.types import EnvSpec
 
 
-class Config(Values):
+class Config(ValueBasedConfig):
     """The agent section of a run that trains QR-DQN."""
 
     algo: Literal["qr"] = Field(
@@ -35,18 +35,18 @@ class Config(Values):
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The QR-DQN agent for an environment."""
-    def view(hints: Tensors) -> View:
-        return View(real(cfg, hints["law"]).mean(2), hints["law"])
+    def view(hints: Tensors) -> Prediction:
+        return Prediction(unscale(cfg, hints["law"]).mean(2), hints["law"])
 
-    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> View:
+    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
         return view({"law": net(obs, noise)})
 
-    def compare(here: View, action: torch.Tensor, goal: Goal, there: View) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantile regression to the target's quantiles; as priority the mean |δ_ij| of all pairs."""
-        theta, y = pick(here.law, action), targets(cfg, goal, there.law)
+        theta, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
         tau = midpoints(cfg.quantiles, theta.device)
-        return quantile_huber(theta, tau, y, cfg.kappa), pairwise(theta.detach(), y).abs().mean((1, 2))
+        return quantile_huber(theta, tau, y, cfg.kappa), pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
-    return agent_of(cfg, spec, Kind(network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), learn=look, bootstrap=look,
-                                    choose=look, view=view, compare=compare,
-                                    hints={"law": ((spec.actions, cfg.quantiles), "float32")}))
+    return make_value_agent(cfg, spec, ReturnModel(network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), predict_online=look, predict_target=look,
+                                                   predict_for_acting=look, read_prediction=view, td_loss=compare,
+                                                   priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")}))

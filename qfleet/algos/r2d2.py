@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.agent import Agent, Arm, Decision, Loss, Memory, Recall, Tensors, epsilon_greedy
-from qfleet.algos._values import require_effect, without_use
+from qfleet.agent import Agent, ExplorationParams, Decision, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
+from qfleet.algos._values import reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, Positive, PositiveCount
 from qfleet.maths.bellman import huber, squared
@@ -27,7 +27,7 @@ from qfleet.maths.returns import n_step
 from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
 from qfleet.nets import recurrent
 from qfleet.nets.encoder import Encoder
-from qfleet.nets.heads import Dense, DuelingHead, Head
+from qfleet.nets.heads import MLP, DuelingHead, Head
 from qfleet.nets.norms import Norm
 from qfleet.nets.torsos import Torso
 from qfleet.types import EnvSpec, Sample, UserError, Window
@@ -72,8 +72,8 @@ class Config(Section):
     def inactive(self) -> dict[str, str]:
         return {"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {}
 
-    def unfit(self, spec: EnvSpec) -> dict[str, str]:
-        return without_use(self, spec)
+    def unused_for(self, spec: EnvSpec) -> dict[str, str]:
+        return unused_options(self, spec)
 
     @property
     def window(self) -> Window:
@@ -89,20 +89,20 @@ class Network(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec, side: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
-        self.features = Dense(self.encoder.features, cfg.features, cfg.norm)
+        self.features = MLP(self.encoder.features, cfg.features, cfg.norm)
         width = cfg.features[-1] if cfg.features else self.encoder.features
-        self.memory = recurrent.Memory(width + side, cfg.units)
-        self.head = (DuelingHead if cfg.dueling else Head)(cfg.units, cfg.hidden, (spec.actions,), cfg.norm)
+        self.memory = recurrent.LSTMCore(width + side, cfg.units)
+        self.head = (DuelingHead if cfg.dueling else Head)(cfg.units, cfg.hidden, (spec.num_actions,), cfg.norm)
 
     def forward(self, obs: Mapping[str, torch.Tensor], side: torch.Tensor, real_BT: torch.Tensor,
-                state: recurrent.State) -> tuple[torch.Tensor, recurrent.State]:
+                state: recurrent.LSTMState) -> tuple[torch.Tensor, recurrent.LSTMState]:
         dtype, shape = self.head.dtype, real_BT.shape
         seen = self.features(self.encoder({name: leaf.flatten(0, 1) for name, leaf in obs.items()}, dtype))
         out, state = self.memory(torch.cat([seen.view(*shape, -1), side.to(dtype)], 2), real_BT, state)
         return self.head(out.flatten(0, 1)).view(*shape, -1), state
 
 
-def led_here(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.Tensor:
+def last_action_reward(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.Tensor:
     """[..., A + 1]: the action (0 = none, a + 1) that led to a row, one-hot, and the reward that it brought.
 
     Stored states may come from other hosts: an action that does not exist must not end the learner.
@@ -111,30 +111,30 @@ def led_here(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.
     return torch.cat([F.one_hot(known, actions + 1)[..., 1:], reward.unsqueeze(-1)], -1)
 
 
-STATES = {"state.h": "float32", "state.c": "float32", "state.action": "int32", "state.reward": "float32"}
+STATE_DTYPES = {"state.h": "float32", "state.c": "float32", "state.action": "int32", "state.reward": "float32"}
 """What an actor remembers, and a sequence begins with: all zeros at the start of an episode."""
 
 
-def states_of(units: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: ((units,) if name in ("state.h", "state.c") else (), dtype) for name, dtype in STATES.items()}
+def state_columns(units: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: ((units,) if name in ("state.h", "state.c") else (), dtype) for name, dtype in STATE_DTYPES.items()}
 
 
-def recall_of(units: int) -> Recall:
+def make_recurrent_state(units: int) -> RecurrentState:
     """Everything is forgotten at the end of an episode."""
 
     def begin(lanes: int, device: torch.device) -> Memory:
         return {name: torch.zeros(lanes, *shape, dtype=getattr(torch, dtype), device=device)
-                for name, (shape, dtype) in states_of(units).items()}
+                for name, (shape, dtype) in state_columns(units).items()}
 
-    return Recall(begin, lambda memory, reward: memory | {"state.reward": reward}, blank)
+    return RecurrentState(begin, lambda memory, reward: memory | {"state.reward": reward}, reset_lanes)
 
 
-def blank(memory: Memory, over: torch.Tensor) -> Memory:
+def reset_lanes(memory: Memory, over: torch.Tensor) -> Memory:
     """Zeros in the lanes [N] whose episode is over."""
     return {name: torch.where(over.view(-1, *[1] * (value.ndim - 1)), 0, value) for name, value in memory.items()}
 
 
-def one_row(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, Tensors]:
+def single_step(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, Tensors]:
     """q [N, A] of one row per lane, and the recurrent state after it."""
     row = {name: leaf.unsqueeze(1) for name, leaf in obs.items()}
     real = torch.ones(len(side), 1, dtype=torch.bool, device=side.device)
@@ -142,22 +142,22 @@ def one_row(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) ->
     return q_N1A[:, 0], {"state.h": hidden.float(), "state.c": cell.float()}
 
 
-def act(net: nn.Module, obs: Tensors, memory: Memory, arm: Arm, rng: torch.Generator, *, actions: int) -> Decision:
+def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, actions: int) -> Decision:
     """One row per lane; the state before it travels with the row."""
-    side = led_here(memory["state.action"], memory["state.reward"], actions)
-    q_NA, state = one_row(net, obs, side, memory)
+    side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
+    q_NA, state = single_step(net, obs, side, memory)
     action = epsilon_greedy(q_NA, arm, rng)
     after = memory | state | {"state.action": (action + 1).int()}
-    return Decision(action, after, {name: memory[name] for name in STATES} | {"q": q_NA})
+    return Decision(action, after, {name: memory[name] for name in STATE_DTYPES} | {"q": q_NA})
 
 
-def past_of(rows: Tensors, actions: int) -> torch.Tensor:
+def window_last_action_reward(rows: Tensors, actions: int) -> torch.Tensor:
     """What led to each row of a window, [B, T, A + 1]."""
-    return led_here(previous(rows["action"] + 1, rows["last"], rows["state.action"][:, 0]),
-                    previous(rows["reward"], rows["last"], rows["state.reward"][:, 0]), actions)
+    return last_action_reward(previous(rows["action"] + 1, rows["last"], rows["state.action"][:, 0]),
+                              previous(rows["reward"], rows["last"], rows["state.reward"][:, 0]), actions)
 
 
-def unrolled(net: nn.Module, batch: Sample, side: torch.Tensor, cfg: Config) -> torch.Tensor:
+def unroll_q(net: nn.Module, batch: Sample, side: torch.Tensor, cfg: Config) -> torch.Tensor:
     """q [B, U + n, A] from the first trained row on, no gradient reaching back into the burn-in."""
     state = batch.rows["state.h"][:, 0], batch.rows["state.c"][:, 0]
     if cfg.state == "zero":
@@ -174,18 +174,18 @@ def unrolled(net: nn.Module, batch: Sample, side: torch.Tensor, cfg: Config) -> 
     return q
 
 
-def taken(rows: Tensors, q_BTA: torch.Tensor, cfg: Config) -> torch.Tensor:
+def q_of_actions(rows: Tensors, q_BTA: torch.Tensor, cfg: Config) -> torch.Tensor:
     """q [B, U] of the actions taken, given the values of all rows from the first trained one on."""
     action = rows["action"][:, cfg.burn_in:cfg.burn_in + cfg.unroll].long().unsqueeze(2)
     return q_BTA[:, :cfg.unroll].gather(2, action).squeeze(2)
 
 
-def trained_of(rows: Tensors, cfg: Config) -> torch.Tensor:
+def trained_mask(rows: Tensors, cfg: Config) -> torch.Tensor:
     """Bool [B, U]: rows that are real and not final."""
     return ~rows["last"][:, cfg.burn_in:cfg.burn_in + cfg.unroll]
 
 
-def bootstrapped(rows: Tensors, v_BT: torch.Tensor, cfg: Config, gamma: float | torch.Tensor) -> torch.Tensor:
+def n_step_targets(rows: Tensors, v_BT: torch.Tensor, cfg: Config, gamma: float | torch.Tensor) -> torch.Tensor:
     """n-step targets [B, U], given the values [B, U + n] of all rows from the first trained one on."""
     reward, discount, last = (rows[name][:, cfg.burn_in:] for name in ("reward", "discount", "last"))
     step = n_step(reward, discount, last, gamma, cfg.n_step)
@@ -193,42 +193,42 @@ def bootstrapped(rows: Tensors, v_BT: torch.Tensor, cfg: Config, gamma: float | 
     return h(step.ret + step.discount * h_inverse(v)) if cfg.rescale else step.ret + step.discount * v
 
 
-def error_of(q: torch.Tensor, y: torch.Tensor, cfg: Config) -> torch.Tensor:
+def td_loss(q: torch.Tensor, y: torch.Tensor, cfg: Config) -> torch.Tensor:
     return huber(q, y, cfg.huber_delta) if cfg.loss == "huber" else squared(q, y)
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """The R2D2 agent for an environment."""
-    require_effect(cfg, spec)
+    reject_unused_options(cfg, spec)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        rows, trained, side = batch.rows, trained_of(batch.rows, cfg), past_of(batch.rows, spec.actions)
-        q_BTA = unrolled(net, batch, side, cfg)
-        q_t = taken(rows, q_BTA, cfg)
+        rows, trained, side = batch.rows, trained_mask(batch.rows, cfg), window_last_action_reward(batch.rows, spec.num_actions)
+        q_BTA = unroll_q(net, batch, side, cfg)
+        q_t = q_of_actions(rows, q_BTA, cfg)
         with torch.no_grad():
-            q_target = unrolled(target, batch, side, cfg)
+            q_target = unroll_q(target, batch, side, cfg)
             best = (q_BTA if cfg.double else q_target).argmax(2, keepdim=True)
-            y_t = bootstrapped(rows, q_target.gather(2, best).squeeze(2), cfg, cfg.gamma)
-        errors = error_of(q_t, y_t, cfg)
+            y_t = n_step_targets(rows, q_target.gather(2, best).squeeze(2), cfg, cfg.gamma)
+        errors = td_loss(q_t, y_t, cfg)
         td_abs, q_t = (y_t - q_t.detach()).abs(), q_t.detach()
         priority = mixed_priority(td_abs, trained, cfg.eta)
         metrics = {"train/q_mean": masked_mean(q_t, trained), "train/td_abs": masked_mean(td_abs, trained),
                    "train/priority": priority}
         if cfg.measure_drift:
-            metrics |= _drifts(net, batch, q_BTA.detach(), cfg, spec.actions)
+            metrics |= _drifts(net, batch, q_BTA.detach(), cfg, spec.num_actions)
         return Loss((errors * trained).sum(1) / cfg.unroll, priority, metrics=metrics)
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The same as the actor saw it when it chose: its own network is online and target network in one."""
         q_BTA = rows["q"][:, cfg.burn_in:]
-        td_abs = (bootstrapped(rows, q_BTA.amax(2), cfg, cfg.gamma) - taken(rows, q_BTA, cfg)).abs()
-        return mixed_priority(td_abs, trained_of(rows, cfg), cfg.eta)
+        td_abs = (n_step_targets(rows, q_BTA.amax(2), cfg, cfg.gamma) - q_of_actions(rows, q_BTA, cfg)).abs()
+        return mixed_priority(td_abs, trained_mask(rows, cfg), cfg.eta)
 
     first, last = cfg.burn_in, cfg.burn_in + cfg.unroll - 1
-    return Agent(network=lambda: Network(cfg, spec, spec.actions + 1), act=partial(act, actions=spec.actions),
-                 loss=loss, window=cfg.window, hints={"q": ((spec.actions,), "float32")}, priority=priority,
-                 recall=recall_of(cfg.units), states=states_of(cfg.units),
-                 marks=(0, first, last) if cfg.measure_drift else (0,))
+    return Agent(network=lambda: Network(cfg, spec, spec.num_actions + 1), act=partial(act, actions=spec.num_actions),
+                 loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")}, priority=priority,
+                 recurrent_state=make_recurrent_state(cfg.units), stored_states=state_columns(cfg.units),
+                 state_rows=(0, first, last) if cfg.measure_drift else (0,))
 
 
 @torch.no_grad()
@@ -237,8 +237,8 @@ def _drifts(net: nn.Module, batch: Sample, q_BTA: torch.Tensor, cfg: Config, act
     found = {}
     for mark, tag in ((1, "train/drift_first"), (2, "train/drift_last")):
         row = cfg.burn_in + (cfg.unroll - 1) * (mark - 1)
-        memory = {name: batch.rows[name][:, mark] for name in STATES}
-        side = led_here(memory["state.action"], memory["state.reward"], actions)
-        true, _ = one_row(net, batch.obs(row), side, memory)
+        memory = {name: batch.rows[name][:, mark] for name in STATE_DTYPES}
+        side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
+        true, _ = single_step(net, batch.obs(row), side, memory)
         found[tag] = masked_mean(drift(q_BTA[:, row - cfg.burn_in], true, true.amax(1)), ~batch.rows["last"][:, row])
     return found

@@ -1,9 +1,9 @@
 """Strict YAML <-> typed config with dotted overrides: an unknown, inactive or contradictory key is an error."""
 
-from qfleet.config.check import assemble, validate
+from qfleet.config.check import build_config, validate
 from qfleet.config.layers import DEFAULT, Layered, nest, without
 from qfleet.config.plugins import (
-    Named,
+    PluginName,
     kinds_of,
     load_attribute,
     not_a_recipe,
@@ -20,7 +20,7 @@ from qfleet.config.sections import (
     Positive,
     PositiveCount,
     Real,
-    Whole,
+    Integer,
     flatten,
     inactive_keys,
     sections,
@@ -33,13 +33,13 @@ __all__ = [
     "Count",
     "Fraction",
     "Layered",
-    "Named",
+    "PluginName",
     "NonNegative",
     "Positive",
     "PositiveCount",
     "Real",
-    "Whole",
-    "assemble",
+    "Integer",
+    "build_config",
     "flatten",
     "inactive_keys",
     "kinds_of",

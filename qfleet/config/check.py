@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from qfleet.config.layers import DEFAULT, Layered, without
 from qfleet.config.plugins import section_model
-from qfleet.config.sections import Config, flatten, join
+from qfleet.config.sections import Config, flatten, join_key
 from qfleet.types import UserError
 
 M = TypeVar("M", bound=Config)
@@ -54,10 +54,10 @@ def validate(model: type[M], data: Mapping[str, Any] | Layered, origin: str = "c
     removed to what to do instead.
     """
     layered = data if isinstance(data, Layered) else Layered().over(data, origin)
-    return assemble(model, layered, hints or {})[0]
+    return build_config(model, layered, hints or {})[0]
 
 
-def assemble(model: type[M], layered: Layered, hints: Mapping[str, str]) -> tuple[M, dict[str, str]]:
+def build_config(model: type[M], layered: Layered, hints: Mapping[str, str]) -> tuple[M, dict[str, str]]:
     """The typed config, and for each of its dotted keys the source of the value.
 
     A key without effect is refused if it had none where it was set. If a later layer took its effect away (a recipe
@@ -121,10 +121,10 @@ def _known(model: type[Config], values: Any, path: str = "") -> dict[str, FieldI
     known: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         value = values.get(name) if isinstance(values, Mapping) else None
-        known[join(path, name)] = field
+        known[join_key(path, name)] = field
         inner = section_model(field, value)
         if inner is not None:
-            known |= _known(inner, value, join(path, name))
+            known |= _known(inner, value, join_key(path, name))
     return known
 
 
@@ -143,9 +143,9 @@ def _locate(loc: Iterable[int | str], data: Any, known: Mapping[str, FieldInfo])
     path = ""
     for part in loc:
         inside = (isinstance(data, Mapping) and part in data) or (isinstance(data, list) and isinstance(part, int))
-        if not inside and join(path, str(part)) not in known:
+        if not inside and join_key(path, str(part)) not in known:
             break
-        path = join(path, str(part))
+        path = join_key(path, str(part))
         data = data[part] if inside else None
     return path
 
@@ -205,11 +205,11 @@ def _unknown(key: str, known: Mapping[str, FieldInfo], hints: Mapping[str, str])
     by_name: dict[str, list[str]] = {}
     for other in known:
         by_name.setdefault(other.rpartition(".")[2], []).append(other)
-    siblings = [other for other, paths in by_name.items() if join(section, other) in paths]
-    near = [join(section, close) for close in get_close_matches(name, siblings, 2, 0.65)]
+    siblings = [other for other, paths in by_name.items() if join_key(section, other) in paths]
+    near = [join_key(section, close) for close in get_close_matches(name, siblings, 2, 0.65)]
     far = [path for close in get_close_matches(name, by_name, 2, 0.8) for path in by_name[close]]
-    hinted = [hints[name]] if hints.get(name) in known else []
-    found = hinted or by_name.get(name) or near or far
+    with_priority_inputs = [hints[name]] if hints.get(name) in known else []
+    found = with_priority_inputs or by_name.get(name) or near or far
     if found:
         return f"unknown key; did you mean {' or '.join(found[:3])}?"
     return f"unknown key; there are {', '.join(siblings)}"
@@ -223,7 +223,7 @@ def _judge_inactive(model: type[Config], sound: Mapping[str, Any],
     superseded: list[str] = []
     for path, section in _sound_sections(model, sound):
         for name, reason in section.inactive().items():
-            key = join(path, name)
+            key = join_key(path, name)
             leaf = next((leaf for leaf in given if leaf == key or leaf.startswith(key + ".")), None)
             if leaf is None or attrgetter(name)(section) is None:  # null asks for nothing, so nothing is lost
                 continue
@@ -245,7 +245,7 @@ def _sound_sections(model: type[Config], values: Any, path: str = "") -> Iterato
     for name, field in model.model_fields.items():
         inner = section_model(field, values.get(name))
         if inner is not None and isinstance(values.get(name), Mapping):
-            yield from _sound_sections(inner, values[name], join(path, name))
+            yield from _sound_sections(inner, values[name], join_key(path, name))
 
 
 def _was_active(model: type[Config], path: str, name: str, layered: Layered) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from qfleet.config.sections import join
+from qfleet.config.sections import join_key
 from qfleet.config.text import parse_override
 from qfleet.types import UserError
 
@@ -25,7 +25,7 @@ class Layered:
     """
 
     kinds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    rivals: tuple[tuple[str, str], ...] = ()
+    exclusive_keys: tuple[tuple[str, str], ...] = ()
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def over(self, data: Mapping[str, Any], source: str) -> Layered:
@@ -81,7 +81,7 @@ class Layered:
 
         kept = {name: value for name, value in below.items() if not changes(name)}
         given = {key for key, value in leaves(data) if value is not None}
-        for pair in self.rivals:
+        for pair in self.exclusive_keys:
             if len(given.intersection(pair)) == 1:
                 loser = pair[0] if pair[1] in given else pair[1]
                 kept = without(kept, loser)
@@ -92,9 +92,9 @@ def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
     """Dotted key and value of everything that is not a non-empty mapping."""
     for name, value in data.items():
         if isinstance(value, Mapping) and value:
-            yield from leaves(value, join(path, name))
+            yield from leaves(value, join_key(path, name))
         else:
-            yield join(path, name), value
+            yield join_key(path, name), value
 
 
 def without(data: Mapping[str, Any], key: str) -> dict[str, Any]:

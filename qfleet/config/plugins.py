@@ -24,7 +24,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 from qfleet.config.sections import Config
 from qfleet.types import UserError
 
-OWN = {"type": "string", "pattern": "^[^:]+:.+$", "description": "your own, as module:attribute"}
+USER_PLUGIN_SCHEMA = {"type": "string", "pattern": "^[^:]+:.+$", "description": "your own, as module:attribute"}
 """JSON schema of the name of a user's code."""
 
 
@@ -121,7 +121,7 @@ def plugin_module(package: str, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Named:
+class PluginName:
     """Annotation of a text that names a file of a package, one of some more words, or the user's `module:attribute`.
 
     `Torso = Annotated[str, Named("qfleet.nets.torsos", ("auto",))]`. What a user's own name stands for is not imported
@@ -154,7 +154,7 @@ class Named:
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema,
                                      handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string", "anyOf": [{"enum": self.names()}, OWN]}
+        return {"type": "string", "anyOf": [{"enum": self.names()}, USER_PLUGIN_SCHEMA]}
 
 
 def _lacks(module: Any) -> str | None:
@@ -215,7 +215,7 @@ class Plugin:
                                      handler: GetJsonSchemaHandler) -> dict[str, Any]:
         models = {name: plugin_module(self.package, name).Config for name in plugin_names(self.package)}
         kinds = [{**handler(model.__pydantic_core_schema__), "title": name} for name, model in models.items()]
-        own = {"type": "object", "title": "module:attribute", "properties": {self.key: OWN}, "required": [self.key]}
+        own = {"type": "object", "title": "module:attribute", "properties": {self.key: USER_PLUGIN_SCHEMA}, "required": [self.key]}
         return {"anyOf": [*kinds, own]}
 
 

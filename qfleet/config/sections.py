@@ -31,9 +31,9 @@ def _real(value: Any) -> Any:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Whole, Field(ge=0)]
-PositiveCount = Annotated[Whole, Field(ge=1)]
+Integer = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Integer, Field(ge=0)]
+PositiveCount = Annotated[Integer, Field(ge=1)]
 Real = Annotated[float, BeforeValidator(_real)]
 Positive = Annotated[Real, Field(gt=0)]
 NonNegative = Annotated[Real, Field(ge=0)]
@@ -74,10 +74,10 @@ def sections(model: Config, path: str = "") -> Iterator[tuple[str, Config]]:
     for name in type(model).model_fields:
         value = getattr(model, name)
         if isinstance(value, Config):
-            yield from sections(value, join(path, name))
+            yield from sections(value, join_key(path, name))
 
 
-def join(path: str, name: str) -> str:
+def join_key(path: str, name: str) -> str:
     return f"{path}.{name}" if path else str(name)  # a script's mapping may have other keys, to be refused as unknown
 
 
@@ -87,7 +87,7 @@ def flatten(model: Config) -> dict[str, Any]:
     for name in type(model).model_fields:
         value = getattr(model, name)
         if isinstance(value, Config):
-            flat |= {join(name, key): inner for key, inner in flatten(value).items()}
+            flat |= {join_key(name, key): inner for key, inner in flatten(value).items()}
         else:
             flat[name] = value
     return flat
@@ -95,5 +95,5 @@ def flatten(model: Config) -> dict[str, Any]:
 
 def inactive_keys(model: Config) -> dict[str, str]:
     """Dotted key -> reason, for every key of the whole config that has no effect."""
-    return {join(path, name): reason for path, section in sections(model)
+    return {join_key(path, name): reason for path, section in sections(model)
             for name, reason in section.inactive().items()}

@@ -16,7 +16,7 @@ from qfleet.config import Config, Count, Fraction, Positive, PositiveCount
 from qfleet.types import VectorEnv
 
 if TYPE_CHECKING:
-    from qfleet.envs.spaces import Interpreter
+    from qfleet.envs.spaces import SpaceAdapter
 
 GENERIC = "gym"
 """The suite that is asked last and refuses nobody before it has tried."""
@@ -110,21 +110,21 @@ def make(cfg: EnvConfig, lanes: int, *, render: bool = False) -> VectorEnv:
     return suite(cfg.id).make(cfg, lanes, render)
 
 
-def interpreter(cfg: EnvConfig) -> Interpreter | None:
+def make_space_adapter(cfg: EnvConfig) -> SpaceAdapter | None:
     """From the environment's own observations and to its own actions; None where the agent's are the same (Atari).
 
     One environment is built, to look at its spaces, in this process.
     """
     from qfleet.envs import gym, toy
-    from qfleet.envs.spaces import Interpreter, View
+    from qfleet.envs.spaces import SpaceAdapter, ImageFormat
 
     if suite(cfg.id) not in (gym, toy):
         return None
     toy.register()
-    build, _ = gym.source(cfg)
+    build, _ = gym.env_factory(cfg)
     env = build()
     try:
-        view = View(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
-        return Interpreter(env.observation_space, env.action_space, view, cfg.max_action_combinations)
+        view = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+        return SpaceAdapter(env.observation_space, env.action_space, view, cfg.max_action_combinations)
     finally:
         env.close()

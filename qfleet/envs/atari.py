@@ -20,9 +20,9 @@ import numpy as np
 from gymnasium.spaces import flatdim
 
 from qfleet.envs import EnvConfig
-from qfleet.envs.lanes import GymLanes, Rules
-from qfleet.envs.spaces import ROOT, View
-from qfleet.types import EnvSpec, Leaf, Obs, Outcome, UserError, VectorEnv
+from qfleet.envs.lanes import GymLanes, EpisodeRules
+from qfleet.envs.spaces import ROOT, ImageFormat
+from qfleet.types import EnvSpec, Leaf, Obs, StepResult, UserError, VectorEnv
 
 MAX_FRAMES = 108_000
 """Half an hour of play, the cap of the literature."""
@@ -38,7 +38,7 @@ TWO_PLAYERS_ONLY = {"combat", "joust", "maze_craze", "warlords"}
 
 
 @dataclass(frozen=True)
-class Table:
+class AtariRules:
     """A game and the rules it is played by, with every default filled in."""
 
     rom: str
@@ -77,23 +77,23 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
     if not render and not cfg.wrappers:
         return AtariLanes(cfg, table, lanes)
     from qfleet.envs.atari_game import AtariGame
-    from qfleet.envs.gym import wrapped
+    from qfleet.envs.gym import with_wrappers
 
-    build = wrapped(lambda: AtariGame(table), cfg)
+    build = with_wrappers(lambda: AtariGame(table), cfg)
     limit = -(-table.max_frames // table.frame_skip)
-    rules = Rules(limit, table.clip_rewards, table.life_loss, table.frame_skip)
-    return GymLanes(build, cfg, lanes, View(table.stack), rules)
+    rules = EpisodeRules(limit, table.clip_rewards, table.life_loss, table.frame_skip)
+    return GymLanes(build, cfg, lanes, ImageFormat(table.stack), rules)
 
 
-def rules_of(cfg: EnvConfig) -> Table:
+def rules_of(cfg: EnvConfig) -> AtariRules:
     """The game and the protocol that an id means, with the config's own wishes over the protocol's."""
     rom, protocol = _game(cfg.id)
     protocol = cfg.protocol or protocol
     wishes = {key: getattr(cfg, key) for key in PROTOCOLS[protocol]}
     rules = PROTOCOLS[protocol] | {key: wish for key, wish in wishes.items() if wish is not None}
     max_frames = cfg.max_episode_steps * cfg.frame_skip if cfg.max_episode_steps else MAX_FRAMES
-    return Table(rom, protocol, frame_skip=cfg.frame_skip, stack=cfg.stack or 4, size=cfg.frame_size or 84,
-                 grey=cfg.colour == "grey", max_frames=max_frames, **rules)
+    return AtariRules(rom, protocol, frame_skip=cfg.frame_skip, stack=cfg.stack or 4, size=cfg.frame_size or 84,
+                      grey=cfg.colour == "grey", max_frames=max_frames, **rules)
 
 
 def protocol(cfg: EnvConfig) -> str:
@@ -104,10 +104,10 @@ def protocol(cfg: EnvConfig) -> str:
 class AtariLanes:
     """N emulators on C++ threads, as a VectorEnv: `send` lets them run, `recv` collects."""
 
-    def __init__(self, cfg: EnvConfig, table: Table, lanes: int) -> None:
+    def __init__(self, cfg: EnvConfig, table: AtariRules, lanes: int) -> None:
         from ale_py.vector_env import AtariVectorEnv
 
-        self.lanes, self._table = lanes, table
+        self.lanes, self._rules = lanes, table
         # Rewards stay unclipped and lives are watched here: the library's own flags lose the score, restart the
         # game at every life, or call a lost life the same as a lost game.
         self._emulators = AtariVectorEnv(
@@ -133,27 +133,27 @@ class AtariLanes:
             raise RuntimeError("send() was called twice without recv()")
         actions = np.ascontiguousarray(actions, np.int64)
         # An action out of range would make the emulators' next recv() wait for ever.
-        if actions.shape != (self.lanes,) or actions.min() < 0 or actions.max() >= self.spec.actions:
-            raise ValueError(f"{self.spec.id} needs {self.lanes} actions 0..{self.spec.actions - 1}, not {actions}")
+        if actions.shape != (self.lanes,) or actions.min() < 0 or actions.max() >= self.spec.num_actions:
+            raise ValueError(f"{self.spec.id} needs {self.lanes} actions 0..{self.spec.num_actions - 1}, not {actions}")
         self._emulators.send(actions)
         self._running = True
 
-    def recv(self) -> Outcome:
+    def recv(self) -> StepResult:
         if not self._running:
             raise RuntimeError("recv() was called without send()")
         self._running = False
         pictures, rewards, terminated, truncated, info = self._emulators.recv()
         lives = info["lives"]
         ended = terminated | self._over
-        if self._table.life_loss:
+        if self._rules.life_loss:
             # No lives left is not yet a lost game: some games play on for a few frames, and end it themselves.
             ended = ended | ((lives < self._lives) & (lives > 0))
         last = terminated | truncated
         self._lives, self._over = lives, last
         score = rewards.astype(np.float64)
-        reward = np.sign(score) if self._table.clip_rewards else score
-        return Outcome(self._obs(pictures), reward.astype(np.float32), (~ended).astype(np.float32), last, score,
-                       np.zeros(self.lanes, bool))
+        reward = np.sign(score) if self._rules.clip_rewards else score
+        return StepResult(self._obs(pictures), reward.astype(np.float32), (~ended).astype(np.float32), last, score,
+                          np.zeros(self.lanes, bool))
 
     def render(self) -> np.ndarray | None:
         return None
@@ -165,7 +165,7 @@ class AtariLanes:
         self._drain()
 
     def _obs(self, pictures: np.ndarray) -> Obs:
-        if not self._table.grey:
+        if not self._rules.grey:
             shape = (self.lanes, *self.spec.observation[ROOT].shape)
             pictures = np.ascontiguousarray(pictures.transpose(0, 1, 4, 2, 3)).reshape(shape)
         return {ROOT: pictures}

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from qfleet.envs.atari import Table
+from qfleet.envs.atari import AtariRules
 from qfleet.types import UserError
 
 
@@ -22,14 +22,14 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's own convention)
     render_mode = "rgb_array"
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: AtariRules) -> None:
         try:
             import cv2
         except ImportError:
             raise UserError("pictures of Atari games need OpenCV; pip install 'qfleet[atari]'") from None
         import ale_py
 
-        self._table, self._cv2 = table, cv2
+        self._rules, self._cv2 = table, cv2
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self._rom = Path(ale_py.roms.__file__).with_name(f"{table.rom}.bin")
         self._ale = ale_py.ALEInterface()
@@ -39,16 +39,16 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
         self.action_space = spaces.Discrete(len(self._keys))
         shape = (table.size, table.size) if table.grey else (table.size, table.size, 3)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
-        self._noops = Noops(0)
+        self._noops = NoopSampler(0)
         self._frames = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
         if seed is not None:
             self._ale.setInt("random_seed", seed % 2**31)
             self._ale.loadROM(self._rom)
-            self._noops = Noops(seed % 2**31)
+            self._noops = NoopSampler(seed % 2**31)
         self._ale.reset_game()
-        for _ in range(self._noops.draw(self._table.noop_max)):
+        for _ in range(self._noops.draw(self._rules.noop_max)):
             self._ale.act(0)
             if self._ale.game_over():
                 self._ale.reset_game()
@@ -59,10 +59,10 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         reward, over, capped = 0, False, False
-        for left in range(self._table.frame_skip, 0, -1):
+        for left in range(self._rules.frame_skip, 0, -1):
             reward += self._ale.act(self._keys[action])
             self._frames += 1
-            over, capped = self._ale.game_over(), self._frames >= self._table.max_frames
+            over, capped = self._ale.game_over(), self._frames >= self._rules.max_frames
             if over or capped:
                 break  # the vector environment does not look at the frame that ends a game, either
             if left == 2:
@@ -76,20 +76,20 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
         return picture
 
     def _screen(self) -> np.ndarray:
-        screen: np.ndarray = self._ale.getScreenGrayscale() if self._table.grey else self._ale.getScreenRGB()
+        screen: np.ndarray = self._ale.getScreenGrayscale() if self._rules.grey else self._ale.getScreenRGB()
         return screen
 
     def _picture(self) -> np.ndarray:
         """The brighter of the last two frames, small: sprites that flicker are drawn in every other frame only."""
         self._newest = np.maximum(self._newest, self._before)
-        size = self._table.size
+        size = self._rules.size
         if self._newest.shape[:2] == (size, size):
             return self._newest
         picture: np.ndarray = self._cv2.resize(self._newest, (size, size), interpolation=self._cv2.INTER_AREA)
         return picture
 
 
-class Noops:
+class NoopSampler:
     """The numbers of no-ops that the C++ library draws: std::mt19937 under libstdc++'s bounded distribution."""
 
     def __init__(self, seed: int) -> None:

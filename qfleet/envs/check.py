@@ -14,7 +14,7 @@ import numpy as np
 
 from qfleet.envs import EnvConfig, atari, gym, make, suite, toy
 from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
-from qfleet.envs.gym import source
+from qfleet.envs.gym import env_factory
 from qfleet.types import EnvFault, Leaf, UserError, VectorEnv
 
 STEPS = 500
@@ -60,7 +60,7 @@ def _protocol(cfg: EnvConfig) -> list[Finding]:
 def _contract(cfg: EnvConfig) -> list[Finding]:
     """What the Gymnasium interface asks of the environment itself."""
     toy.register()
-    build, limit = source(cfg)
+    build, limit = env_factory(cfg)
     env = build()
     findings = [Finding("info", f"observation space {env.observation_space}"),
                 Finding("info", f"action space {env.action_space}")]
@@ -68,7 +68,7 @@ def _contract(cfg: EnvConfig) -> list[Finding]:
         findings.append(Finding("warning", "no time limit: episodes that never end are never scored; "
                                            "set env.max_episode_steps"))
     try:
-        findings += _returns(env)
+        findings += _check_return_types(env)
     except Exception as error:
         findings.append(Finding("error", fault_of_call(error) or
                                 f"reset or step raised {type(error).__name__}: {error}"))
@@ -77,18 +77,18 @@ def _contract(cfg: EnvConfig) -> list[Finding]:
     return findings
 
 
-def _returns(env: gymnasium.Env[Any, Any]) -> list[Finding]:
+def _check_return_types(env: gymnasium.Env[Any, Any]) -> list[Finding]:
     """The types that one reset and one step return."""
     answer: Any = env.reset(seed=SEED)
     if fault := fault_of_reset(answer):
         return [Finding("error", fault)]
-    findings = _member(env, answer[0], "reset")
+    findings = _check_in_space(env, answer[0], "reset")
     env.action_space.seed(SEED)
     step: Any = env.step(env.action_space.sample())
     if fault := fault_of_step(step):
         return [*findings, Finding("error", fault)]
     observation, reward, terminated, truncated, info = step
-    findings += _member(env, observation, "step")
+    findings += _check_in_space(env, observation, "step")
     if fault := fault_of_reward(reward):
         findings.append(Finding("error", fault))
     for name, value in (("terminated", terminated), ("truncated", truncated)):
@@ -99,7 +99,7 @@ def _returns(env: gymnasium.Env[Any, Any]) -> list[Finding]:
     return findings
 
 
-def _member(env: gymnasium.Env[Any, Any], observation: Any, call: str) -> list[Finding]:
+def _check_in_space(env: gymnasium.Env[Any, Any], observation: Any, call: str) -> list[Finding]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         inside = env.observation_space.contains(observation)
@@ -113,8 +113,8 @@ def _lanes(cfg: EnvConfig) -> list[Finding]:
     env = make(cfg, 1)
     try:
         findings = [Finding("info", _describe(name, leaf)) for name, leaf in env.spec.observation.items()]
-        findings.append(Finding("info", f"the agent chooses among {env.spec.choice}" if env.spec.box is None
-                                else f"the agent gives {env.spec.choice}"))
+        findings.append(Finding("info", f"the agent chooses among {env.spec.action_text}" if env.spec.box is None
+                                else f"the agent gives {env.spec.action_text}"))
         start = time.perf_counter()
         first = _roll(env, STEPS)
         findings.append(Finding("info", f"{STEPS / (time.perf_counter() - start):.0f} steps/s in one lane"))
@@ -137,10 +137,10 @@ def _roll(env: VectorEnv, steps: int) -> Trace:
     rng = np.random.default_rng(SEED)
     trace: Trace = [(env.reset([SEED]), 0.0, 1.0, False)]
     for _ in range(steps):
-        env.send(rng.integers(env.spec.actions, size=1) if env.spec.box is None
+        env.send(rng.integers(env.spec.num_actions, size=1) if env.spec.box is None
                  else rng.uniform(-1, 1, (1, *env.spec.box.shape)).astype(np.float32))
         out = env.recv()
-        trace.append((out.obs, float(out.score[0]), float(out.discount[0]), bool(out.last[0])))
+        trace.append((out.obs, float(out.raw_reward[0]), float(out.discount[0]), bool(out.last[0])))
     return trace
 
 

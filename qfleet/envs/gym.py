@@ -21,15 +21,15 @@ from gymnasium.envs.registration import find_highest_version, load_env_creator
 
 from qfleet.config import load_attribute
 from qfleet.envs import EnvConfig
-from qfleet.envs.lanes import GymLanes, Rules
-from qfleet.envs.spaces import View
-from qfleet.screen import screen
-from qfleet.tracebacks import of_user
+from qfleet.envs.lanes import GymLanes, EpisodeRules
+from qfleet.envs.spaces import ImageFormat
+from qfleet.screen import display_name
+from qfleet.tracebacks import user_traceback
 from qfleet.types import EnvFault, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 
-Build = Callable[[], gymnasium.Env[Any, Any]]
+EnvFactory = Callable[[], gymnasium.Env[Any, Any]]
 
 ATARI_ONLY = ("protocol", "frame_skip", "noop_max", "full_action_space", "sticky", "threads")
 EXTRAS = {"mujoco": "qfleet[mujoco]", "ale_py": "qfleet[atari]", "cv2": "qfleet[atari]", "box2d": "gymnasium[box2d]",
@@ -48,14 +48,14 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
 
 
 def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
-    build, limit = source(cfg, render)
-    view = View(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
-    rules = Rules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
-                  unlimited=limit is None)
+    build, limit = env_factory(cfg, render)
+    view = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+    rules = EpisodeRules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
+                         fallback_limit=limit is None)
     return GymLanes(build, cfg, lanes, view, rules)
 
 
-def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:
+def env_factory(cfg: EnvConfig, render: bool = False) -> tuple[EnvFactory, int | None]:
     """How to build one environment, wrapped as configured, and after how many steps its episodes are truncated."""
     target = load_attribute(cfg.id, None) if ":" in cfg.id else None
     name = cfg.id.partition(":")[2] or cfg.id  # registered, perhaps by importing the module just now
@@ -65,15 +65,15 @@ def source(cfg: EnvConfig, render: bool = False) -> tuple[Build, int | None]:
         if ":" in cfg.id and name not in gymnasium.registry:
             raise UserError(_not_found(cfg.id, target))
         build, limit = _from_registry(cfg, name, render)
-    return wrapped(build, cfg), cfg.max_episode_steps or limit
+    return with_wrappers(build, cfg), cfg.max_episode_steps or limit
 
 
-def wrapped(build: Build, cfg: EnvConfig) -> Build:
+def with_wrappers(build: EnvFactory, cfg: EnvConfig) -> EnvFactory:
     """The same environment inside the configured wrappers, the first of them innermost."""
     wrappers = [load_attribute(wrapper) for wrapper in cfg.wrappers]
 
     def build_wrapped() -> gymnasium.Env[Any, Any]:
-        with explained(cfg):
+        with explain_build_errors(cfg):
             env = build()
             for wrapper in wrappers:
                 env = wrapper(env)
@@ -87,7 +87,7 @@ def wrapped(build: Build, cfg: EnvConfig) -> Build:
 
 
 @contextmanager
-def explained(cfg: EnvConfig) -> Iterator[None]:
+def explain_build_errors(cfg: EnvConfig) -> Iterator[None]:
     """Whatever goes wrong while an environment is built, in terms of what the user can do about it."""
     try:
         yield
@@ -99,11 +99,11 @@ def explained(cfg: EnvConfig) -> Iterator[None]:
         raise UserError(str(error)) from None
     except TypeError as error:
         if "argument" not in str(error):
-            raise EnvFault(f"{cfg.id} could not be built:\n{of_user(error)}") from None
+            raise EnvFault(f"{cfg.id} could not be built:\n{user_traceback(error)}") from None
         raise UserError(f"{cfg.id} could not be built with env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}: "
                         f"{error}") from None
     except Exception as error:
-        raise EnvFault(f"{cfg.id} could not be built:\n{of_user(error)}") from None
+        raise EnvFault(f"{cfg.id} could not be built:\n{user_traceback(error)}") from None
 
 
 def close_matches(id: str) -> list[str]:
@@ -136,14 +136,14 @@ def _not_found(id: str, target: Any) -> str:
     return f"{module} has no {name!r}, neither as an attribute nor as an environment that it registers{hint}"
 
 
-def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool) -> Build:
+def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool) -> EnvFactory:
     kwargs = dict(cfg.kwargs)
     if render and "render_mode" in inspect.signature(target).parameters:
         kwargs.setdefault("render_mode", "rgb_array")
     return lambda: target(**kwargs)
 
 
-def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int | None]:
+def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[EnvFactory, int | None]:
     try:
         spec = gymnasium.spec(name)
     except gymnasium.error.Error:
@@ -165,7 +165,7 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[Build, int 
             raise UserError(f"{cfg.id} cannot be drawn: there is no screen, and no EGL library to draw without one; "
                             "apt install libegl1, or set DISPLAY, or MUJOCO_GL=osmesa")
         if render:
-            return lambda: _followed(gymnasium.make(spec, **kwargs), kwargs), limit
+            return lambda: _with_tracking_camera(gymnasium.make(spec, **kwargs), kwargs), limit
     return lambda: gymnasium.make(spec, **kwargs), limit
 
 
@@ -184,17 +184,17 @@ def _tell_outdated(id: str, newest: str) -> None:
 def _prepare_mujoco() -> bool:
     """Left alone, MuJoCo needs a screen to draw, and writes warnings into MUJOCO_LOG.TXT of the working directory.
     Whether it could draw."""
-    if screen() is None and ctypes.util.find_library("EGL"):  # without it, not even importing would work
+    if display_name() is None and ctypes.util.find_library("EGL"):  # without it, not even importing would work
         os.environ.setdefault("MUJOCO_GL", "egl")  # read when it is imported
     with suppress(ImportError):  # said where the environment is built
         import mujoco
 
         if mujoco.get_mju_user_warning() is None:
             mujoco.set_mju_user_warning(lambda text: _tell(text.partition("Time =")[0].strip()))
-    return screen() is not None or bool(os.environ.get("MUJOCO_GL"))
+    return display_name() is not None or bool(os.environ.get("MUJOCO_GL"))
 
 
-def _followed(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def _with_tracking_camera(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Pictures by the model's camera that follows the body, where it has one: otherwise a cheetah runs out of them."""
     import mujoco
 
@@ -212,7 +212,7 @@ def _tell(text: str) -> None:
 
 
 def _draws(cfg: EnvConfig, spec: GymSpec) -> bool:
-    with explained(cfg):
+    with explain_build_errors(cfg):
         maker = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
     return "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", [])
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from qfleet.envs import EnvConfig
 from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
-from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
-from qfleet.tracebacks import of_user
-from qfleet.types import BadOutput, EnvFault, EnvSpec, Obs, Outcome, UserError
+from qfleet.envs.spaces import ObservationEncoder, SpaceMismatch, FrameStack, ImageFormat, make_action_decoder
+from qfleet.tracebacks import user_traceback
+from qfleet.types import BadOutput, EnvFault, EnvSpec, Obs, StepResult, UserError
 
 log = logging.getLogger("qfleet.envs")
 
@@ -40,7 +40,7 @@ BOUNDS_WATCH_STEPS = 1000
 
 
 @dataclass(frozen=True)
-class Rules:
+class EpisodeRules:
     """When an episode ends and what its rewards are worth to the learner. `unlimited`: the limit is not the
     environment's, which has none."""
 
@@ -48,7 +48,7 @@ class Rules:
     clip: bool = False
     life_loss: bool = False
     frames_per_step: int = 1
-    unlimited: bool = False
+    fallback_limit: bool = False
 
 
 @dataclass(slots=True)
@@ -64,52 +64,52 @@ class Lane:
     over: bool = False
     lives: int = 0
     rebuilt: int = 0
-    anew: int = 0
-    streak: int = 0
+    rebuilds_since_reset: int = 0
+    consecutive_faults: int = 0
 
 
-class Row:
+class StepBuffer:
     """One vector step in the making. `fresh` lanes begin an episode with their frame."""
 
-    __slots__ = ("cut", "discount", "frames", "fresh", "last", "score")
+    __slots__ = ("aborted", "discount", "frames", "fresh", "last", "raw_reward")
 
     def __init__(self, frames: Obs, lanes: int) -> None:
         self.frames = frames
-        self.score = np.zeros(lanes)
+        self.raw_reward = np.zeros(lanes)
         self.discount = np.ones(lanes, np.float32)
-        self.last, self.cut, self.fresh = np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes, bool)
+        self.last, self.aborted, self.fresh = np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes, bool)
 
-    def lose(self, i: int) -> None:
+    def abort(self, i: int) -> None:
         """The episode of lane i came to nothing, and another begins here."""
-        self.score[i] = self.discount[i] = 0
-        self.last[i], self.cut[i], self.fresh[i] = False, True, True
+        self.raw_reward[i] = self.discount[i] = 0
+        self.last[i], self.aborted[i], self.fresh[i] = False, True, True
 
 
 class GymLanes:
     """N environments made by `build`, as a VectorEnv. The work is done in `recv`."""
 
     def __init__(
-        self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: View, rules: Rules
+        self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: ImageFormat, rules: EpisodeRules
     ) -> None:
         self._build, self._cfg, self._rules, self.lanes = build, cfg, rules, lanes
         self._lanes = [Lane(build()) for _ in range(lanes)]
         env = self._lanes[0].env
-        self._eyes = Eyes(env.observation_space, view)
-        self._actions = read_actions(env.action_space, cfg.max_action_combinations)
-        self.spec = EnvSpec(cfg.id, self._eyes.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
+        self._encoder = ObservationEncoder(env.observation_space, view)
+        self._actions = make_action_decoder(env.action_space, cfg.max_action_combinations)
+        self.spec = EnvSpec(cfg.id, self._encoder.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
         self._sent: list[Any] | None = None
         self._watch_steps = BOUNDS_WATCH_STEPS
         if rules.limit is None:
             _warn_endless(cfg.id)
 
     def reset(self, seeds: Sequence[int]) -> Obs:
-        row = Row(self._eyes.blank(self.lanes), self.lanes)
-        self._stack = Stack(self.spec.observation, self.lanes)
+        row = StepBuffer(self._encoder.allocate(self.lanes), self.lanes)
+        self._stack = FrameStack(self.spec.observation, self.lanes)
         self._sent = None
         for i, seed in enumerate(seeds):
-            self._lanes[i].seed, self._lanes[i].anew = int(seed), 0
+            self._lanes[i].seed, self._lanes[i].rebuilds_since_reset = int(seed), 0
             self._begin(i, row.frames, int(seed))
-        self._mend(row)
+        self._restart_nonfinite(row)
         return self._stack.push(row.frames, np.ones(self.lanes, bool))
 
     def send(self, actions: np.ndarray) -> None:
@@ -118,29 +118,29 @@ class GymLanes:
         if len(actions) != self.lanes:
             raise ValueError(f"{self.spec.id} has {self.lanes} lanes, not {len(actions)}")
         try:
-            self._sent = self._actions.checked(actions)
+            self._sent = self._actions.validate(actions)
         except ValueError as error:
             raise ValueError(f"{self.spec.id} has {error}") from None
 
-    def recv(self) -> Outcome:
+    def recv(self) -> StepResult:
         if self._sent is None:
             raise RuntimeError("recv() was called without send()")
         sent, self._sent = self._sent, None
-        row = Row(self._eyes.blank(self.lanes), self.lanes)
+        row = StepBuffer(self._encoder.allocate(self.lanes), self.lanes)
         for i, action in enumerate(sent):
             if self._lanes[i].over:
                 row.discount[i], row.fresh[i] = 0, True
-                row.cut[i] = self._begin(i, row.frames, None)
+                row.aborted[i] = self._begin(i, row.frames, None)
             else:
                 self._step(i, action, row)
-        self._mend(row)
+        self._restart_nonfinite(row)
         for i in row.last.nonzero()[0].tolist():
-            self._lanes[i].streak = 0  # not before the final observation was found to be whole
+            self._lanes[i].consecutive_faults = 0  # not before the final observation was found to be whole
         if self._watch_steps:
             self._watch(row.frames)
-        reward = np.sign(row.score) if self._rules.clip else row.score
-        return Outcome(self._stack.push(row.frames, row.fresh), reward.astype(np.float32), row.discount, row.last,
-                       row.score, row.cut)
+        reward = np.sign(row.raw_reward) if self._rules.clip else row.raw_reward
+        return StepResult(self._stack.push(row.frames, row.fresh), reward.astype(np.float32), row.discount, row.last,
+                          row.raw_reward, row.aborted)
 
     def render(self) -> np.ndarray | None:
         try:
@@ -159,7 +159,7 @@ class GymLanes:
             with contextlib.suppress(Exception):
                 lane.env.close()
 
-    def _step(self, i: int, action: Any, row: Row) -> None:
+    def _step(self, i: int, action: Any, row: StepBuffer) -> None:
         """One step of one lane, written into the row; a failure begins another episode there."""
         lane, rules = self._lanes[i], self._rules
         answer: Any = UNANSWERED
@@ -173,7 +173,7 @@ class GymLanes:
         except FAILURES as error:
             if lane.steps == 0:  # what comes later is a slip in some corner of it, which building it anew may mend
                 self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_step(answer))
-            self._restart(i, row, self._rebuild(i, of_user(error)))
+            self._restart(i, row, self._rebuild(i, user_traceback(error)))
             return
         lane.steps += 1
         if not -MOST_REWARD <= score <= MOST_REWARD and not (rules.clip and math.isfinite(score)):
@@ -181,13 +181,13 @@ class GymLanes:
             self._restart(i, row, self._not_finite(i, f"the reward {score:g}{large}"))
             return
         self._write(i, row.frames, raw)
-        row.score[i] = score
+        row.raw_reward[i] = score
         if terminated or 0 < lives < lane.lives:
             row.discount[i] = 0
         lane.lives = lives
         if terminated or truncated or lane.steps == rules.limit:
             row.last[i] = lane.over = True
-            if rules.unlimited and not (terminated or truncated):
+            if rules.fallback_limit and not (terminated or truncated):
                 _warn_cut(self.spec.id, lane.steps)
 
     def _number(self, reward: Any) -> float:
@@ -197,8 +197,8 @@ class GymLanes:
         except OverflowError:  # an integer of hundreds of digits
             return math.inf if reward > 0 else -math.inf
 
-    def _restart(self, i: int, row: Row, seed: int) -> None:
-        row.lose(i)
+    def _restart(self, i: int, row: StepBuffer, seed: int) -> None:
+        row.abort(i)
         self._begin(i, row.frames, seed)
 
     def _begin(self, i: int, frames: Obs, seed: int | None) -> bool:
@@ -213,7 +213,7 @@ class GymLanes:
                 break
             except FAILURES as error:
                 self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_reset(answer))
-                seed, rebuilt = self._rebuild(i, of_user(error)), True
+                seed, rebuilt = self._rebuild(i, user_traceback(error)), True
         lane.steps, lane.over = 0, False
         self._write(i, frames, raw)
         return rebuilt
@@ -224,10 +224,10 @@ class GymLanes:
             raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault} (`qfleet check-env "
                             f"{self.spec.id}` tries it out)") from None
 
-    def _mend(self, row: Row) -> None:
+    def _restart_nonfinite(self, row: StepBuffer) -> None:
         """Begin another episode wherever an observation is not finite."""
-        while not self._eyes.finite(row.frames):
-            for i in self._eyes.not_finite(row.frames).tolist():
+        while not self._encoder.all_finite(row.frames):
+            for i in self._encoder.nonfinite_lanes(row.frames).tolist():
                 self._restart(i, row, self._not_finite(i, "an observation with NaN or infinity"))
 
     def _not_finite(self, i: int, what: str) -> int:
@@ -243,31 +243,31 @@ class GymLanes:
             lane.env.close()
         while True:
             lane.rebuilt += 1
-            lane.anew += 1
-            lane.streak += 1
-            if lane.streak >= self._cfg.max_faults:
-                raise EnvFault(f"{self.spec.id} failed {lane.streak} times in lane {i} without completing an episode "
+            lane.rebuilds_since_reset += 1
+            lane.consecutive_faults += 1
+            if lane.consecutive_faults >= self._cfg.max_faults:
+                raise EnvFault(f"{self.spec.id} failed {lane.consecutive_faults} times in lane {i} without completing an episode "
                                f"(env.max_faults={self._cfg.max_faults}); the last failure:\n{reason}")
             try:
                 lane.env = self._build()
                 break
             except FAILURES as error:
-                reason = of_user(error)
+                reason = user_traceback(error)
         lost = self.faults()
         if lost & (lost - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: heard of, and never a flood
             log.warning("%s: lane %d failed and was built anew, its episode is lost (%d so far): %s", self.spec.id, i,
                         lost, reason.strip().splitlines()[-1])
-        return int(np.random.SeedSequence([lane.seed, lane.anew]).generate_state(1)[0] >> 1)
+        return int(np.random.SeedSequence([lane.seed, lane.rebuilds_since_reset]).generate_state(1)[0] >> 1)
 
     def _write(self, i: int, frames: Obs, raw: Any) -> None:
         try:
-            self._eyes.write(frames, i, raw)
-        except Misfit as misfit:
+            self._encoder.write(frames, i, raw)
+        except SpaceMismatch as misfit:
             raise BadOutput(f"{self.spec.id}, lane {i}, step {self._lanes[i].steps}: {misfit}") from None
 
     def _watch(self, frames: Obs) -> None:
         self._watch_steps -= 1
-        complaint = self._eyes.outside(frames)
+        complaint = self._encoder.bounds_violation(frames)
         if complaint:
             log.warning("%s: %s; training goes on", self.spec.id, complaint)
             self._watch_steps = 0

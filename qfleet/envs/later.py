@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qfleet.types import EnvSpec, Obs, Outcome, VectorEnv
+from qfleet.types import EnvSpec, Obs, StepResult, VectorEnv
 
 
-class Later:
+class LazyEnv:
     """The environment that `build` makes, of the kind that `spec` describes, as a VectorEnv."""
 
     def __init__(self, build: Callable[[], VectorEnv], spec: EnvSpec, lanes: int) -> None:
@@ -23,10 +23,10 @@ class Later:
         return self._env.reset(seeds)
 
     def send(self, actions: np.ndarray) -> None:
-        self._there().send(actions)
+        self._require_env().send(actions)
 
-    def recv(self) -> Outcome:
-        return self._there().recv()
+    def recv(self) -> StepResult:
+        return self._require_env().recv()
 
     def render(self) -> np.ndarray | None:
         return self._env.render() if self._env is not None else None
@@ -38,7 +38,7 @@ class Later:
         if self._env is not None:
             self._env.close()
 
-    def _there(self) -> VectorEnv:
+    def _require_env(self) -> VectorEnv:
         if self._env is None:
             raise RuntimeError("send() or recv() was called before reset()")
         return self._env

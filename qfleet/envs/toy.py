@@ -24,7 +24,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from qfleet.envs import EnvConfig, gym
 from qfleet.types import VectorEnv
 
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+GymStep = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 LONGEST_STEPS = 10_000
 
 
@@ -77,7 +77,7 @@ class Catch(gymnasium.Env[np.ndarray, Any]):
         self.row, self.ball, self.paddle = 0, int(self.np_random.integers(self.columns)), self.columns // 2
         return self._observe(), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: int) -> GymStep:
         self.row += 1
         self.paddle = min(max(self.paddle + action - 1, 0), self.columns - 1)
         over = self.row == self.rows - 1
@@ -120,7 +120,7 @@ class DeepSea(gymnasium.Env[np.ndarray, Any]):
         self.row = self.column = 0
         return self._observe(), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: int) -> GymStep:
         right = action == self.right[self.row, self.column]
         found = right and self.row == self.column == self.size - 1
         reward = float(found) - 0.01 / self.size * right
@@ -152,7 +152,7 @@ class MemoryCue(gymnasium.Env[np.ndarray, Any]):
         self.t, self.cue = 0, int(self.np_random.integers(2))
         return self._observe(), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: int) -> GymStep:
         over = self.t == self.delay
         reward = (1.0 if action == self.cue else -1.0) if over else 0.0
         self.t += 1
@@ -181,7 +181,7 @@ class TMaze(gymnasium.Env[np.ndarray, Any]):
         self.t, self.cell, self.up = 0, 0, bool(self.np_random.integers(2))
         return self._observe(), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: int) -> GymStep:
         self.t += 1
         if self.cell == self.length and action > 0:
             return self._observe(), float((action == 1) == self.up), True, False, {}
@@ -205,7 +205,7 @@ class HiddenCartPole(CartPoleEnv):
         obs, info = super().reset(seed=seed, options=options)
         return obs[[0, 2]], info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> GymStep:
         obs, reward, over, truncated, info = super().step(action)
         return obs[[0, 2]], float(reward), over, truncated, info
 
@@ -227,7 +227,7 @@ class Chain(gymnasium.Env[np.ndarray, Any]):
         self.state = 0
         return self._observe(), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: int) -> GymStep:
         self.state = max(self.state + (1 if action == 1 else -1), 0)
         over = self.state == self.length - 1
         return self._observe(), float(over), over, False, {}
@@ -263,7 +263,7 @@ class LQR(gymnasium.Env[np.ndarray, Any]):
         self.t, self.x = 0, self.np_random.uniform(-1, 1, 2)
         return self._observe(), {}
 
-    def step(self, action: np.ndarray) -> Step:
+    def step(self, action: np.ndarray) -> GymStep:
         u = float(action[0])
         cost = float(self.x @ self.x + self.R * u * u)
         self.x, self.t = self.A @ self.x + self.B * u, self.t + 1
@@ -305,7 +305,7 @@ class Faulty(gymnasium.Env[np.ndarray, Any]):
         self.t, self.walk = 0, self.np_random.normal(size=4).astype(np.float32)
         return self._observe(), {}
 
-    def step(self, action: int) -> Step:
+    def step(self, action: int) -> GymStep:
         self.lived += 1
         self.t += 1
         self.walk = (self.walk + (2 * action - 1) * 0.1).astype(np.float32)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
 from qfleet.explore import Explorer
@@ -71,7 +71,7 @@ class Bandit:
         scores, under_way = self.scores(playing), Counter(playing)
         return min(np.flatnonzero(scores == scores.max()).tolist(), key=lambda arm: under_way[arm])
 
-    def tell(self, arm: int, ret: float) -> None:
+    def update(self, arm: int, ret: float) -> None:
         self.history.append((arm, ret))
         self._returns[arm].append(ret)
         if len(self.history) > self.window:
@@ -110,15 +110,15 @@ class Bandit:
         for arm, ret in state["history"]:
             if not 0 <= arm < self.arms:
                 raise ValueError(f"a bandit of {self.arms} arms cannot remember arm {arm:g}")
-            self.tell(int(arm), float(ret))
+            self.update(int(arm), float(ret))
         self.dealt, self.rng.bit_generator.state = int(state["dealt"]), state["rng"]
 
 
-class Choosing:
+class BanditExplorer:
     """An arm for every episode of every lane, chosen by one bandit; implements `Chooser`."""
 
     def __init__(self, bandit: Bandit, rungs: Explorer, lanes: int, by_arm: bool = False) -> None:
-        self.bandit, self.rungs, self.by_arm = bandit, rungs, by_arm
+        self.bandit, self.epsilon_ladder, self.by_arm = bandit, rungs, by_arm
         self._arm = np.zeros(lanes, np.int64)
         self._begin()
 
@@ -126,13 +126,13 @@ class Choosing:
         self.bandit.rng, self.bandit.dealt = np.random.default_rng(seed), 0
         self._begin()
 
-    def arms(self, steps: int) -> Arm:
-        index, epsilon = torch.from_numpy(self._arm.copy()), self.rungs.arms(steps).epsilon
-        return Arm(epsilon[index] if self.by_arm else epsilon, index=index, count=self.bandit.arms)
+    def params(self, steps: int) -> ExplorationParams:
+        index, epsilon = torch.from_numpy(self._arm.copy()), self.epsilon_ladder.params(steps).epsilon
+        return ExplorationParams(epsilon[index] if self.by_arm else epsilon, index=index, count=self.bandit.arms)
 
-    def episode(self, lane: int, ret: float | None) -> None:
+    def end_episode(self, lane: int, ret: float | None) -> None:
         if ret is not None:
-            self.bandit.tell(int(self._arm[lane]), ret)
+            self.bandit.update(int(self._arm[lane]), ret)
         self._arm[lane] = self.bandit.choose(np.delete(self._arm, lane).tolist())
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class Choosing:
             self._arm[lane] = self.bandit.choose(self._arm[:lane].tolist())
 
 
-def build(cfg: Config, lanes: int, first: int, total: int) -> Choosing:
+def build(cfg: Config, lanes: int, first: int, total: int) -> BanditExplorer:
     rungs = Rungs(base=cfg.base, alpha=cfg.alpha, warmup_steps=cfg.warmup_steps)
     by_arm = cfg.epsilon_by == "arm"
     ladder = Ladder(rungs, cfg.arms, 0, cfg.arms) if by_arm else Ladder(rungs, lanes, first, total)
-    return Choosing(Bandit(cfg.arms, cfg.window * lanes, cfg.rule, cfg.weight, cfg.random), ladder, lanes, by_arm)
+    return BanditExplorer(Bandit(cfg.arms, cfg.window * lanes, cfg.rule, cfg.weight, cfg.random), ladder, lanes, by_arm)

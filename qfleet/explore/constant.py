@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Fraction
 
@@ -22,10 +22,10 @@ class Constant:
     """ε [N], the same at every step; for those who only show what was learnt, without noise."""
 
     def __init__(self, epsilon: float, lanes: int, noise: bool = False) -> None:
-        self.arm = Arm(torch.full((lanes,), epsilon), noise)
+        self.fixed = ExplorationParams(torch.full((lanes,), epsilon), noise)
 
-    def arms(self, steps: int) -> Arm:
-        return self.arm
+    def params(self, steps: int) -> ExplorationParams:
+        return self.fixed
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Constant:

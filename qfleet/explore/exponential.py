@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, PositiveCount
 
@@ -29,12 +29,12 @@ class Exponential:
     def __init__(self, cfg: Config, lanes: int) -> None:
         self.cfg, self.lanes = cfg, lanes
 
-    def arms(self, steps: int) -> Arm:
+    def params(self, steps: int) -> ExplorationParams:
         cfg = self.cfg
         epsilon = cfg.end + (cfg.start - cfg.end) * math.exp(-steps / cfg.steps)
         if cfg.until_steps is not None and steps >= cfg.until_steps:
             epsilon = 0.0
-        return Arm(torch.full((self.lanes,), epsilon))
+        return ExplorationParams(torch.full((self.lanes,), epsilon))
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Exponential:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, NonNegative
 
@@ -23,23 +23,23 @@ class Config(Section):
         0, description="environment steps of the run with uniformly random actions before the policy acts")
 
 
-class Shaken:
+class ActionNoise:
     """σ [N] of the lanes; ε is 1 during warm-up and 0 after it."""
 
     def __init__(self, sigma: torch.Tensor, theta: float, warmup_steps: int) -> None:
         self.warmup_steps = warmup_steps
         random, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
-        self._random, self._chosen = (Arm(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero))
+        self._random, self._chosen = (ExplorationParams(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero))
 
-    def arms(self, steps: int) -> Arm:
+    def params(self, steps: int) -> ExplorationParams:
         return self._random if steps < self.warmup_steps else self._chosen
 
 
-def rungs(first: float, last: float | None, lanes: int, begin: int, total: int) -> torch.Tensor:
+def sigma_ladder(first: float, last: float | None, lanes: int, begin: int, total: int) -> torch.Tensor:
     """σ [N] of lanes `begin` and on, among `total` of the run, in equal steps from the first to the last."""
     rung = torch.arange(begin, begin + lanes) % total / max(1, total - 1)
     return first + ((first if last is None else last) - first) * rung
 
 
-def build(cfg: Config, lanes: int, first: int, total: int) -> Shaken:
-    return Shaken(rungs(cfg.sigma, cfg.sigma_last, lanes, first, total), 1.0, cfg.warmup_steps)
+def build(cfg: Config, lanes: int, first: int, total: int) -> ActionNoise:
+    return ActionNoise(sigma_ladder(cfg.sigma, cfg.sigma_last, lanes, first, total), 1.0, cfg.warmup_steps)

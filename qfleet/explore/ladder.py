@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative
 
@@ -29,11 +29,11 @@ class Ladder:
         rung = torch.arange(first, first + lanes) % total
         self.epsilon = cfg.base ** (1 + cfg.alpha * rung / max(1, total - 1))
 
-    def arms(self, steps: int) -> Arm:
+    def params(self, steps: int) -> ExplorationParams:
         if steps >= self.cfg.warmup_steps:
-            return Arm(self.epsilon)
+            return ExplorationParams(self.epsilon)
         done = steps / self.cfg.warmup_steps
-        return Arm((1 - done) + done * self.epsilon)
+        return ExplorationParams((1 - done) + done * self.epsilon)
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Ladder:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, PositiveCount
 
@@ -27,9 +27,9 @@ class Linear:
     def __init__(self, cfg: Config, lanes: int) -> None:
         self.cfg, self.lanes = cfg, lanes
 
-    def arms(self, steps: int) -> Arm:
+    def params(self, steps: int) -> ExplorationParams:
         done = min(1.0, steps / self.cfg.steps)
-        return Arm(torch.full((self.lanes,), self.cfg.start + done * (self.cfg.end - self.cfg.start)))
+        return ExplorationParams(torch.full((self.lanes,), self.cfg.start + done * (self.cfg.end - self.cfg.start)))
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> Linear:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
 from qfleet.explore.ladder import Config as Rungs
@@ -42,10 +42,10 @@ class Mixture:
         self._rng = np.random.default_rng(seed)
         self._arm = self._rng.integers(self.count, size=self.lanes)
 
-    def arms(self, steps: int) -> Arm:
-        return Arm(self.ladder.arms(steps).epsilon, index=torch.from_numpy(self._arm.copy()), count=self.count)
+    def params(self, steps: int) -> ExplorationParams:
+        return ExplorationParams(self.ladder.params(steps).epsilon, index=torch.from_numpy(self._arm.copy()), count=self.count)
 
-    def episode(self, lane: int, ret: float | None) -> None:
+    def end_episode(self, lane: int, ret: float | None) -> None:
         self._arm[lane] = self._rng.integers(self.count)
 
     def state_dict(self) -> dict[str, Any]:

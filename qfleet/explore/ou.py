@@ -12,7 +12,7 @@ from pydantic import Field
 
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative
-from qfleet.explore.gaussian import Shaken, rungs
+from qfleet.explore.gaussian import ActionNoise, sigma_ladder
 
 
 class Config(Section):
@@ -27,5 +27,5 @@ class Config(Section):
         0, description="environment steps of the run with uniformly random actions before the policy acts")
 
 
-def build(cfg: Config, lanes: int, first: int, total: int) -> Shaken:
-    return Shaken(rungs(cfg.sigma, cfg.sigma_last, lanes, first, total), cfg.theta, cfg.warmup_steps)
+def build(cfg: Config, lanes: int, first: int, total: int) -> ActionNoise:
+    return ActionNoise(sigma_ladder(cfg.sigma, cfg.sigma_last, lanes, first, total), cfg.theta, cfg.warmup_steps)

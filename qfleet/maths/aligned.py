@@ -9,7 +9,7 @@ BORDER = 64
 """Bytes at whose multiples torch's own memory begins; numpy's begins at those of 16, or wherever a view does."""
 
 
-def aligned(array: np.ndarray) -> torch.Tensor:
+def aligned_tensor(array: np.ndarray) -> torch.Tensor:
     """The array as a tensor of the CPU, in memory of its own unless it begins at a multiple of 64 bytes.
 
     Kernels for matrices add up in another order where memory is aligned otherwise. Where an array happens to lie must

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 
-def pick(q: torch.Tensor, action_B: torch.Tensor) -> torch.Tensor:
+def gather_actions(q: torch.Tensor, action_B: torch.Tensor) -> torch.Tensor:
     """q(s, a) of the actions taken: [B, A] -> [B], or of whole laws, [B, A, ...] -> [B, ...]."""
     index = action_B.long().view(-1, *[1] * (q.ndim - 1)).expand(-1, 1, *q.shape[2:])
     return q.gather(1, index).squeeze(1)
@@ -22,6 +22,6 @@ def squared(q: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(q, y, reduction="none")
 
 
-def log_policy(q_BA: torch.Tensor, temperature: float) -> torch.Tensor:
+def scaled_log_policy(q_BA: torch.Tensor, temperature: float) -> torch.Tensor:
     """τ log π [B, A] of the policy π = softmax(q / τ) (Vieillard et al. 2020); 0 at most."""
     return temperature * (q_BA / temperature).log_softmax(1)

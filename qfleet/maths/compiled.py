@@ -22,15 +22,15 @@ def _import_numba() -> Any:
 
 
 _numba = _import_numba()
-COMPILED = _numba is not None
+HAS_NUMBA = _numba is not None
 
 
-def compiled(function: Function, *, reorder: bool = False) -> Function:
+def jit(function: Function, *, reorder: bool = False) -> Function:
     """Compile a function of arrays and numbers, once per machine; it must also run, slower, uncompiled.
 
     With `reorder` sums may be added up in another order, which is several times faster and differs in the last digits.
     """
-    if not COMPILED:
+    if not HAS_NUMBA:
         return function
     loose = {"reassoc", "contract"} if reorder else False
     try:

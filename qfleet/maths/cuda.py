@@ -16,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 log = logging.getLogger(__name__)
 
-BLOCK = 256
-RESIDENT = 132 * 8 * BLOCK
+BLOCK_SIZE = 256
+MAX_RESIDENT_THREADS = 132 * 8 * BLOCK_SIZE
 """Threads that a large GPU has at work at once: more than those need not be started for a loop."""
 
-LAY = """
+SPACE_TO_DEPTH_SOURCE = """
 // Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread for a patch of a channel.
 extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int high, int wide) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -42,7 +42,7 @@ extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int 
 }
 """
 
-ADAM = """
+ADAM_SOURCE = """
 // Adam with clipping, unless the gradient is not sound; and the weights rounded to where the network reads them.
 struct Rule { float scale, size, root, beta1, beta2, rest1, rest2, eps; };
 
@@ -101,15 +101,15 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
 }
 """
 
-SOURCES = {"lay": LAY, "adam": ADAM}
-EACH = 8
+SOURCES = {"lay": SPACE_TO_DEPTH_SOURCE, "adam": ADAM_SOURCE}
+ELEMENTS_PER_THREAD = 8
 """Numbers that a thread of `join` moves."""
 
-Piece = tuple[int, int, int]
+TensorLayout = tuple[int, int, int]
 """Numbers of a tensor; its channels and the pixels of one of these, if they lie the other way round, or 1 and 1."""
 
 
-def join(pieces: tuple[Piece, ...]) -> str:
+def concat_bf16_source(pieces: tuple[TensorLayout, ...]) -> str:
     """The source of a kernel for tensors of such pieces: bfloat16, one after the other -> one vector of float32.
 
     A block has numbers of one tensor, so that all its threads go the same way. Where channels lie last, as GPUs like
@@ -117,25 +117,25 @@ def join(pieces: tuple[Piece, ...]) -> str:
     """
     rows, first, block = [], 0, 0
     for i, (size, channels, pixels) in enumerate(pieces):
-        last = block + blocks((pieces[i],))
+        last = block + block_count((pieces[i],))
         rows.append(f"if (block < {last}) move(p{i}, out + {first}, {size}, block - {block}, {channels}, {pixels});")
         first, block = first + size, last
     given = ", ".join(f"const unsigned short* p{i}" for i in range(len(pieces)))
     return f"""
-// {EACH} numbers per thread, all asked for before the first is waited for.
+// {ELEMENTS_PER_THREAD} numbers per thread, all asked for before the first is waited for.
 __device__ __forceinline__ void move(const unsigned short* from, float* out, int n, int block, int channels,
                                      int pixels) {{
-    unsigned int found[{EACH}];
-    int first = block * {EACH} * {BLOCK} + threadIdx.x;
+    unsigned int found[{ELEMENTS_PER_THREAD}];
+    int first = block * {ELEMENTS_PER_THREAD} * {BLOCK_SIZE} + threadIdx.x;
     #pragma unroll
-    for (int k = 0; k < {EACH}; k++) {{
-        int i = first + k * {BLOCK};
+    for (int k = 0; k < {ELEMENTS_PER_THREAD}; k++) {{
+        int i = first + k * {BLOCK_SIZE};
         int picture = i / (channels * pixels), c = i / pixels % channels, pixel = i % pixels;
         found[k] = i < n ? from[channels > 1 ? (picture * pixels + pixel) * channels + c : i] : 0;
     }}
     #pragma unroll
-    for (int k = 0; k < {EACH}; k++) {{
-        int i = first + k * {BLOCK};
+    for (int k = 0; k < {ELEMENTS_PER_THREAD}; k++) {{
+        int i = first + k * {BLOCK_SIZE};
         if (i < n) out[i] = __uint_as_float(found[k] << 16);
     }}
 }}
@@ -147,18 +147,18 @@ extern "C" __global__ void join({given}, float* out) {{
 """
 
 
-def blocks(pieces: tuple[Piece, ...]) -> int:
-    return sum(-(-size // (EACH * BLOCK)) for size, _, _ in pieces)
+def block_count(pieces: tuple[TensorLayout, ...]) -> int:
+    return sum(-(-size // (ELEMENTS_PER_THREAD * BLOCK_SIZE)) for size, _, _ in pieces)
 
 
-def allowed() -> bool:
+def custom_kernels_allowed() -> bool:
     """Whether kernels of our own may be started now: a compiler joins operations by itself, and whoever records them to
     play them back does not see what a kernel writes."""
     return not torch.compiler.is_compiling() and get_proxy_mode() is None
 
 
 @cache
-def kernel(name: str, source: str | None = None) -> Callable[[int, list[Any]], None] | None:
+def compile_kernel(name: str, source: str | None = None) -> Callable[[int, list[Any]], None] | None:
     """The kernel of that name, of SOURCES or of a `source`: called with the number of threads and its arguments. None
     where there is none."""
     try:
@@ -168,6 +168,6 @@ def kernel(name: str, source: str | None = None) -> Callable[[int, list[Any]], N
         return None
 
     def launch(threads: int, args: list[Any]) -> None:
-        compiled(grid=(-(-threads // BLOCK), 1, 1), block=(BLOCK, 1, 1), args=args)
+        compiled(grid=(-(-threads // BLOCK_SIZE), 1, 1), block=(BLOCK_SIZE, 1, 1), args=args)
 
     return launch

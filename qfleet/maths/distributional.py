@@ -54,7 +54,7 @@ def quantile_huber(theta: torch.Tensor, tau: torch.Tensor, y: torch.Tensor, kapp
     if tau.shape not in (theta.shape, theta.shape[1:]):
         raise ValueError(f"levels must be [N] or [B, N] for quantiles [B, N], not {tuple(tau.shape)} for "
                          f"{tuple(theta.shape)}")
-    delta_BNM = pairwise(theta, y)
+    delta_BNM = pairwise_td_errors(theta, y)
     size = delta_BNM.abs()
     if kappa > 0:
         size = torch.where(size <= kappa, 0.5 * delta_BNM.square() / kappa, size - 0.5 * kappa)
@@ -62,13 +62,13 @@ def quantile_huber(theta: torch.Tensor, tau: torch.Tensor, y: torch.Tensor, kapp
     return (tilt * size).mean(2).sum(1)
 
 
-def pairwise(theta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def pairwise_td_errors(theta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """δ_ij = y_j − θ_i, [B, N, M]."""
     if theta.ndim != 2 or y.ndim != 2 or len(theta) != len(y):
         raise ValueError(f"quantiles must be [B, N] and [B, M], not {tuple(theta.shape)} and {tuple(y.shape)}")
     return y[:, None, :] - theta[:, :, None]
 
 
-def cosines(tau: torch.Tensor, n: int) -> torch.Tensor:
+def cosine_features(tau: torch.Tensor, n: int) -> torch.Tensor:
     """cos(π i τ) [..., n], i = 0 ... n − 1, of levels τ [...]: how IQN shows a level to a network."""
     return torch.cos(math.pi * torch.arange(n, device=tau.device, dtype=tau.dtype) * tau.unsqueeze(-1))

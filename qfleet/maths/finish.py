@@ -9,13 +9,13 @@ the same eight channels, so that what belongs to channels stays in its registers
 
 from __future__ import annotations
 
-from qfleet.maths.cuda import BLOCK
-from qfleet.maths.numbers import EIGHT, NUMBERS
+from qfleet.maths.cuda import BLOCK_SIZE
+from qfleet.maths.numbers import VECTOR_WIDTH, BF16_HELPERS
 
 NORM, PLANAR, BIAS = 1, 2, 4
 """Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""
 
-SOURCE = NUMBERS + f"""
+EPILOGUE_SOURCE = BF16_HELPERS + f"""
 #define NORM {NORM}
 #define PLANAR {PLANAR}
 #define BIAS {BIAS}
@@ -149,6 +149,6 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
 """
 
 
-def divisible(channels: int) -> bool:
+def channels_supported(channels: int) -> bool:
     """Whether a thread may meet the same eight channels again and again."""
-    return channels % EIGHT == 0 and (EIGHT * BLOCK) % channels == 0
+    return channels % VECTOR_WIDTH == 0 and (VECTOR_WIDTH * BLOCK_SIZE) % channels == 0

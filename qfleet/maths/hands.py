@@ -9,7 +9,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-class Hands:
+class ThreadTeam:
     """`count` threads, of which the caller's is the first."""
 
     def __init__(self, count: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 
-class Table:
+class MixtureTable:
     """A number for every arm. Devices have copies, made when they ask first: within a recording there is no copying."""
 
     def __init__(self, values: Sequence[float]) -> None:
@@ -37,7 +37,7 @@ def gammas(arms: int, largest: float, smallest: float) -> list[float]:
     return [1 - math.exp(_between(math.log(1 - largest), math.log(1 - smallest), j, arms - 1)) for j in range(arms)]
 
 
-def far_gammas(arms: int, farthest: float, far: float, near: float) -> list[float]:
+def agent57_gammas(arms: int, farthest: float, far: float, near: float) -> list[float]:
     """Agent57's (Badia et al. 2020b): γ_0, then by a sigmoid down to γ_1 at arm 7, then by logarithms down to γ_2.
 
     As printed, the formula rises where the text and its figure say that it falls; this one falls. It needs 10 arms;

@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from qfleet.maths.compiled import COMPILED, compiled
+from qfleet.maths.compiled import HAS_NUMBA, jit
 
 
-def nearest(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+def knn_squared_distances(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
     """Squared distances [N, k], in no order, from `key` [N, D] to the nearest of the first `count` [N] of `keys`
     [N, M, D]; inf where there are fewer."""
-    if COMPILED and key.device.type == "cpu":
+    if HAS_NUMBA and key.device.type == "cpu":
         found = np.full((len(key), k), np.inf, np.float32)
-        search(keys.detach().numpy(), count.numpy(), key.detach().contiguous().numpy(), found)
+        knn_scan(keys.detach().numpy(), count.numpy(), key.detach().contiguous().numpy(), found)
         return torch.from_numpy(found)
-    return by_sorting(keys, count, key, k)
+    return knn_topk(keys, count, key, k)
 
 
-def by_sorting(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+def knn_topk(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
     """As `nearest`, by operations of torch, on any device. A GPU compares the places of memories to come, too: who
     asked it how many there are would have to wait for the answer."""
-    return among(keys if key.is_cuda else keys[:, :max(1, int(count.max()))], count, key, k)
+    return knn_topk_padded(keys if key.is_cuda else keys[:, :max(1, int(count.max()))], count, key, k)
 
 
-def among(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
+def knn_topk_padded(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
     """As `nearest`; nothing is asked of the device."""
     size = keys.shape[1]
     apart = (keys - key.unsqueeze(1)).square().sum(2)
@@ -40,8 +40,8 @@ def among(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) ->
     return F.pad(close, (0, k - close.shape[1]), value=torch.inf)
 
 
-@partial(compiled, reorder=True)
-def search(keys: Any, count: Any, key: Any, found: Any) -> None:
+@partial(jit, reorder=True)
+def knn_scan(keys: Any, count: Any, key: Any, found: Any) -> None:
     """One pass over the memories: whatever is nearer than the farthest of `found` [N, k] takes its place."""
     for lane in range(len(key)):
         farthest = 0

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Kernel:
+class NoveltyKernel:
     """The constants of Badia et al. 2020a: neighbours, ε, c, cluster distance ξ and greatest similarity s_m."""
 
     neighbours: int = 10
@@ -29,7 +29,7 @@ def running_mean(mean: torch.Tensor, count: torch.Tensor, value: torch.Tensor, h
     return mean + (value - mean) * (1.0 / (count + 1)).clamp(min=1 / horizon)
 
 
-def episodic_bonus(distance_Nk: torch.Tensor, mean_N: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+def episodic_bonus(distance_Nk: torch.Tensor, mean_N: torch.Tensor, kernel: NoveltyKernel) -> torch.Tensor:
     """1 / (√ΣK + c) [N], K(d²) = ε / (max(d²/d²_m − ξ, 0) + ε); 0 for what is too similar to what was seen.
 
     `distance_Nk` are the squared distances to the nearest neighbours, inf where there are fewer; a lane that has seen

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from qfleet.maths.cuda import BLOCK, allowed, kernel
+from qfleet.maths.cuda import BLOCK_SIZE, custom_kernels_allowed, compile_kernel
 
-EIGHT = 8
+VECTOR_WIDTH = 8
 
-NUMBERS = f"#define BLOCK {BLOCK}" + """
+BF16_HELPERS = f"#define BLOCK {BLOCK_SIZE}" + """
 __device__ __forceinline__ float wide(unsigned short number) { return __uint_as_float((unsigned)number << 16); }
 
 __device__ __forceinline__ unsigned short narrow(float number) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void close(unsigned short* to, const float* eight) {
 }
 """
 
-ADD_UP = NUMBERS + """
+SUM_ROWS_SOURCE = BF16_HELPERS + """
 // Rows of float32 -> their sum in bfloat16; a block has eight columns, a thread every 32nd row of one.
 extern "C" __global__ void add_up(const float* rows, unsigned short* out, int items, int n) {
     __shared__ float shared[BLOCK];
@@ -56,21 +56,21 @@ extern "C" __global__ void add_up(const float* rows, unsigned short* out, int it
 """
 
 
-def launch(name: str, source: str, threads: int, args: list[Any]) -> None:
+def launch_kernel(name: str, source: str, threads: int, args: list[Any]) -> None:
     """Start a kernel that is known to be there."""
-    found = kernel(name, source)
+    found = compile_kernel(name, source)
     assert found is not None
     found(threads, args)
 
 
-def able(weight: torch.Tensor, source: str, *names: str) -> bool:
+def kernels_available(weight: torch.Tensor, source: str, *names: str) -> bool:
     """Whether kernels of our own may take weights: on a GPU, in bfloat16."""
-    return (weight.is_cuda and weight.dtype == torch.bfloat16 and allowed()
-            and kernel("add_up", ADD_UP) is not None and all(kernel(name, source) is not None for name in names))
+    return (weight.is_cuda and weight.dtype == torch.bfloat16 and custom_kernels_allowed()
+            and compile_kernel("add_up", SUM_ROWS_SOURCE) is not None and all(compile_kernel(name, source) is not None for name in names))
 
 
-def added_up(parts: torch.Tensor) -> torch.Tensor:
+def sum_rows_bf16(parts: torch.Tensor) -> torch.Tensor:
     """Rows [N, ...] of float32 -> their sum [...] in bfloat16."""
     sums = torch.empty(parts.shape[1:], dtype=torch.bfloat16, device=parts.device)
-    launch("add_up", ADD_UP, -(-sums.numel() // EIGHT) * BLOCK, [parts, sums, len(parts), sums.numel()])
+    launch_kernel("add_up", SUM_ROWS_SOURCE, -(-sums.numel() // VECTOR_WIDTH) * BLOCK_SIZE, [parts, sums, len(parts), sums.numel()])
     return sums

@@ -10,11 +10,11 @@ import torch
 WARMUP = 10
 """Batches in which nothing is doubted."""
 
-MOST = 1.5
+MAX_LIMIT_FACTOR = 1.5
 """How many times the limit a loss counts at most, where the spread is concerned."""
 
 
-class Spread(NamedTuple):
+class LossStatistics(NamedTuple):
     """Running mean and variance of the losses that were seen; of so many batches."""
 
     mean: float = 0.0
@@ -22,8 +22,8 @@ class Spread(NamedTuple):
     batches: int = 0
 
 
-def believed(loss_B: torch.Tensor, spread: Spread, k: float, momentum: float = 0.1,
-             warmup: int = WARMUP) -> tuple[torch.Tensor, Spread]:
+def inlier_mask(loss_B: torch.Tensor, spread: LossStatistics, k: float, momentum: float = 0.1,
+                warmup: int = WARMUP) -> tuple[torch.Tensor, LossStatistics]:
     """Whether to believe each loss [B], and the spread with all of them in it.
 
     Nothing is doubted in the first `warmup` batches; what is not finite is never believed, and not counted. Whatever
@@ -35,12 +35,12 @@ def believed(loss_B: torch.Tensor, spread: Spread, k: float, momentum: float = 0
     finite, limit = torch.isfinite(loss_B), spread.mean + k * spread.variance**0.5
     doubts = spread.batches >= warmup
     keep = finite & (loss_B <= limit) if doubts else finite
-    seen = loss_B[finite].double().clamp(max=MOST * limit if doubts and limit > 0 else math.inf)
+    seen = loss_B[finite].double().clamp(max=MAX_LIMIT_FACTOR * limit if doubts and limit > 0 else math.inf)
     if not len(seen):
         return keep, spread
     mean, variance = float(seen.mean()), float(seen.var(unbiased=False))
     if spread.batches == 0:
-        return keep, Spread(mean, variance, 1)
+        return keep, LossStatistics(mean, variance, 1)
     step = mean - spread.mean
     wider = (1 - momentum) * (spread.variance + momentum * step**2) + momentum * variance
-    return keep, Spread(spread.mean + momentum * step, wider, spread.batches + 1)
+    return keep, LossStatistics(spread.mean + momentum * step, wider, spread.batches + 1)

@@ -11,12 +11,12 @@ and weights are bfloat16, and all sums are float32.
 
 from __future__ import annotations
 
-from qfleet.maths.numbers import NUMBERS
+from qfleet.maths.numbers import BF16_HELPERS
 
-SHARE = 32
-MOST_ACTIONS = 31
+ITEMS_PER_PARTIAL_SUM = 32
+MAX_ACTIONS = 31
 
-SOURCE = NUMBERS + """
+HEAD_SOURCE = BF16_HELPERS + """
 __device__ __forceinline__ float rectified(float x, int relu) { return relu && x < 0 ? 0 : x; }
 
 // A warp has an item: its threads take eight features of every 256 each, for all outputs, and then add up an output of

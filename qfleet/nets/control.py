@@ -19,7 +19,7 @@ SMALL = 3e-3
 their bounds, where tanh has no slope to leave by."""
 
 
-class Policy(nn.Module):
+class PolicyNetwork(nn.Module):
     """{leaf: [B, ...]} -> actions [B, A] within ±1."""
 
     def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int) -> None:
@@ -43,11 +43,11 @@ class Critic(nn.Module):
         found: torch.Tensor = self.encoder(obs, self.head.dtype)
         return found
 
-    def law(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    def distribution(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.head(torch.cat([features, action.to(features.dtype)], 1))
         return found
 
-    def opinion(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    def frozen_distribution(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """The same, as a policy may see it: no gradient of it reaches this critic, or what it made of observations."""
         seen = features.detach()
         fixed = {name: parameter.detach() for name, parameter in self.head.named_parameters()}
@@ -55,28 +55,28 @@ class Critic(nn.Module):
         return found
 
 
-class PolicyAndCritics(nn.Module):
+class ActorCritic(nn.Module):
     """All that a continuous agent learns, with running figures of observations if these are `normalised`."""
 
-    def __init__(self, policy: Policy, critics: Sequence[Critic], normalised: Mapping[str, Leaf]) -> None:
+    def __init__(self, policy: PolicyNetwork, critics: Sequence[Critic], normalised: Mapping[str, Leaf]) -> None:
         super().__init__()
         self.policy, self.critics = policy, nn.ModuleList(critics)
         self.normaliser = Normaliser(normalised) if normalised else None
 
-    def view(self, obs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def normalise(self, obs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Observations as policy and critics see them."""
         return obs if self.normaliser is None else self.normaliser(obs)
 
-    def seen(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def updated_statistics(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Buffers by name, as they are after these observations."""
         if self.normaliser is None:
             return {}
-        return {f"normaliser.{name}": value for name, value in self.normaliser.seen(obs).items()}
+        return {f"normaliser.{name}": value for name, value in self.normaliser.updated_statistics(obs).items()}
 
 
-def build(encoder: Callable[[], Encoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm, critics: int,
-          normalised: Mapping[str, Leaf]) -> PolicyAndCritics:
+def make_actor_critic(encoder: Callable[[], Encoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm, critics: int,
+                      normalised: Mapping[str, Leaf]) -> ActorCritic:
     """The whole of it; every part looks at observations by an encoder of its own. The policy's dense layers have no
     `norm`: on HalfCheetah it took time and brought nothing."""
-    return PolicyAndCritics(Policy(encoder(), hidden, actions),
-                            [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)], normalised)
+    return ActorCritic(PolicyNetwork(encoder(), hidden, actions),
+                       [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)], normalised)

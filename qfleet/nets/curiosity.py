@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from qfleet.nets.encoder import Encoder
-from qfleet.nets.heads import Dense
+from qfleet.nets.heads import MLP
 from qfleet.types import Leaf
 
 CLIP = 5.0
@@ -28,7 +28,7 @@ class Trunk(nn.Module):
     def __init__(self, observation: Mapping[str, Leaf], torso: str, hidden: Sequence[int], width: int) -> None:
         super().__init__()
         self.encoder = Encoder(observation, torso, "none")
-        self.hidden = Dense(self.encoder.features, hidden, "none")
+        self.hidden = MLP(self.encoder.features, hidden, "none")
         self.out = nn.Linear(hidden[-1] if hidden else self.encoder.features, width)
 
     def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -36,12 +36,12 @@ class Trunk(nn.Module):
         return found
 
 
-def weights_of(net: nn.Module) -> torch.Tensor:
+def flatten_parameters(net: nn.Module) -> torch.Tensor:
     """All parameters of a network as one float32 vector [P], a copy."""
     return torch.cat([parameter.detach().float().reshape(-1) for parameter in net.parameters()])
 
 
-def with_weights(net: nn.Module, weights: torch.Tensor, *args: Any) -> Any:
+def call_with_parameters(net: nn.Module, weights: torch.Tensor, *args: Any) -> Any:
     """What the network would say if its parameters were these [P], as `weights_of` has them."""
     own = dict(net.named_parameters())
     pieces = weights.split([parameter.numel() for parameter in own.values()])
@@ -49,7 +49,7 @@ def with_weights(net: nn.Module, weights: torch.Tensor, *args: Any) -> Any:
     return functional_call(net, given, args)
 
 
-def orthogonal(module: nn.Module) -> None:
+def orthogonal_init(module: nn.Module) -> None:
     """Weights that keep what goes through them large, as Burda et al. have them: small outputs would be learnt within a
     few visits, and nothing would stay new for long enough to be sought."""
     if isinstance(module, nn.Linear | nn.Conv2d):
@@ -80,7 +80,7 @@ class Normaliser(nn.Module):
         return found
 
     @torch.no_grad()
-    def seen(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def updated_statistics(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Buffers by name, with these observations in them (Chan et al. 1979)."""
         count = self.get_buffer("count").clamp(max=LONGEST)
         found = {}
@@ -108,15 +108,15 @@ class Curiosity(nn.Module):
         self.normaliser = Normaliser(observation)
         plain = {name: leaf if leaf.kind == "category" else replace(leaf, dtype="float32")
                  for name, leaf in observation.items()}
-        self.random = Trunk(plain, torso, hidden, outputs).apply(orthogonal).requires_grad_(False)
-        self.predictor = Trunk(plain, torso, hidden, outputs).apply(orthogonal)
+        self.random = Trunk(plain, torso, hidden, outputs).apply(orthogonal_init).requires_grad_(False)
+        self.predictor = Trunk(plain, torso, hidden, outputs).apply(orthogonal_init)
 
-    def guess(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def predict_action(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Logits [B, A] of the action between two embeddings [B, D]."""
         logits: torch.Tensor = self.inverse(torch.cat([one, other], 1))
         return logits.float()
 
-    def surprise(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def rnd_error(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mean squared error [B] of the prediction."""
         clean = self.normaliser(obs)
         wanted = self.random(clean).float()

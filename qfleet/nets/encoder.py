@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from qfleet.nets.norms import Norm
-from qfleet.nets.patches import PatchConv2d
+from qfleet.nets.patches import SpaceToDepthConv2d
 from qfleet.nets.torsos import find_torso
 from qfleet.types import Leaf
 
@@ -35,14 +35,14 @@ class Encoder(nn.Module):
         parts = [self._leaf(name, leaf, obs[name], dtype) for name, leaf in self.leaves.items()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def ready(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def prepare(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same observations, on a GPU with pictures laid out as the first layer wants them: if several networks of
         one kind are shown the same ones, that is done once."""
         found = dict(obs)
         for name, torso in self.names.items():
             layer = first_layer(self.get_submodule(torso))
-            if found[name].is_cuda and found[name].dtype == torch.uint8 and isinstance(layer, PatchConv2d):
-                found[name] = layer.ready(found[name])
+            if found[name].is_cuda and found[name].dtype == torch.uint8 and isinstance(layer, SpaceToDepthConv2d):
+                found[name] = layer.prepare(found[name])
         return found
 
     def _leaf(self, name: str, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
 
     def _pixels(self, torso: nn.Module, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What a torso is shown. On a GPU channels lie last in memory, or it takes the bytes as they are."""
-        if leaf.dtype == "uint8" and x.is_cuda and isinstance(first_layer(torso), PatchConv2d):
+        if leaf.dtype == "uint8" and x.is_cuda and isinstance(first_layer(torso), SpaceToDepthConv2d):
             return x  # laid out already, or by the layer itself
         pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
         return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels

@@ -8,29 +8,29 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from qfleet.maths.cuda import BLOCK
-from qfleet.maths.finish import BIAS, NORM, PLANAR, SOURCE, divisible
-from qfleet.maths.numbers import able, added_up, launch
+from qfleet.maths.cuda import BLOCK_SIZE
+from qfleet.maths.finish import BIAS, NORM, PLANAR, EPILOGUE_SOURCE, channels_supported
+from qfleet.maths.numbers import kernels_available, sum_rows_bf16, launch_kernel
 
 
-def finishable(weight: torch.Tensor, channels: int) -> bool:
+def can_fuse_epilogue(weight: torch.Tensor, channels: int) -> bool:
     """Whether what follows a layer of such weights can be done at once."""
-    return divisible(channels) and able(weight, SOURCE, "finish", "unfinish")
+    return channels_supported(channels) and kernels_available(weight, EPILOGUE_SOURCE, "finish", "unfinish")
 
 
-def finished(x: torch.Tensor, bias: torch.Tensor | None, norm: nn.LayerNorm | nn.GroupNorm | None, scale: float = 1.0,
-             planar: bool = False) -> torch.Tensor:
+def fused_epilogue(x: torch.Tensor, bias: torch.Tensor | None, norm: nn.LayerNorm | nn.GroupNorm | None, scale: float = 1.0,
+                   planar: bool = False) -> torch.Tensor:
     """ReLU(norm(scale · x + bias)) of pictures [B, C, H, W] or features [B, C], where `finishable`.
 
     The norm, if any, is over all numbers of an item, with a weight for each channel. `planar` gives [B, C · H · W], as
     flattening does.
     """
     weight, shift, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-    found: torch.Tensor = Finish.apply(x, bias, weight, shift, scale, eps, planar)
+    found: torch.Tensor = FusedEpilogue.apply(x, bias, weight, shift, scale, eps, planar)
     return found
 
 
-class Finish(torch.autograd.Function):
+class FusedEpilogue(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, weight: torch.Tensor | None,
                 shift: torch.Tensor | None, scale: float, eps: float, planar: bool) -> torch.Tensor:
@@ -40,7 +40,7 @@ class Finish(torch.autograd.Function):
         stats = torch.empty(items if weight is not None else 0, 2, device=x.device)
         out = x.new_empty(items, channels * pixels) if planar else torch.empty_like(x)
         given = [x if vector is None else vector for vector in (bias, weight, shift)]  # of None flags tell
-        launch("finish", SOURCE, items * BLOCK, [x, out, *given, stats, channels, pixels, flags, scale, eps])
+        launch_kernel("finish", EPILOGUE_SOURCE, items * BLOCK_SIZE, [x, out, *given, stats, channels, pixels, flags, scale, eps])
         ctx.save_for_backward(x, bias, weight, shift, stats)
         ctx.plan = (channels, pixels, flags, scale)
         return out
@@ -54,8 +54,8 @@ class Finish(torch.autograd.Function):
         dx = torch.empty_like(x)
         parts = torch.empty(len(x), 3 if weight is not None else 1, channels, device=x.device)
         given = [x if vector is None else vector for vector in (bias, weight, shift)]
-        launch("unfinish", SOURCE, len(x) * BLOCK, [dy, x, dx, parts, *given, stats, channels, pixels, flags, scale])
-        sums = added_up(parts)
+        launch_kernel("unfinish", EPILOGUE_SOURCE, len(x) * BLOCK_SIZE, [dy, x, dx, parts, *given, stats, channels, pixels, flags, scale])
+        sums = sum_rows_bf16(parts)
         of_bias = None if bias is None else sums[0]
         return (dx, of_bias, *((None, None) if weight is None else sums[1:]), None, None, None)
 

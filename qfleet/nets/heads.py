@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.nets.finished import finishable, finished
+from qfleet.nets.finished import can_fuse_epilogue, fused_epilogue
 from qfleet.nets.noisy import Noise, NoisyLinear
 from qfleet.nets.norms import Norm, dense_norm
-from qfleet.nets.rated import ratable, rated
+from qfleet.nets.rated import can_fuse_head, fused_head
 
 
-class Dense(nn.Sequential):
+class MLP(nn.Sequential):
     """Linear layers with ReLU; without widths it is the identity.
 
     With `sigma` the last of them is noisy. Those before it belong to the features, as convolutions do in the papers.
@@ -34,23 +34,23 @@ class Dense(nn.Sequential):
         """Without the `last_relu` for somebody who takes it by himself: to do so twice changes nothing."""
         layers = iter(list(self) if last_relu else list(self)[:-1])
         for layer in layers:
-            if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and finishable(layer.weight, x.shape[1]):
-                x = finished(x, None, layer)
+            if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and can_fuse_epilogue(layer.weight, x.shape[1]):
+                x = fused_epilogue(x, None, layer)
                 next(layers, None)  # the ReLU is done
             else:
                 x = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
         return x
 
 
-class Output(nn.Linear):
+class Float32Linear(nn.Linear):
     """A linear layer that adds up in float32, whatever its weights are kept in.
 
     In bfloat16 two values near 10 differ by 0.06 or not at all, which hides which action is better.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if ratable(x, self):
-            return rated(x, self)
+        if can_fuse_head(x, self):
+            return fused_head(x, self)
         return F.linear(x.float(), self.weight.float(), self.bias.float())
 
 
@@ -64,9 +64,9 @@ class Head(nn.Module):
                  sigma: float | None = None) -> None:
         super().__init__()
         self.shape, size = shape, torch.Size(shape).numel()
-        self.hidden = Dense(features, hidden, norm, sigma)
+        self.hidden = MLP(features, hidden, norm, sigma)
         width = self.hidden.features
-        self.q = Output(width, size) if sigma is None else NoisyLinear(width, size, sigma)
+        self.q = Float32Linear(width, size) if sigma is None else NoisyLinear(width, size, sigma)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,7 +88,7 @@ class DuelingHead(nn.Module):
                  sigma: float | None = None) -> None:
         super().__init__()
         shared, own = hidden[:-1], hidden[-1:]
-        self.hidden = Dense(features, shared, norm)
+        self.hidden = MLP(features, shared, norm)
         width = self.hidden.features
         self.value = Head(width, own, (1, *shape[1:]), norm, sigma)
         self.advantage = Head(width, own, shape, norm, sigma)
@@ -101,10 +101,10 @@ class DuelingHead(nn.Module):
         actions = x.ndim - 1  # their axis
         x = self.hidden(x)
         of_action, of_state = self.advantage.q, self.value.q
-        if isinstance(of_action, Output) and isinstance(of_state, Output) and len(self.advantage.shape) == 1 \
-                and ratable(x, of_action):
+        if isinstance(of_action, Float32Linear) and isinstance(of_state, Float32Linear) and len(self.advantage.shape) == 1 \
+                and can_fuse_head(x, of_action):
             h, h2 = (head.hidden(x, last_relu=False) for head in (self.advantage, self.value))
-            return rated(h, of_action, h2, of_state, relu=len(self.value.hidden) > 0)
+            return fused_head(h, of_action, h2, of_state, relu=len(self.value.hidden) > 0)
         advantage = self.advantage(x, noise)
         q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(actions, keepdim=True)
         return q

@@ -12,7 +12,7 @@ Norm = Literal["none", "group", "layer"]
 GROUPS = 16
 
 
-class PictureNorm(nn.GroupNorm):
+class ImageLayerNorm(nn.GroupNorm):
     """LayerNorm over all channels and places of a picture, with a weight for each channel.
 
     On a GPU channels lie last in memory. The kernel for groups would move pictures to the other order and the next
@@ -23,10 +23,10 @@ class PictureNorm(nn.GroupNorm):
         super().__init__(1, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return by_rows(x, self.weight, self.bias, self.eps) if x.is_cuda else super().forward(x)
+        return channels_last_layer_norm(x, self.weight, self.bias, self.eps) if x.is_cuda else super().forward(x)
 
 
-def by_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+def channels_last_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """Pictures [N, C, H, W] normalised as rows of H·W·C numbers; the result's channels lie last in memory."""
     pictures = x.permute(0, 2, 3, 1)
     shape = pictures.shape[1:]
@@ -37,7 +37,7 @@ def conv_norm(kind: Norm, channels: int) -> list[nn.Module]:
     """GroupNorm in 16 groups, LayerNorm over all channels and places, or nothing."""
     if kind == "none":
         return []
-    return [nn.GroupNorm(GROUPS, channels) if kind == "group" else PictureNorm(channels)]
+    return [nn.GroupNorm(GROUPS, channels) if kind == "group" else ImageLayerNorm(channels)]
 
 
 def dense_norm(kind: Norm, features: int) -> list[nn.Module]:

@@ -11,42 +11,42 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.maths.cuda import allowed, kernel
+from qfleet.maths.cuda import custom_kernels_allowed, compile_kernel
 
 WORDS = {4: torch.int32, 8: torch.int64}
 
 
-class PatchConv2d(nn.Conv2d):
+class SpaceToDepthConv2d(nn.Conv2d):
     """A convolution that also takes bytes as they are, 0 to 255 for 0 to 1, or as `ready` has laid them out."""
 
-    def ready(self, x: torch.Tensor) -> torch.Tensor:
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
         """Bytes [B, C, H, W] as patches in the numbers of the weights: several networks may be shown the same."""
         items, channels, high, wide = x.shape
         fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
-        if x.is_cuda and fits and allowed() and (lay := kernel("lay")) is not None:
+        if x.is_cuda and fits and custom_kernels_allowed() and (lay := compile_kernel("lay")) is not None:
             laid = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
             lay(x.numel() // 16, [x.contiguous(), laid, x.numel() // 16, channels, high, wide])
             return laid.permute(0, 3, 1, 2)
-        return patches(x, self.stride[0]).to(self.weight.dtype)
+        return space_to_depth(x, self.stride[0]).to(self.weight.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.uint8 and x.shape[1] == self.in_channels:
             return super().forward(x)
         assert self.bias is not None
-        sums, scale = self.sums(x)
+        sums, scale = self.conv_without_bias(x)
         return torch.add(self.bias[:, None, None], sums, alpha=scale)
 
-    def sums(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    def conv_without_bias(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
         """The convolution of x before its bias, channels last in memory, and what to multiply it by: the scale 1/255 is
         applied to the sums, since bytes are exact in bfloat16 and their quotients are not."""
         if x.dtype == torch.uint8:
-            x = self.ready(x)
+            x = self.prepare(x)
         elif x.shape[1] == self.in_channels:
             return F.conv2d(x, self.weight, stride=self.stride), 1.0
-        return F.conv2d(x, kernels(self.weight, self.stride[0])), 1 / 255
+        return F.conv2d(x, space_to_depth_weights(self.weight, self.stride[0])), 1 / 255
 
 
-def patches(x: torch.Tensor, stride: int) -> torch.Tensor:
+def space_to_depth(x: torch.Tensor, stride: int) -> torch.Tensor:
     """Bytes [B, C, H, W] -> [B, C · s · s, h, w], channels last. What fills no patch is not looked at."""
     items, channels, high, wide = (x.shape[0], x.shape[1], x.shape[2] // stride, x.shape[3] // stride)
     x = x[..., :high * stride, :wide * stride].contiguous()
@@ -56,7 +56,7 @@ def patches(x: torch.Tensor, stride: int) -> torch.Tensor:
     return laid.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
 
 
-def kernels(weight: torch.Tensor, stride: int) -> torch.Tensor:
+def space_to_depth_weights(weight: torch.Tensor, stride: int) -> torch.Tensor:
     """Weights [O, C, k, k] of the same convolution over patches: [O, C · s · s, k/s, k/s], channels last."""
     features, channels, side = weight.shape[0], weight.shape[1], weight.shape[2] // stride
     laid = weight.unflatten(3, (side, stride)).unflatten(2, (side, stride)).permute(0, 2, 4, 1, 3, 5)

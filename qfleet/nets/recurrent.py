@@ -14,11 +14,11 @@ from torch.nn import functional as F
 # All parameters of an agent are one vector, in which cuDNN does not find the LSTM's alone: it copies them, every time.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
-State = tuple[torch.Tensor, torch.Tensor]
+LSTMState = tuple[torch.Tensor, torch.Tensor]
 """Hidden and cell state, [B, H] each. A lane that remembers nothing has zeros."""
 
 
-class Memory(nn.Module):
+class LSTMCore(nn.Module):
     """(features [B, T, F], real [B, T], state) -> (outputs [B, T, H], state after the last row).
 
     The bias is the weight of an input that is 1. Where a row is not real all inputs are 0, that one included: then the
@@ -32,7 +32,7 @@ class Memory(nn.Module):
         with torch.no_grad():  # gates lie in the order input, forget, cell, output
             self.lstm.get_parameter("weight_ih_l0")[units:2 * units, -1] = 1.0  # forget slowly (Gers et al. 2000)
 
-    def forward(self, x: torch.Tensor, real: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+    def forward(self, x: torch.Tensor, real: torch.Tensor, state: LSTMState) -> tuple[torch.Tensor, LSTMState]:
         inputs = F.pad(x, (0, 1), value=1.0) * real.unsqueeze(2)
         out, (h, c) = self.lstm(inputs, (state[0][None].to(x.dtype), state[1][None].to(x.dtype)))
         return out, (h[0], c[0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.replay.layout import Layout
-from qfleet.types import OBS, Chunk, Obs
+from qfleet.types import OBS_PREFIX, Chunk, Obs
 
 
 class Chunker:
@@ -32,7 +32,7 @@ class Chunker:
         self._lanes = np.arange(lanes)
         self._fill = np.zeros(lanes, np.int64)
         self._rows = {column.name: np.zeros((lanes, layout.rows, *column.shape), column.dtype)
-                      for column in layout.columns + layout.marked}
+                      for column in layout.columns + layout.state_columns}
         self._padding = padding or [0] * lanes
         for lane in range(lanes):
             self._restart(lane)
@@ -42,11 +42,11 @@ class Chunker:
         """Take one row of every lane, [N, ...]; return (lane, chunk) for the lanes that became full."""
         row = {"action": action, "reward": reward, "discount": discount, "last": last, **(extras or {})}
         for name, leaf in self._layout.spec.observation.items():
-            row[OBS + name] = obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:]
+            row[OBS_PREFIX + name] = obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:]
         for name, rows in self._rows.items():
             rows[self._lanes, self._fill] = row[name]
         self._fill += 1
-        whole = self._layout.window.whole
+        whole = self._layout.window.within_episode
         due = self._fill == self._layout.rows
         if whole:
             due |= last
@@ -58,7 +58,7 @@ class Chunker:
                 chunks.append((lane, self._cut(lane)))
         return chunks
 
-    def newest(self) -> dict[str, np.ndarray]:
+    def last_rows(self) -> dict[str, np.ndarray]:
         """A copy of the row that each lane was given last [N, ...]; anything where a stream has just begun."""
         return {name: rows[self._lanes, self._fill - 1] for name, rows in self._rows.items()}
 
@@ -88,8 +88,8 @@ class Chunker:
         columns = {name: rows[lane].copy() for name, rows in self._rows.items()}
         for name, values in columns.items():
             values[fill:] = name == "last"
-        for column in self._layout.marked:
-            columns[column.name] = columns[column.name][self._layout.marked_rows]
+        for column in self._layout.state_columns:
+            columns[column.name] = columns[column.name][self._layout.state_chunk_rows]
         kept = max(self._layout.context, fill - steps)
         for rows in self._rows.values():
             rows[lane, :kept] = rows[lane, steps:steps + kept].copy()
@@ -103,7 +103,7 @@ class Chunker:
         self._fill[lane] = before
 
 
-def staggered(layout: Layout, lanes: int) -> list[int]:
+def staggered_padding(layout: Layout, lanes: int) -> list[int]:
     """Paddings with which the chunks of lanes that begin together come one by one: else all of them come at once."""
     stride = layout.window.stride
     return [lane * layout.chunk_steps // lanes // stride * stride for lane in range(lanes)]

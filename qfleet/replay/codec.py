@@ -35,7 +35,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedChunk:
     """A chunk as it travels, rests and is saved: blocked columns compressed, others, and states, as they are."""
 
     dense: dict[str, np.ndarray]
@@ -56,12 +56,12 @@ class Packed:
         return framing.to_bytes(arrays)
 
     @staticmethod
-    def from_bytes(data: bytes, layout: Layout) -> Packed:
+    def from_bytes(data: bytes, layout: Layout) -> PackedChunk:
         """Read a packed chunk of this layout; anything else raises ValueError."""
         arrays = framing.from_bytes(data)
         wanted: dict[str, tuple[str, tuple[int, ...]]] = {"valid": ("bool", (layout.starts,))}
         wanted |= {"dense." + c.name: (c.dtype, (layout.rows, *c.shape)) for c in layout.dense}
-        wanted |= {"dense." + c.name: (c.dtype, (layout.starts, len(layout.marks), *c.shape)) for c in layout.marked}
+        wanted |= {"dense." + c.name: (c.dtype, (layout.starts, len(layout.state_rows), *c.shape)) for c in layout.state_columns}
         wanted |= {"ends." + c.name: ("uint32", (layout.blocks,)) for c in layout.blocked}
         free = {"data." + c.name for c in layout.blocked}
         if set(arrays) != set(wanted) | free:
@@ -73,8 +73,8 @@ class Packed:
         blocked = {c.name: Blocks(arrays["data." + c.name].tobytes(), arrays["ends." + c.name]) for c in layout.blocked}
         for column in layout.blocked:
             _check(layout, column, blocked[column.name])
-        dense = {c.name: arrays["dense." + c.name] for c in layout.dense + layout.marked}
-        return Packed(dense, blocked, arrays["valid"])
+        dense = {c.name: arrays["dense." + c.name] for c in layout.dense + layout.state_columns}
+        return PackedChunk(dense, blocked, arrays["valid"])
 
 
 def _check(layout: Layout, column: Column, blocks: Blocks) -> None:
@@ -99,20 +99,20 @@ class Codec:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL)
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def pack(self, chunk: Chunk) -> Packed:
-        dense = {column.name: chunk.columns[column.name] for column in self._layout.dense + self._layout.marked}
+    def pack(self, chunk: Chunk) -> PackedChunk:
+        dense = {column.name: chunk.columns[column.name] for column in self._layout.dense + self._layout.state_columns}
         blocked = {column.name: self._compress(chunk.columns[column.name]) for column in self._layout.blocked}
-        return Packed(dense, blocked, chunk.valid)
+        return PackedChunk(dense, blocked, chunk.valid)
 
-    def unpack(self, packed: Packed) -> Chunk:
+    def unpack(self, packed: PackedChunk) -> Chunk:
         """Decode a chunk; ValueError if its blocks do not decode to their rows, or to numbers that are not finite."""
         columns = dict(packed.dense)
         for column in self._layout.blocked:
             columns[column.name] = self._decompress(column, packed.blocked[column.name])
-        order = self._layout.columns + self._layout.marked
+        order = self._layout.columns + self._layout.state_columns
         return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
 
-    def verify(self, packed: Packed) -> None:
+    def verify(self, packed: PackedChunk) -> None:
         """Raise ValueError where `unpack` would. Integers are not delta-decoded: any bytes are valid integers."""
         for column in self._layout.blocked:
             decode = self._decompress if np.dtype(column.dtype).kind == "f" else self._differences

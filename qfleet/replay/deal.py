@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from qfleet.replay.segments import Source, read
-from qfleet.replay.store import Store
+from qfleet.replay.segments import SegmentSource, read_segments
+from qfleet.replay.store import ReplayStore
 
-Shard = tuple[Mapping[str, Any], Iterable[tuple[str, Source]]]
+SavedReplay = tuple[Mapping[str, Any], Iterable[tuple[str, SegmentSource]]]
 """The saved state of a part, and its segments."""
 
 
-def deal(replay: Store[Any], shards: Sequence[Shard], rank: int, ranks: int, steps: int) -> None:
+def redistribute(replay: ReplayStore[Any], shards: Sequence[SavedReplay], rank: int, ranks: int, steps: int) -> None:
     """Fill an empty replay with its share, part `rank` of `ranks`: every so-manieth chunk, oldest first.
 
     Chunks of all shards are dealt in the order of their age, counted from each shard's newest. `steps` of the run's
@@ -27,13 +27,13 @@ def deal(replay: Store[Any], shards: Sequence[Shard], rank: int, ranks: int, ste
     for index, (state, pieces) in enumerate(shards):
         starts = replay.layout.starts
         leaves = np.asarray(state["leaves"], np.float64).reshape(-1, starts)
-        for serial, packed in read(pieces, replay.layout):
+        for serial, packed in read_segments(pieces, replay.layout):
             if (index, serial) in mine:
                 found[int(state["next"]) - serial, index] = packed, leaves[serial - int(state["first"])]
     if len(found) != len(mine):
         raise ValueError(f"saved replay: {len(mine) - len(found)} chunks are missing")
     for key in sorted(found, reverse=True):
         packed, leaves = found[key]
-        replay.insert(packed, replay.priority_of(leaves))
+        replay.add_packed(packed, replay.priority_of(leaves))
     opened = any(state["pace"]["origin"] is not None for state, _ in shards)
-    replay.pace.take_share(steps, sum(int(state["pace"]["samples"]) for state, _ in shards) // ranks, opened)
+    replay.rate_limiter.resume_share(steps, sum(int(state["pace"]["samples"]) for state, _ in shards) // ranks, opened)

@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from qfleet.maths.compiled import compiled
-from qfleet.maths.hands import Hands
+from qfleet.maths.compiled import jit
+from qfleet.maths.hands import ThreadTeam
 from qfleet.replay.codec import Codec
 from qfleet.replay.layout import Column, Layout
 
@@ -36,8 +36,8 @@ class Decoder:
         self._layout, self._data, self._ends = layout, data, ends
         most = max((self._touched(column) * self._block_bytes(column) for column in layout.blocked), default=0)
         # Pages of these rooms cost nothing until they are written.
-        self._desks = [(Codec(layout), np.empty(max(PART_BYTES, most), np.uint8)) for _ in range(threads)]
-        self._hands = Hands(threads)
+        self._workspaces = [(Codec(layout), np.empty(max(PART_BYTES, most), np.uint8)) for _ in range(threads)]
+        self._hands = ThreadTeam(threads)
 
     def fill(self, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray, out: np.ndarray) -> None:
         """Write into out [B, T, K, row] the stacks of the windows whose first row is row `first[i]` of the chunk in
@@ -48,7 +48,7 @@ class Decoder:
         parts = [(column, slots[at:at + count], first[at:at + count], alive[at:at + count], words[at:at + count])
                  for at in range(0, len(slots), count)]
         todo = iter(parts)
-        self._hands([partial(self._work, *desk, todo) for desk in self._desks[:max(1, len(parts))]])
+        self._hands([partial(self._work, *desk, todo) for desk in self._workspaces[:max(1, len(parts))]])
 
     def _work(self, codec: Codec, room: np.ndarray, todo: Iterator[tuple]) -> None:
         for part in todo:
@@ -58,11 +58,11 @@ class Decoder:
                 alive: np.ndarray, out: np.ndarray) -> None:
         size, oldest, data = self._layout.block_rows, first - column.stack + 1, self._data[column.name]
         at = np.empty((len(slots), self._touched(column)), np.int64)
-        frames, rows = choose(slots, oldest, alive.shape[1] + alive.shape[2] - 1, size, self._layout.rows,
-                              self._ends[column.name], at)
+        frames, rows = plan_blocks(slots, oldest, alive.shape[1] + alive.shape[2] - 1, size, self._layout.rows,
+                                   self._ends[column.name], at)
         deltas = room[:rows * column.row_bytes].reshape(rows, -1)
         codec.deltas([data[slot][begin:end] for slot, begin, end in frames.tolist()], deltas)
-        unroll(deltas.view(out.dtype), at, oldest % size, size, alive, out)
+        undo_deltas(deltas.view(out.dtype), at, oldest % size, size, alive, out)
 
     def _touched(self, column: Column) -> int:
         """N: blocks that a window and the frames before it may lie in."""
@@ -73,9 +73,9 @@ class Decoder:
         return self._layout.block_rows * column.row_bytes
 
 
-@compiled
-def choose(slots: np.ndarray, oldest: np.ndarray, rows: int, size: int, total: int, ends: np.ndarray,
-           at: np.ndarray) -> tuple[np.ndarray, int]:
+@jit
+def plan_blocks(slots: np.ndarray, oldest: np.ndarray, rows: int, size: int, total: int, ends: np.ndarray,
+                at: np.ndarray) -> tuple[np.ndarray, int]:
     """Which blocks windows of `rows` rows from row `oldest[b]` lie in, each block once where windows follow one another
     as they do in the replay: (slot, first byte, end) of each, and how many rows they have in all.
 
@@ -99,8 +99,8 @@ def choose(slots: np.ndarray, oldest: np.ndarray, rows: int, size: int, total: i
     return frames[:found], stop
 
 
-@compiled
-def unroll(deltas: np.ndarray, at: np.ndarray, skip: np.ndarray, size: int, alive: np.ndarray, out: np.ndarray) -> None:
+@jit
+def undo_deltas(deltas: np.ndarray, at: np.ndarray, skip: np.ndarray, size: int, alive: np.ndarray, out: np.ndarray) -> None:
     """Rebuild the rows of windows from what changed, and write them wherever a stack shows them.
 
     deltas [rows, W] and out [B, T, K, W] are words of bytes. The n-th block, of `size` rows, that window b touches

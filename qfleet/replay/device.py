@@ -18,50 +18,50 @@ import numpy as np
 import torch
 
 from qfleet.maths.chance import restore_rng
-from qfleet.replay.codec import Packed
+from qfleet.replay.codec import PackedChunk
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Column, Layout
-from qfleet.replay.masses import Masses
-from qfleet.replay.planner import device_plan, slots, told
-from qfleet.replay.store import Store
-from qfleet.types import OBS, Chunk, Sample
+from qfleet.replay.masses import DevicePriorities
+from qfleet.replay.planner import plan_device_memory, slot_count, record_dtype
+from qfleet.replay.store import ReplayStore
+from qfleet.types import OBS_PREFIX, Chunk, Sample
 
 NO_KEYS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Glimpse(Sample):
+class LazySample(Sample):
     """A batch whose observations are gathered when they are asked for: of most rows of a window nobody ever asks."""
 
-    look: Callable[[int | torch.Tensor | None], dict[str, torch.Tensor]] = field(kw_only=True)
+    gather_obs: Callable[[int | torch.Tensor | None], dict[str, torch.Tensor]] = field(kw_only=True)
 
     @property
     def leaves(self) -> dict[str, torch.Tensor]:
-        return self.look(None)
+        return self.gather_obs(None)
 
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.look(row)
+        return self.gather_obs(row)
 
 
-class DeviceReplay(Store[Chunk]):
+class DeviceReplay(ReplayStore[Chunk]):
     """Every column as one tensor on the device: observations row by row, all else as records side by side."""
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device) -> None:
-        self.masses = Masses(slots(layout, cfg) * layout.starts, cfg.alpha, device)
-        super().__init__(layout, cfg, self.masses)
-        device_plan(layout, cfg, None)
+        self.priorities = DevicePriorities(slot_count(layout, cfg) * layout.starts, cfg.alpha, device)
+        super().__init__(layout, cfg, self.priorities)
+        plan_device_memory(layout, cfg, None)
         self._device = device
-        self._record = told(layout)
-        self._told = {column.name: column for column in layout.columns if not column.name.startswith(OBS)}
-        self._seen = [column for column in layout.columns if column.name.startswith(OBS)]
+        self._record = record_dtype(layout)
+        self._record_columns = {column.name: column for column in layout.columns if not column.name.startswith(OBS_PREFIX)}
+        self._obs_columns = [column for column in layout.columns if column.name.startswith(OBS_PREFIX)]
         rows = self._slots * layout.rows
         self._records = torch.zeros((rows, self._record.itemsize), dtype=torch.uint8, device=device)
         # The row after the last stays zero: it is what a stack shows before its episode began.
-        self._frames = {column.name: torch.zeros((rows + 1, column.row_bytes // word(column).itemsize),
-                                                 dtype=word(column), device=device) for column in self._seen}
+        self._frames = {column.name: torch.zeros((rows + 1, column.row_bytes // copy_dtype(column).itemsize),
+                                                 dtype=copy_dtype(column), device=device) for column in self._obs_columns}
         self._nothing = rows
-        self._states = {c.name: torch.zeros((self._slots, layout.starts, len(layout.marks), *c.shape),
-                                            dtype=getattr(torch, c.dtype), device=device) for c in layout.marked}
+        self._states = {c.name: torch.zeros((self._slots, layout.starts, len(layout.state_rows), *c.shape),
+                                            dtype=getattr(torch, c.dtype), device=device) for c in layout.state_columns}
         self._window = torch.arange(-layout.context, layout.window.length, device=device)
         slot, start = torch.arange(self._slots, device=device), torch.arange(layout.starts, device=device)
         self._firsts = (slot[:, None] * layout.rows + layout.context + start * layout.window.stride).flatten()
@@ -73,42 +73,42 @@ class DeviceReplay(Store[Chunk]):
             return None
         self.prepare()
         at, sample, least = self.draw(n)
-        rows = sample.rows | {OBS + name: leaf for name, leaf in sample.leaves.items()}
+        rows = sample.rows | {OBS_PREFIX + name: leaf for name, leaf in sample.leaves.items()}
         leaves = at.cpu().numpy()
-        peak = (self._size * self.masses.share(least)) ** -self._cfg.beta(self.steps) if self._cfg.alpha > 0 else 1.0
+        peak = (self._size * self.priorities.share(least)) ** -self._cfg.beta(self.steps) if self._cfg.alpha > 0 else 1.0
         return Sample(leaves + self._key_offset[leaves // self._layout.starts], sample.weight, rows, peak)
 
     def prepare(self) -> None:
         """What the next draw depends on besides the device."""
-        self.masses.show(self._cfg.beta(self.steps))
+        self.priorities.set_beta(self._cfg.beta(self.steps))
 
     def draw(self, n: int) -> tuple[torch.Tensor, Sample, torch.Tensor]:
         """Leaves [n] and their windows, without a word to the host; and the smallest leaf."""
-        at, weight, least = self.masses.draw(n, self.rng)
+        at, weight, least = self.priorities.draw(n, self.rng)
         layout, first = self._layout, self._firsts.index_select(0, at)
         records = self._records.index_select(0, (first[:, None] + self._window).flatten())
         whole = records.view(n, len(self._window), -1)
-        rows = {name: self._column(whole, name)[:, layout.context:] for name in self._told}
+        rows = {name: self._column(whole, name)[:, layout.context:] for name in self._record_columns}
         rows |= {name: states.flatten(0, 1).index_select(0, at) for name, states in self._states.items()}
         ended = self._column(whole, "last")
         # By place in the window: the newest final row up to there.
         final = torch.where(ended, self._window, -1 - layout.context).cummax(1).values if layout.context else ended
 
         def look(row: int | torch.Tensor | None) -> dict[str, torch.Tensor]:
-            return {column.name[len(OBS):]: self._stacks(column, first, final, row) for column in self._seen}
+            return {column.name[len(OBS_PREFIX):]: self._stacks(column, first, final, row) for column in self._obs_columns}
 
-        return at, Glimpse(NO_KEYS, weight, rows, look=look), least
+        return at, LazySample(NO_KEYS, weight, rows, gather_obs=look), least
 
     @property
     def nbytes(self) -> int:
         held = [self._records, self._firsts, *self._frames.values(), *self._states.values()]
-        return self.masses.nbytes + sum(values.nbytes for values in held)
+        return self.priorities.nbytes + sum(values.nbytes for values in held)
 
     def _column(self, records: torch.Tensor, name: str) -> torch.Tensor:
         """One column [B, C + T, ...] of records [B, C + T, bytes]: a view."""
         dtype, at = self._record.fields[name][:2]  # type: ignore[index]
-        values = records[..., at:at + dtype.itemsize].view(getattr(torch, self._told[name].dtype))
-        return values.unflatten(2, self._told[name].shape) if self._told[name].shape else values[..., 0]
+        values = records[..., at:at + dtype.itemsize].view(getattr(torch, self._record_columns[name].dtype))
+        return values.unflatten(2, self._record_columns[name].shape) if self._record_columns[name].shape else values[..., 0]
 
     def _stacks(self, column: Column, first: torch.Tensor, final: torch.Tensor,
                 row: int | torch.Tensor | None) -> torch.Tensor:
@@ -134,7 +134,7 @@ class DeviceReplay(Store[Chunk]):
     def _from_chunk(self, chunk: Chunk) -> Chunk:
         return chunk
 
-    def _from_packed(self, packed: Packed) -> Chunk:
+    def _from_packed(self, packed: PackedChunk) -> Chunk:
         return self._codec.unpack(packed)
 
     def _fits(self, held: Chunk) -> bool:
@@ -143,12 +143,12 @@ class DeviceReplay(Store[Chunk]):
     def _put(self, slot: int, held: Chunk) -> int:
         rows, at = self._layout.rows, slot * self._layout.rows
         records = np.zeros(rows, self._record)
-        for name in self._told:
+        for name in self._record_columns:
             records[name] = held.columns[name].reshape(records[name].shape)
         self._send(self._records[at:at + rows], torch.from_numpy(records.view(np.uint8).reshape(rows, -1)))
-        for column in self._seen:
+        for column in self._obs_columns:
             values = np.require(held.columns[column.name], requirements=["C", "W"]).reshape(rows, -1)
-            self._send(self._frames[column.name][at:at + rows], torch.from_numpy(values).view(word(column)))
+            self._send(self._frames[column.name][at:at + rows], torch.from_numpy(values).view(copy_dtype(column)))
         for name, states in self._states.items():
             self._send(states[slot], torch.from_numpy(np.require(held.columns[name], requirements=["C", "W"])))
         # Contents are not read again for a checksum: who wrote them, and when, says as much.
@@ -160,12 +160,12 @@ class DeviceReplay(Store[Chunk]):
     def _drop(self, slot: int) -> None:
         """What is there is overwritten in its time."""
 
-    def _pack(self, slot: int, valid: np.ndarray) -> Packed:
+    def _pack(self, slot: int, valid: np.ndarray) -> PackedChunk:
         rows, at = self._layout.rows, slot * self._layout.rows
         records = self._records[at:at + rows].cpu().numpy().view(self._record)[:, 0]
         columns = {name: np.ascontiguousarray(records[name]).reshape(rows, *column.shape)
-                   for name, column in self._told.items()}
-        for column in self._seen:
+                   for name, column in self._record_columns.items()}
+        for column in self._obs_columns:
             frames = self._frames[column.name][at:at + rows].view(getattr(torch, column.dtype)).cpu()
             columns[column.name] = frames.numpy().reshape(rows, *column.shape)
         columns |= {name: states[slot].cpu().numpy() for name, states in self._states.items()}
@@ -178,6 +178,6 @@ class DeviceReplay(Store[Chunk]):
         restore_rng(self.rng, state)
 
 
-def word(column: Column) -> torch.dtype:
+def copy_dtype(column: Column) -> torch.dtype:
     """What rows are moved in: eight bytes at a time where that is possible, which is eight times faster."""
     return torch.int64 if column.row_bytes % 8 == 0 else getattr(torch, column.dtype)

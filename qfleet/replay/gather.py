@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from qfleet.maths.aligned import aligned
+from qfleet.maths.aligned import aligned_tensor
 from qfleet.replay.decode import Decoder
 from qfleet.replay.layout import Column, Layout
 
@@ -48,11 +48,11 @@ class Gatherer:
                 values = self._restack(column, values, self._alive(column, records["last"]))
             else:
                 values = np.ascontiguousarray(values[:, self._layout.context:])
-            gathered[column.name] = self._send(aligned(values))
+            gathered[column.name] = self._send(aligned_tensor(values))
         for column in self._layout.blocked:
             gathered[column.name] = self._decode(column, slots, first, self._alive(column, records["last"]))
         for name, states in self._states.items():
-            gathered[name] = self._send(aligned(states[slots, starts]))
+            gathered[name] = self._send(aligned_tensor(states[slots, starts]))
         return gathered
 
     def _alive(self, column: Column, ended: np.ndarray) -> np.ndarray:

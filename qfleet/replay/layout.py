@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from qfleet.types import OBS, Chunk, EnvSpec, UserError, Window
+from qfleet.types import OBS_PREFIX, Chunk, EnvSpec, UserError, Window
 
 BLOCKED_BYTES = 256
 """Columns of at least this many bytes per row rest compressed; smaller ones as plain arrays."""
@@ -63,43 +63,43 @@ class Layout:
     window: Window
     chunk_steps: int
     extras: Extras = field(default_factory=dict)
-    states: Extras = field(default_factory=dict)
-    marks: tuple[int, ...] = (0,)
+    stored_states: Extras = field(default_factory=dict)
+    state_rows: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         if self.chunk_steps % self.window.stride or not 1 <= self.window.stride <= self.window.length:
             raise UserError(f"chunks of {self.chunk_steps} steps cannot hold windows of {self.window.length} rows that "
                             f"start every {self.window.stride} steps: replay.chunk_steps must be a multiple of the "
                             "stride, and the stride no longer than the window")
-        if taken := {*self.extras, *self.states} & {"action", "reward", "discount", "last"}:
+        if taken := {*self.extras, *self.stored_states} & {"action", "reward", "discount", "last"}:
             raise ValueError(f"extras may not be called {sorted(taken)}: every row has columns of that name")
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        fixed = (Column("action", *self.spec.action), Column("reward", (), "float32"),
+        fixed = (Column("action", *self.spec.action_spec), Column("reward", (), "float32"),
                  Column("discount", (), "float32"), Column("last", (), "bool"))
-        leaves = tuple(Column(OBS + name, leaf.frame_shape, leaf.dtype, leaf.stack, leaf.kind == "image")
+        leaves = tuple(Column(OBS_PREFIX + name, leaf.frame_shape, leaf.dtype, leaf.stack, leaf.kind == "image")
                        for name, leaf in self.spec.observation.items())
         extras = tuple(Column(name, tuple(shape), dtype) for name, (shape, dtype) in self.extras.items())
         return fixed + leaves + extras
 
     @cached_property
-    def marked(self) -> tuple[Column, ...]:
+    def state_columns(self) -> tuple[Column, ...]:
         """The columns of states: a chunk has [S, M, ...] of each."""
-        return tuple(Column(name, tuple(shape), dtype) for name, (shape, dtype) in self.states.items())
+        return tuple(Column(name, tuple(shape), dtype) for name, (shape, dtype) in self.stored_states.items())
 
     @cached_property
-    def marked_rows(self) -> np.ndarray:
+    def state_chunk_rows(self) -> np.ndarray:
         """Int64 [S, M]: at which rows of a chunk states are kept."""
         first = self.context + np.arange(self.starts) * self.window.stride
-        return first[:, None] + np.array(self.marks)
+        return first[:, None] + np.array(self.state_rows)
 
     @cached_property
     def dense(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if not column.blocked)
 
     @cached_property
-    def record(self) -> np.dtype:
+    def dense_dtype(self) -> np.dtype:
         """The dense columns of one row side by side, so that a row is one access to memory and not one per column."""
         return np.dtype([(column.name, column.dtype, column.shape) for column in self.dense], align=True)
 
@@ -114,7 +114,7 @@ class Layout:
     @cached_property
     def lead(self) -> int:
         """Rows of padding before an episode, so that its first steps are trained, too, and not burnt in only."""
-        return self.window.past if self.window.whole else 0
+        return self.window.past if self.window.within_episode else 0
 
     @cached_property
     def starts(self) -> int:
@@ -126,7 +126,7 @@ class Layout:
         With whole windows a chunk ends with its episode, however short that is: counted are the rows that are trained
         from its starts and neither padding nor final. Chunks of an endless stream are full.
         """
-        if not self.window.whole:
+        if not self.window.within_episode:
             return self.chunk_steps
         first = self.context + self.window.past
         return max(1, int(np.count_nonzero(~last[first:first + self.chunk_steps])))
@@ -148,7 +148,7 @@ class Layout:
         """A chunk of final rows without a valid start: it holds nothing that can be trained."""
         columns = {c.name: np.zeros((self.rows, *c.shape), c.dtype) for c in self.columns}
         columns["last"][:] = True
-        columns |= {c.name: np.zeros((self.starts, len(self.marks), *c.shape), c.dtype) for c in self.marked}
+        columns |= {c.name: np.zeros((self.starts, len(self.state_rows), *c.shape), c.dtype) for c in self.state_columns}
         return Chunk(columns, np.zeros(self.starts, bool))
 
     def rows_of_block(self, block: int) -> int:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet.replay.priorities import LEAST, MOST, clean
+from qfleet.replay.priorities import MIN_PRIORITY, MAX_PRIORITY, clamp_priorities
 
 BELOW_ONE = 1 - 2.0**-40
 """Points of the total stay below it: a sum that was rounded up would belong to no leaf."""
 
 
-class Masses:
+class DevicePriorities:
     """Leaves hold priority ** alpha in float64, 0 for what must not be drawn: as `Priorities` does, on a device."""
 
     def __init__(self, leaves: int, alpha: float, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Masses:
     def nbytes(self) -> int:
         return 2 * self.leaves.nbytes
 
-    def show(self, beta: float) -> None:
+    def set_beta(self, beta: float) -> None:
         """The importance exponent of draws to come."""
         if beta != self._shown:
             self.beta.fill_(beta)
@@ -44,7 +44,7 @@ class Masses:
         """Set fresh leaves [S], which are consecutive; those not valid become 0."""
         room = self.leaves[int(leaves[0]):int(leaves[-1]) + 1]
         if self.alpha > 0 and priority is not None:
-            values, most, clamped = clean(np.where(valid, priority, 1.0))
+            values, most, clamped = clamp_priorities(np.where(valid, priority, 1.0))
             self._note(most, clamped)
             room.copy_(self._there(np.where(valid, values ** self.alpha, 0.0)), non_blocking=True)
             return
@@ -56,7 +56,7 @@ class Masses:
         """Change leaves after a look at them; those that are 0 stay 0, and of equal ones the last wins."""
         if self.alpha == 0 or not len(leaves):
             return
-        values, most, clamped = clean(priority)
+        values, most, clamped = clamp_priorities(priority)
         self._note(most, clamped)
         newest = dict(zip(leaves.tolist(), (values ** self.alpha).tolist(), strict=True))
         at = self._there(np.array(list(newest), np.int64))
@@ -64,12 +64,12 @@ class Masses:
         self.leaves[at] = torch.where(self.leaves[at] > 0, new, 0.0)
 
     @torch.no_grad()
-    def renew(self, at: torch.Tensor, priority: torch.Tensor, sound: torch.Tensor) -> None:
+    def update_async(self, at: torch.Tensor, priority: torch.Tensor, sound: torch.Tensor) -> None:
         """`update` without leaving the device, unless `sound` is false; at [B], priority [B]."""
         if self.alpha == 0:
             return
         given = priority.double()
-        kept = given.nan_to_num(LEAST).clamp(LEAST, MOST)
+        kept = given.nan_to_num(MIN_PRIORITY).clamp(MIN_PRIORITY, MAX_PRIORITY)
         absurd = kept != given
         torch.maximum(self.largest, torch.where(absurd, 0.0, kept).max() * sound, out=self.largest)
         self.clamped += (absurd & sound).sum()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Pace:
+class RateLimiter:
     """Keeps the samples drawn close to `samples_per_insert` times the steps taken.
 
     Counting begins at `min_steps`, or when something can first be sampled if that is later: no burst catches up on a
@@ -14,34 +14,34 @@ class Pace:
     (None = never). A slack of 0 is lock-step.
     """
 
-    def __init__(self, samples_per_insert: float, min_steps: int, behind: float | None = None) -> None:
+    def __init__(self, samples_per_insert: float, min_steps: int, error_buffer: float | None = None) -> None:
         self.samples_per_insert = samples_per_insert
         self.min_steps = min_steps
-        self.behind = behind
+        self.error_buffer = error_buffer
         self.steps = 0
         self.samples = 0
         self._origin: tuple[int, int] | None = None
 
-    def tick(self, steps: int) -> None:
+    def count_steps(self, steps: int) -> None:
         """Count environment steps when they are taken, not when their chunk arrives."""
         self.steps += steps
 
-    def start_anew(self, steps: int) -> None:
+    def restart_at(self, steps: int) -> None:
         """Go on from a step clock with an empty store: it fills by `min_steps` again before anything is drawn."""
         self.steps = steps
         self.min_steps += steps
 
-    def take_share(self, steps: int, samples: int, opened: bool) -> None:
+    def resume_share(self, steps: int, samples: int, opened: bool) -> None:
         """Go on with a share of the counts of a run that was divided otherwise; what is owed begins anew."""
         self.steps, self.samples = steps, samples
         self._origin = (max(steps, self.min_steps), samples) if opened else None
 
-    def open(self) -> None:
+    def start_counting(self) -> None:
         """There is something to sample: when it has warmed up, steps earn samples. Once open, it stays so."""
         if self._origin is None:
             self._origin = (max(self.steps, self.min_steps), 0)
 
-    def draw(self, n: int) -> None:
+    def count_samples(self, n: int) -> None:
         self.samples += n
 
     @property
@@ -62,7 +62,7 @@ class Pace:
     def may_sample(self, n: int) -> bool:
         return self._origin is not None and self.steps >= self._origin[0] and self.samples + n <= self.budget
 
-    def batches(self, n: int) -> int:
+    def batches_allowed(self, n: int) -> int:
         """How often n samples may be drawn, one after the other, before another step is taken."""
         ready = self._origin is not None and self.steps >= self._origin[0]
         count, budget = 0, self.budget
@@ -71,7 +71,7 @@ class Pace:
         return count
 
     def may_insert(self) -> bool:
-        return self.behind is None or self.budget - self.samples <= self.behind
+        return self.error_buffer is None or self.budget - self.samples <= self.error_buffer
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "samples": self.samples, "origin": list(self._origin) if self._origin else None,

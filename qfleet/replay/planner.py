@@ -10,8 +10,8 @@ import numpy as np
 
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
-from qfleet.replay.segments import GROUP
-from qfleet.types import OBS, UserError
+from qfleet.replay.segments import CHUNKS_PER_SEGMENT
+from qfleet.types import OBS_PREFIX, UserError
 
 IMAGE_RATIO = 8.0
 """Assumed compression of image columns. Ten Atari games gave 27-150 under random play; other pictures are busier."""
@@ -24,7 +24,7 @@ BLOB_OVERHEAD = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Bytes: what is allocated as arrays, what compressed blocks are expected to add, and the limit that will hold."""
 
     dense_bytes: int
@@ -42,7 +42,7 @@ class Plan:
         return self.fixed + self.blob_bytes_estimate
 
 
-def slots(layout: Layout, cfg: ReplayConfig) -> int:
+def slot_count(layout: Layout, cfg: ReplayConfig) -> int:
     """How many full chunks hold the capacity."""
     if cfg.capacity < layout.chunk_steps:
         raise UserError(f"replay.capacity={cfg.capacity} does not hold one chunk of replay.chunk_steps="
@@ -53,13 +53,13 @@ def slots(layout: Layout, cfg: ReplayConfig) -> int:
 def fixed_bytes(layout: Layout, chunks: int) -> tuple[int, int]:
     """Of room for so many chunks: bytes of the dense columns with the book-keeping of blocks, and of the sum tree (2 x
     a power of two float64)."""
-    per_slot = layout.rows * layout.record.itemsize
-    per_slot += layout.starts * len(layout.marks) * sum(column.row_bytes for column in layout.marked)
+    per_slot = layout.rows * layout.dense_dtype.itemsize
+    per_slot += layout.starts * len(layout.state_rows) * sum(column.row_bytes for column in layout.state_columns)
     per_slot += len(layout.blocked) * (BLOB_OVERHEAD + 4 * layout.blocks)
     return chunks * per_slot, 16 * (1 << (chunks * layout.starts - 1).bit_length())
 
 
-def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) -> Plan:
+def plan_memory(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) -> MemoryPlan:
     """Plan the memory of a replay, or refuse with the figures one that cannot fit.
 
     Chunks are assumed to be full. Where they end with episodes that are shorter, more of them hold the capacity, and
@@ -68,23 +68,23 @@ def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) 
     `available_bytes` is measured unless given. Where it cannot be known, only the user's own limit is checked.
     """
     available = available_memory() if available_bytes is None else available_bytes
-    dense, tree = fixed_bytes(layout, slots(layout, cfg))
+    dense, tree = fixed_bytes(layout, slot_count(layout, cfg))
     per_chunk = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
     limit = cfg.max_bytes
     if limit is None and available is not None:
         limit = int(SHARE * available)
-    planned = Plan(dense, int(slots(layout, cfg) * per_chunk), tree, available, limit)
+    planned = MemoryPlan(dense, int(slot_count(layout, cfg) * per_chunk), tree, available, limit)
     if available is not None and cfg.max_bytes is not None and cfg.max_bytes > available:
-        raise UserError(f"replay.max_bytes={size(cfg.max_bytes)} is more than the {size(available)} of free memory: "
+        raise UserError(f"replay.max_bytes={format_bytes(cfg.max_bytes)} is more than the {format_bytes(available)} of free memory: "
                         "lower it, or free memory")
     if cfg.max_bytes is None and limit is not None and planned.total > limit:
-        raise UserError(f"replay.capacity={cfg.capacity} needs about {size(planned.total)} ({_parts(planned)}) but "
-                        f"may take {size(limit)}, {SHARE:.0%} of the free memory: lower replay.capacity, or set "
+        raise UserError(f"replay.capacity={cfg.capacity} needs about {format_bytes(planned.total)} ({_parts(planned)}) but "
+                        f"may take {format_bytes(limit)}, {SHARE:.0%} of the free memory: lower replay.capacity, or set "
                         "replay.max_bytes to keep as many of the newest steps as fit")
     warm_up = planned.fixed + int(max(1, cfg.min_steps / layout.chunk_steps) * per_chunk)
     if limit is not None and warm_up > limit:
-        raise UserError(f"replay.max_bytes={size(limit)} does not hold replay.min_steps={cfg.min_steps}, about "
-                        f"{size(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
+        raise UserError(f"replay.max_bytes={format_bytes(limit)} does not hold replay.min_steps={cfg.min_steps}, about "
+                        f"{format_bytes(warm_up)} with the arrays for replay.capacity={cfg.capacity} ({_parts(planned)}): "
                         "raise max_bytes, or lower capacity or min_steps")
     return planned
 
@@ -92,16 +92,16 @@ def plan(layout: Layout, cfg: ReplayConfig, available_bytes: int | None = None) 
 def saved_bytes(layout: Layout, cfg: ReplayConfig, steps: float) -> int:
     """About the bytes of a replay in a checkpoint after so many steps: chunks as they are packed, in whole files, and
     priorities."""
-    kept = min(slots(layout, cfg), steps // layout.chunk_steps + GROUP)
+    kept = min(slot_count(layout, cfg), steps // layout.chunk_steps + CHUNKS_PER_SEGMENT)
     per_slot = fixed_bytes(layout, 1)[0] + 8 * layout.starts
     blocks = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
     return int(kept * (per_slot + blocks))
 
 
-def told(layout: Layout) -> np.dtype:
+def record_dtype(layout: Layout) -> np.dtype:
     """All columns but observations side by side, as a device keeps a row of them."""
     fields = [(column.name, column.dtype, column.shape or (1,)) for column in layout.columns
-              if not column.name.startswith(OBS)]
+              if not column.name.startswith(OBS_PREFIX)]
     widest = sorted(fields, key=lambda field: -np.dtype(field[1]).itemsize)  # so that none lies across a border
     spare = -np.dtype(widest).itemsize % 8
     return np.dtype([*widest, ("", "uint8", (spare,))] if spare else widest)
@@ -109,23 +109,23 @@ def told(layout: Layout) -> np.dtype:
 
 def device_bytes(layout: Layout, cfg: ReplayConfig) -> tuple[int, int]:
     """Bytes of a replay that is kept raw on a device: of all columns, and of priorities, their sums and places."""
-    frames = sum(column.row_bytes for column in layout.columns if column.name.startswith(OBS))
-    per_slot = layout.rows * (frames + told(layout).itemsize)
-    per_slot += layout.starts * len(layout.marks) * sum(column.row_bytes for column in layout.marked)
-    return slots(layout, cfg) * per_slot, 24 * slots(layout, cfg) * layout.starts
+    frames = sum(column.row_bytes for column in layout.columns if column.name.startswith(OBS_PREFIX))
+    per_slot = layout.rows * (frames + record_dtype(layout).itemsize)
+    per_slot += layout.starts * len(layout.state_rows) * sum(column.row_bytes for column in layout.state_columns)
+    return slot_count(layout, cfg) * per_slot, 24 * slot_count(layout, cfg) * layout.starts
 
 
-def device_plan(layout: Layout, cfg: ReplayConfig, free_bytes: int | None) -> Plan:
+def plan_device_memory(layout: Layout, cfg: ReplayConfig, free_bytes: int | None) -> MemoryPlan:
     """Plan a replay that lives on the learner's device with `free_bytes` of memory (None: unknown), or refuse it."""
     columns, priorities = device_bytes(layout, cfg)
-    planned = Plan(columns, 0, priorities, free_bytes, None)
+    planned = MemoryPlan(columns, 0, priorities, free_bytes, None)
     most = None if free_bytes is None else int(SHARE * free_bytes)
     for limit, name in ((cfg.max_bytes, f"replay.max_bytes={cfg.max_bytes}"),
                         (most, f"what it may take there, {SHARE:.0%} of the free memory")):
         if limit is not None and planned.total > limit:
             fitting = int(cfg.capacity * limit / planned.total) // layout.chunk_steps * layout.chunk_steps
-            raise UserError(f"replay.capacity={cfg.capacity} needs {size(planned.total)} on the device "
-                            f"({size(planned.total / cfg.capacity)} per step, raw) but {name} is {size(limit)}: lower "
+            raise UserError(f"replay.capacity={cfg.capacity} needs {format_bytes(planned.total)} on the device "
+                            f"({format_bytes(planned.total / cfg.capacity)} per step, raw) but {name} is {format_bytes(limit)}: lower "
                             f"replay.capacity to {fitting}, or use replay.store=host, which keeps it compressed")
     return planned
 
@@ -185,12 +185,12 @@ def _room(folder: Path, limit: str, usage: str) -> int | None:
     return max(0, int(allowed) - used + cached)
 
 
-def _parts(planned: Plan) -> str:
-    return (f"{size(planned.dense_bytes)} of small columns, {size(planned.tree_bytes)} of priorities, about "
-            f"{size(planned.blob_bytes_estimate)} of compressed observations")
+def _parts(planned: MemoryPlan) -> str:
+    return (f"{format_bytes(planned.dense_bytes)} of small columns, {format_bytes(planned.tree_bytes)} of priorities, about "
+            f"{format_bytes(planned.blob_bytes_estimate)} of compressed observations")
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes as people read them, by 1000: `5 MB`, `0.317 GB`."""
     value, unit = float(count), "B"
     for unit in ("B", "KB", "MB", "GB", "TB", "PB"):

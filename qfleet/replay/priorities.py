@@ -9,20 +9,20 @@ import numpy as np
 
 from qfleet.replay.tree import SumTree
 
-LEAST, MOST = 1e-6, 1e6
+MIN_PRIORITY, MAX_PRIORITY = 1e-6, 1e6
 """Range of a priority: whatever lies outside, or is not a number, is clamped and counted."""
 
 
-def clean(priority: np.ndarray) -> tuple[np.ndarray, float, int]:
+def clamp_priorities(priority: np.ndarray) -> tuple[np.ndarray, float, int]:
     """Priorities within their range, the largest of those that were, and how many were not."""
     given = np.asarray(priority, np.float64)
     least, most = given.min(initial=1.0), given.max(initial=1.0)
-    if least >= LEAST and most <= MOST:  # false for NaN
+    if least >= MIN_PRIORITY and most <= MAX_PRIORITY:  # false for NaN
         return given, float(most), 0
-    sane = (given >= LEAST) & (given <= MOST)
+    sane = (given >= MIN_PRIORITY) & (given <= MAX_PRIORITY)
     # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
     most = float(given[sane].max(initial=0.0))
-    values = np.clip(np.nan_to_num(given, nan=LEAST, posinf=MOST, neginf=LEAST), LEAST, MOST)
+    values = np.clip(np.nan_to_num(given, nan=MIN_PRIORITY, posinf=MAX_PRIORITY, neginf=MIN_PRIORITY), MIN_PRIORITY, MAX_PRIORITY)
     return values, most, int((~sane).sum())
 
 
@@ -67,7 +67,7 @@ class Priorities:
         return leaves, weight, float(size * least / self.tree.total) ** -beta
 
     def _clean(self, priority: np.ndarray) -> np.ndarray:
-        values, most, clamped = clean(priority)
+        values, most, clamped = clamp_priorities(priority)
         self.largest = max(self.largest, most)
         self.clamped += clamped
         return values

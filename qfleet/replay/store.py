@@ -9,18 +9,18 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from qfleet.replay.codec import Codec, Packed
+from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
-from qfleet.replay.pace import Pace
-from qfleet.replay.planner import slots
-from qfleet.replay.segments import Source, read, split
+from qfleet.replay.pace import RateLimiter
+from qfleet.replay.planner import slot_count
+from qfleet.replay.segments import SegmentSource, read_segments, split_segments
 from qfleet.types import Chunk, Sample, Segment
 
 log = logging.getLogger(__name__)
 
 
-class Held(Protocol):
+class StoredChunk(Protocol):
     """A chunk as a store keeps it."""
 
     @property
@@ -30,7 +30,7 @@ class Held(Protocol):
     def last(self) -> np.ndarray: ...
 
 
-class Shares(Protocol):
+class PriorityIndex(Protocol):
     """Which start is drawn how often: a number for each leaf, 0 for what must not be drawn."""
 
     def write(self, leaves: np.ndarray, priority: np.ndarray | None, valid: np.ndarray) -> None: ...
@@ -43,13 +43,13 @@ class Shares(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=StoredChunk)
 
 MARGIN = 1.1
 """Room for this many times the chunks that the capacity takes, going by those that are held, when room is made."""
 
 
-class Store(ABC, Generic[H]):
+class ReplayStore(ABC, Generic[H]):
     """Implements `types.Replay`, but for where chunks rest and how they are drawn.
 
     Chunks are numbered by a serial that only grows; chunk `serial` rests in slot `serial % slots`, and the live ones
@@ -59,20 +59,20 @@ class Store(ABC, Generic[H]):
     chunks; where episodes are shorter than chunks, a store that can `_resize` makes more, and any other one evicts.
     """
 
-    def __init__(self, layout: Layout, cfg: ReplayConfig, shares: Shares) -> None:
-        self._layout, self._cfg, self._shares = layout, cfg, shares
-        self._slots = slots(layout, cfg)
+    def __init__(self, layout: Layout, cfg: ReplayConfig, shares: PriorityIndex) -> None:
+        self._layout, self._cfg, self._priority_index = layout, cfg, shares
+        self._slots = slot_count(layout, cfg)
         self._sizes = np.zeros(self._slots, np.int64)
         self._key_offset = np.zeros(self._slots, np.int64)
         self._prints = np.zeros(self._slots, np.uint32)
         self._lengths = np.zeros(self._slots, np.int64)  # of chunks, in steps
         self._codec = Codec(layout)
-        self.pace = Pace(cfg.samples_per_insert, cfg.min_steps)
+        self.rate_limiter = RateLimiter(cfg.samples_per_insert, cfg.min_steps)
         self._first = self._next = 0
         self._size = self._held = 0  # windows, steps
         self._warned = False
         self._dropped = 0  # chunks that did not decode
-        self.elsewhere = 0  # steps that other replays of the run have counted, as far as is known
+        self.remote_steps = 0  # steps that other replays of the run have counted, as far as is known
 
     @abstractmethod
     def sample(self, n: int) -> Sample | None:
@@ -87,7 +87,7 @@ class Store(ABC, Generic[H]):
     def _from_chunk(self, chunk: Chunk) -> H: ...
 
     @abstractmethod
-    def _from_packed(self, packed: Packed) -> H:
+    def _from_packed(self, packed: PackedChunk) -> H:
         """ValueError if it does not decode."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Store(ABC, Generic[H]):
         """Forget what rests in a slot."""
 
     @abstractmethod
-    def _pack(self, slot: int, valid: np.ndarray) -> Packed:
+    def _pack(self, slot: int, valid: np.ndarray) -> PackedChunk:
         """What rests in a slot, as it is saved."""
 
     @abstractmethod
@@ -126,18 +126,18 @@ class Store(ABC, Generic[H]):
 
     @property
     def steps(self) -> int:
-        return self.pace.steps + self.elsewhere
+        return self.rate_limiter.steps + self.remote_steps
 
-    def tick(self, steps: int) -> None:
-        self.pace.tick(steps)
+    def count_steps(self, steps: int) -> None:
+        self.rate_limiter.count_steps(steps)
 
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
         """Store a chunk with the priorities [S] of its starts (None: the largest seen); its serial, or None = wait."""
-        if not self.pace.may_insert():
+        if not self.rate_limiter.may_insert():
             return None
         return self._take(self._from_chunk(chunk), priority)
 
-    def insert(self, packed: Packed, priority: np.ndarray | None = None) -> int | None:
+    def add_packed(self, packed: PackedChunk, priority: np.ndarray | None = None) -> int | None:
         """Store a chunk that was packed elsewhere, whatever the pace; its serial. One that does not decode is dropped
         and counted: None."""
         held = self._decoded(packed)
@@ -145,9 +145,9 @@ class Store(ABC, Generic[H]):
 
     def claim(self, n: int) -> bool:
         """Whether n windows may be drawn now; then they count as drawn."""
-        if self._size == 0 or not self.pace.may_sample(n):
+        if self._size == 0 or not self.rate_limiter.may_sample(n):
             return False
-        self.pace.draw(n)
+        self.rate_limiter.count_samples(n)
         return True
 
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
@@ -160,13 +160,13 @@ class Store(ABC, Generic[H]):
         live = (keys >= self._first * self._layout.starts) & (keys < self._next * self._layout.starts)
         if not live.all():
             keys, priority = keys[live], priority[live]
-        self._shares.update(keys % (self._slots * self._layout.starts), priority)
+        self._priority_index.update(keys % (self._slots * self._layout.starts), priority)
 
     def metrics(self) -> dict[str, float]:
-        clamped = self._shares.state_dict()["clamped"]
+        clamped = self._priority_index.state_dict()["clamped"]
         figures = {"replay/size": self._size, "replay/steps": self._held, "replay/bytes": self.nbytes,
                    "replay/bytes_per_step": self.nbytes / max(1, self._held),
-                   "replay/samples_per_insert": self.pace.ratio, "replay/clamped_priorities": clamped}
+                   "replay/samples_per_insert": self.rate_limiter.ratio, "replay/clamped_priorities": clamped}
         if self._cfg.alpha > 0:
             figures["replay/beta"] = self._cfg.beta(self.steps)
         if self._dropped:
@@ -176,11 +176,11 @@ class Store(ABC, Generic[H]):
     def state_dict(self) -> dict[str, Any]:
         """All but the chunks, which `segments` gives: counters, generator, and the leaves of live chunks."""
         live = [self._leaves(serial % self._slots) for serial in range(self._first, self._next)]
-        leaves = self._shares.get(np.concatenate(live)) if live else np.zeros(0)
+        leaves = self._priority_index.get(np.concatenate(live)) if live else np.zeros(0)
         lengths = self._lengths[np.arange(self._first, self._next) % self._slots]
         return {"first": self._first, "next": self._next, "rng": self._random_state(), "leaves": leaves,
                 "lengths": lengths, "slots": self._slots, "capacity": self._cfg.capacity,
-                "pace": self.pace.state_dict(), "priorities": self._shares.state_dict(), "dropped": self._dropped}
+                "pace": self.rate_limiter.state_dict(), "priorities": self._priority_index.state_dict(), "dropped": self._dropped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over counters, generator and priorities; `load_segments` must follow.
@@ -202,27 +202,27 @@ class Store(ABC, Generic[H]):
         for serial, values in zip(range(self._first, self._next),
                                   leaves.reshape(live, starts)[live - (self._next - self._first):], strict=True):
             everything[serial % self._slots] = values
-        self._shares.fill(everything.reshape(-1))
-        self._shares.load_state_dict(state["priorities"])
+        self._priority_index.fill(everything.reshape(-1))
+        self._priority_index.load_state_dict(state["priorities"])
         self._sizes[:] = np.count_nonzero(everything, axis=1)
         self._size = int(self._sizes.sum())
-        self.pace.load_state_dict(state["pace"])
+        self.rate_limiter.load_state_dict(state["pace"])
         self._dropped = int(state.get("dropped", 0))
         if type(state["rng"]) is type(self._random_state()):
             self._restore_random(state["rng"])
 
     def segments(self) -> list[Segment]:
         """The live chunks in immutable pieces; read them before the replay changes again."""
-        return split(self._first, self._next, self._saved, lambda serial: int(self._prints[serial % self._slots]))
+        return split_segments(self._first, self._next, self._saved, lambda serial: int(self._prints[serial % self._slots]))
 
-    def load_segments(self, pieces: Iterable[tuple[str, Source]]) -> None:
+    def load_segments(self, pieces: Iterable[tuple[str, SegmentSource]]) -> None:
         """Take back the chunks that `segments` gave; pieces of evicted chunks are skipped, missing ones refused. In the
         place of a chunk that does not decode there is an empty one, of which nothing is drawn."""
         missing = set(range(self._first, self._next))
-        for serial, packed in read(pieces, self._layout):
+        for serial, packed in read_segments(pieces, self._layout):
             if serial not in missing:
                 continue
-            if not np.array_equal(packed.valid, self._shares.get(self._leaves(serial % self._slots)) > 0):
+            if not np.array_equal(packed.valid, self._priority_index.get(self._leaves(serial % self._slots)) > 0):
                 raise ValueError(f"saved replay: chunk {serial} is not the one that its priorities belong to")
             held = self._decoded(packed)
             if held is None:
@@ -237,8 +237,8 @@ class Store(ABC, Generic[H]):
         """Assert what always holds; for tests."""
         live = self._next - self._first
         assert 0 <= live <= self._slots
-        leaves = self._shares.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
-        assert np.isclose(self._shares.total(), leaves.sum(), rtol=1e-12)
+        leaves = self._priority_index.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
+        assert np.isclose(self._priority_index.total(), leaves.sum(), rtol=1e-12)
         assert not leaves[~self._occupied()].any()
         assert np.array_equal(np.count_nonzero(leaves, axis=1), self._sizes)
         assert self._size == self._sizes.sum()
@@ -264,10 +264,10 @@ class Store(ABC, Generic[H]):
         self._next += 1
         self._place(serial, held)
         slot = serial % self._slots
-        self._shares.write(self._leaves(slot), priority, held.valid)
+        self._priority_index.write(self._leaves(slot), priority, held.valid)
         self._count(slot, int(held.valid.sum()))
         if empty and self._size:
-            self.pace.open()
+            self.rate_limiter.start_counting()
         return serial
 
     def _grow(self) -> bool:
@@ -294,7 +294,7 @@ class Store(ABC, Generic[H]):
         if lengths.shape != (live,) or not ((lengths > 0) & (lengths <= steps)).all() or not 0 <= before <= most:
             raise ValueError(f"saved replay: {before} slots and {lengths.shape} lengths do not belong to {live} chunks")
         kept = int(np.count_nonzero(np.cumsum(lengths[::-1]) <= self._cfg.capacity))
-        if not self._resize(max(before, kept, slots(self._layout, self._cfg))):
+        if not self._resize(max(before, kept, slot_count(self._layout, self._cfg))):
             kept = min(kept, self._slots)
         for serial, length in zip(range(self._next - kept, self._next), lengths[live - kept:].tolist(), strict=True):
             self._measure(serial % self._slots, length)
@@ -305,7 +305,7 @@ class Store(ABC, Generic[H]):
         live = np.arange(self._first, self._next)
         before, after = live % self._slots, live % slots
         self._sizes, self._prints, self._lengths = (
-            moved(values, before, after, slots) for values in (self._sizes, self._prints, self._lengths))
+            move_slots(values, before, after, slots) for values in (self._sizes, self._prints, self._lengths))
         self._key_offset = np.zeros(slots, np.int64)
         self._key_offset[after] = (live - after) * self._layout.starts
         self._slots = slots
@@ -321,10 +321,10 @@ class Store(ABC, Generic[H]):
     def _clear(self, slot: int) -> None:
         """Let nothing be drawn from a slot."""
         leaves = self._leaves(slot)
-        self._shares.set(leaves, np.zeros(len(leaves)))
+        self._priority_index.set(leaves, np.zeros(len(leaves)))
         self._count(slot, 0)
 
-    def _decoded(self, packed: Packed) -> H | None:
+    def _decoded(self, packed: PackedChunk) -> H | None:
         """A chunk from elsewhere; None if it does not decode, which would otherwise be found out when it is drawn."""
         try:
             return self._from_packed(packed)
@@ -351,14 +351,14 @@ class Store(ABC, Generic[H]):
     def _leaves(self, slot: int) -> np.ndarray:
         return slot * self._layout.starts + np.arange(self._layout.starts)
 
-    def _saved(self, serial: int) -> Packed:
+    def _saved(self, serial: int) -> PackedChunk:
         if not self._first <= serial < self._next:
             raise RuntimeError(f"chunk {serial} was evicted before it was saved")
         slot = serial % self._slots
-        return self._pack(slot, self._shares.get(self._leaves(slot)) > 0)
+        return self._pack(slot, self._priority_index.get(self._leaves(slot)) > 0)
 
 
-def moved(values: np.ndarray, before: np.ndarray, after: np.ndarray, slots: int) -> np.ndarray:
+def move_slots(values: np.ndarray, before: np.ndarray, after: np.ndarray, slots: int) -> np.ndarray:
     """Values of `slots` slots, [slots, ...]: those of the slots `before`, now in the slots `after`, and zeros."""
     room = np.zeros((slots, *values.shape[1:]), values.dtype)
     for at in range(0, len(before), 256):  # by index all at once, they would be copied twice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qfleet.maths.compiled import COMPILED, compiled
+from qfleet.maths.compiled import HAS_NUMBA, jit
 
 
 class SumTree:
@@ -88,7 +88,7 @@ def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[n
     return node, nodes[node]
 
 
-@compiled
+@jit
 def set_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
     for i in range(len(node)):
         nodes[node[i]] = values[i]
@@ -101,7 +101,7 @@ def set_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth:
                 nodes[parent] = nodes[2 * parent] + nodes[2 * parent + 1]
 
 
-@compiled
+@jit
 def change_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
     for i in range(len(node)):
         if nodes[node[i]] == 0:
@@ -109,7 +109,7 @@ def change_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, dep
     set_compiled(nodes, node, values, depth)
 
 
-@compiled
+@jit
 def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
     top = depth // 2
     final = (2 << top) - 1
@@ -132,6 +132,6 @@ def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np
     return node, nodes[node]
 
 
-_set = set_compiled if COMPILED else set_levelwise
-_change = change_compiled if COMPILED else change_levelwise
-_sample = sample_compiled if COMPILED else sample_levelwise
+_set = set_compiled if HAS_NUMBA else set_levelwise
+_change = change_compiled if HAS_NUMBA else change_levelwise
+_sample = sample_compiled if HAS_NUMBA else sample_levelwise

@@ -14,12 +14,12 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, Positive, PositiveCount
-from qfleet.roles.early import Early
+from qfleet.roles.early import OverlappedAllReduce
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Grads, norm_of
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_rest, slices, within
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_frozen, split_evenly, slices_within
 
-Table = list[list[float]]
+RankRows = list[list[float]]
 """What every rank said, rank by rank."""
 
 
@@ -43,7 +43,7 @@ class AllReduceConfig(Config):
         return {"rate_scaling": "with allreduce.batch=global the batch does not grow"} if self.batch == "global" else {}
 
 
-class Peers(Protocol):
+class Collectives(Protocol):
     """The other ranks. Every call is answered when all ranks have made the same one.
 
     `sent_bytes` counts what this rank sends if messages go round a ring, as they do.
@@ -53,16 +53,16 @@ class Peers(Protocol):
     size: int
     sent_bytes: float
 
-    def gather(self, row: Sequence[float]) -> Table:
+    def all_gather(self, row: Sequence[float]) -> RankRows:
         """Rows of the same length, one of each rank."""
 
-    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
+    def start_allreduce(self, vector: torch.Tensor) -> Callable[[], None]:
         """Begin to add up over all ranks, in place; what is returned waits until that is done."""
 
-    def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
+    def all_gather_slices(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
         """Each rank has brought its slice up to date; afterwards every rank has all of them."""
 
-    def spread(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """What the first rank has, in place."""
 
 
@@ -75,36 +75,36 @@ class AllReduce:
     gradients while backward runs, which must then be autograd's own and no recording.
     """
 
-    def __init__(self, cfg: OptimizerConfig, peers: Peers, sharded: bool = False,
-                 say: Callable[[], Sequence[float]] = tuple, hear: Callable[[Table], None] = lambda told: None,
-                 ahead: Callable[[], int | None] = lambda: None, overlap: bool = False) -> None:
+    def __init__(self, cfg: OptimizerConfig, peers: Collectives, sharded: bool = False,
+                 piggyback: Callable[[], Sequence[float]] = tuple, on_piggyback: Callable[[RankRows], None] = lambda told: None,
+                 batches_ahead: Callable[[], int | None] = lambda: None, overlap: bool = False) -> None:
         self.overlap = overlap and peers.size > 1
-        self.cfg, self.peers, self.sharded, self.say, self.hear, self.ahead = cfg, peers, sharded, say, hear, ahead
+        self.cfg, self.peers, self.sharded, self.piggyback, self.on_piggyback, self.batches_ahead = cfg, peers, sharded, piggyback, on_piggyback, batches_ahead
         self._granted: int | None = None  # updates that have been voted on and not been made yet
 
     def attach(self, flat: Flat) -> None:
         parts = self.peers.size if self.sharded else 1
-        self.flat, self.cuts = flat, slices(len(flat.master), parts)
-        self.mine = self.cuts[self.peers.rank if self.sharded else 0]
-        self.optimizer = Optimizer(self.cfg, flat.master[self.mine], within(flat.parts, self.mine))
-        self._early = Early(flat, self.peers.add_up) if self.overlap else None
+        self.flat, self.rank_slices = flat, split_evenly(len(flat.master), parts)
+        self.mine = self.rank_slices[self.peers.rank if self.sharded else 0]
+        self.optimizer = Optimizer(self.cfg, flat.master[self.mine], slices_within(flat.param_slices, self.mine))
+        self._overlapped = OverlappedAllReduce(flat, self.peers.start_allreduce) if self.overlap else None
 
-    def vote(self, peak: float | None) -> float | None:
+    def agree(self, max_weight: float | None) -> float | None:
         """All or nobody: a rank whose replay is empty, or behind, makes the others wait and not hang.
 
         Weights were divided by the largest of their own batch; the factor makes that the largest of all batches.
         """
         if self._granted is not None:
-            return self._go_on(peak)
-        ahead = self.ahead() if peak is not None else 0
-        told = self.peers.gather([-1.0 if peak is None else peak, -1.0 if ahead is None else ahead, *self.say()])
-        self.hear([row[2:] for row in told])
+            return self._go_on(max_weight)
+        batches_ahead = self.batches_ahead() if max_weight is not None else 0
+        told = self.peers.all_gather([-1.0 if max_weight is None else max_weight, -1.0 if batches_ahead is None else batches_ahead, *self.piggyback()])
+        self.on_piggyback([row[2:] for row in told])
         peaks = [row[0] for row in told]
-        if peak is None or min(peaks) < 0:
+        if max_weight is None or min(peaks) < 0:
             return None
         more = int(min(row[1] for row in told))
         self._granted = more if more >= 0 else None
-        return peak / max(peaks)
+        return max_weight / max(peaks)
 
     def _go_on(self, peak: float | None) -> float | None:
         """A vote whose outcome is known: yes as long as everybody has batches left, then once no."""
@@ -116,8 +116,8 @@ class AllReduce:
         self._granted -= 1
         return 1.0
 
-    def rests(self) -> bool:
-        return self.cfg.clip_norm == 0 and all_rest(self.flat.parts, self.optimizer.count + 1)
+    def skips_frozen(self) -> bool:
+        return self.cfg.clip_norm == 0 and all_frozen(self.flat.param_slices, self.optimizer.count + 1)
 
     def apply(self, grads: Grads | None) -> float:
         """A gradient that is not finite, anywhere, is contagious: the sum is not finite either, and all skip it."""
@@ -128,16 +128,16 @@ class AllReduce:
         if math.isfinite(norm):
             self.optimizer.step(gradient[self.mine], norm)
             if self.sharded:
-                self.peers.complete(self.flat.master, self.cuts)
-            self.flat.sync()
+                self.peers.all_gather_slices(self.flat.master, self.rank_slices)
+            self.flat.copy_to_network()
         return norm
 
     def _sum(self, grads: Grads | None) -> torch.Tensor:
-        if self._early is not None:
-            return self._early.finish(grads)
+        if self._overlapped is not None:
+            return self._overlapped.finish(grads)
         gradient = self.flat.grad.fill_(math.nan) if grads is None else self.flat.gather(grads)
         if self.peers.size > 1:
-            self.peers.add_up(gradient)()
+            self.peers.start_allreduce(gradient)()
         return gradient
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class AllReduce:
         for name in ("mean", "square") if self.sharded else ():
             whole = torch.zeros_like(self.flat.master)
             whole[self.mine] = state[name]
-            self.peers.complete(whole, self.cuts)
+            self.peers.all_gather_slices(whole, self.rank_slices)
             state[name] = whole
         return state
 

@@ -52,9 +52,9 @@ class Checkpointer:
         cfg: CheckpointConfig,
         progress: Callable[[], Progress],
         metrics: Metrics,
-        cut: Callable[[int], None] | None = None,
+        end_episodes: Callable[[int], None] | None = None,
     ) -> None:
-        self.snapshot, self.write, self.progress, self.metrics, self.cut = snapshot, save, progress, metrics, cut
+        self.snapshot, self.write, self.progress, self.metrics, self.end_episodes = snapshot, save, progress, metrics, end_episodes
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.failed = False
         self.saved_at: Progress | None = None
@@ -62,8 +62,8 @@ class Checkpointer:
     def step(self) -> bool:
         if not self.schedule.due(self.progress()):
             return False
-        if self.cut is not None:
-            self.cut(self.schedule.index)
+        if self.end_episodes is not None:
+            self.end_episodes(self.schedule.index)
         self.save()
         return True
 

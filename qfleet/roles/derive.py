@@ -13,7 +13,7 @@ from qfleet.types import Sample
 
 
 @dataclass(frozen=True)
-class Derivative:
+class GradientResult:
     """The weighted mean loss, its gradient (one tensor per parameter, None = no part), and what else was found."""
 
     total: torch.Tensor
@@ -24,10 +24,10 @@ class Derivative:
     buffers: dict[str, torch.Tensor]
 
 
-Derive = Callable[[Sample], Derivative]
+GradientFn = Callable[[Sample], GradientResult]
 
 
-class Eager:
+class Autograd:
     """The one place where losses are weighted and averaged: (weight · per_item).mean() + extra.
 
     With a `bound`, losses above it weigh nothing.
@@ -40,7 +40,7 @@ class Eager:
         self.parameters = parameters
         self.bound: torch.Tensor | None = None
 
-    def __call__(self, sample: Sample) -> Derivative:
+    def __call__(self, sample: Sample) -> GradientResult:
         loss = self.agent.loss(self.net, self.target, sample, self.rng)
         per_item = loss.per_item.detach()
         weight = sample.weight if self.bound is None else sample.weight * (per_item <= self.bound)
@@ -51,4 +51,4 @@ class Eager:
         grads: list[torch.Tensor | None] = [None] * len(self.parameters)
         for i, grad in zip(self.trained, found, strict=True):
             grads[i] = grad
-        return Derivative(total.detach(), per_item, grads, loss.priority, dict(loss.metrics), dict(loss.buffers))
+        return GradientResult(total.detach(), per_item, grads, loss.priority, dict(loss.metrics), dict(loss.buffers))

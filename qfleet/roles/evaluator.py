@@ -13,13 +13,13 @@ from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, PositiveCount, Real
 from qfleet.explore import Explorer
-from qfleet.explore.bandit import Bandit, Choosing
+from qfleet.explore.bandit import Bandit, BanditExplorer
 from qfleet.explore.constant import Constant
 from qfleet.roles.actor import Actor
 from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.roles.seeds import lane_seeds, seed_for
-from qfleet.types import EnvFault, Published, UserError, VectorEnv
+from qfleet.types import EnvFault, WeightSource, UserError, VectorEnv
 
 ENDLESS_STEPS = 100_000
 """Vector steps of an evaluation without the end of any episode; the longest Atari game takes 27,000."""
@@ -70,11 +70,11 @@ class Score:
         return float(np.std(self.returns))
 
 
-class BrokenOff(Exception):
+class EvaluationAborted(Exception):
     """An evaluation was told to stop before its last episode."""
 
 
-class Tally:
+class EpisodeCounter:
     """Counts the first episodes of every lane, a fixed number each, so that short ones are not favoured."""
 
     def __init__(self, episodes: int, lanes: int) -> None:
@@ -99,14 +99,14 @@ class Tally:
 
 
 def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int,
-             stop: Callable[[], bool] = lambda: False, told: Callable[[int], None] = lambda episodes: None,
+             stop: Callable[[], bool] = lambda: False, on_episode: Callable[[int], None] = lambda episodes: None,
              explorer: Explorer | None = None) -> Score:
     """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop.
 
     `told` hears how many episodes have ended so far. An `explorer` may take the place of the constant ε.
     EnvFault if the environment loses episode after episode, UserError if none ever ends.
     """
-    tally = Tally(episodes, env.lanes)
+    tally = EpisodeCounter(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
     policy.memory = None
     actor = Actor(policy, env, explorer or Constant(epsilon, env.lanes), tally)
@@ -114,13 +114,13 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
     completed, faults, waited = 0, env.faults(), 0
     while not tally.done:
         if stop():
-            raise BrokenOff
+            raise EvaluationAborted
         actor.step()
-        actor.land()
+        actor.receive_step()
         waited += 1
         if tally.completed > completed:
             completed, faults, waited = tally.completed, env.faults(), 0
-            told(completed)
+            on_episode(completed)
         elif waited >= ENDLESS_STEPS:
             raise UserError(f"{env.spec.id} was evaluated for {waited:,} steps without the end of an episode: set "
                             "env.max_episode_steps, or eval.max_episode_steps for evaluations alone, so that episodes "
@@ -130,7 +130,7 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
                            f"one between, in {env.lanes} lanes: mend what fails there (`qfleet check-env` plays it)")
     if explorer is not None:  # it hears of an episode when the next one begins
         actor.step()
-        actor.land()
+        actor.receive_step()
     flat = [result for lane in tally.results for result in lane]
     return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
 
@@ -145,7 +145,7 @@ class Evaluator:
         self,
         policy: Policy,
         env: VectorEnv,
-        weights: Published,
+        weights: WeightSource,
         cfg: EvalConfig,
         seed: int,
         progress: Callable[[], Progress],
@@ -156,63 +156,63 @@ class Evaluator:
         self.progress, self.on_score, self.stop = progress, on_score, stop
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.count = 0
-        self.judged = -1
-        self.owed = False
-        self.recent: Callable[[], float | None] = lambda: None  # the mean return of training
-        self._noted: dict[str, torch.Tensor] = {}  # the agent's notes after the last evaluation
+        self.evaluated_version = -1
+        self.pending = False
+        self.recent_return: Callable[[], float | None] = lambda: None  # the mean return of training
+        self._saved_buffers: dict[str, torch.Tensor] = {}  # the agent's notes after the last evaluation
         self.bandit = Bandit(policy.agent.arms, TRIALS * policy.agent.arms) if policy.agent.arms > 1 else None
 
     def step(self) -> bool:
         """One whole evaluation, if one is due."""
-        if not (self.owed or (self.promising() and self.schedule.due(self.progress()))):
+        if not (self.pending or (self.reached_from_return() and self.schedule.due(self.progress()))):
             return False
-        self.judge()
+        self.evaluate()
         return True
 
-    def promising(self) -> bool:
+    def reached_from_return(self) -> bool:
         """Whether training has come far enough for evaluations (`from_return`)."""
         if self.cfg.from_return is None:
             return True
-        recent = self.recent()
+        recent = self.recent_return()
         return recent is not None and recent >= self.cfg.from_return
 
-    def judge(self) -> None:
+    def evaluate(self) -> None:
         """Evaluate the newest weights now, unless they have just been judged."""
-        self.owed = False
+        self.pending = False
         self.policy.refresh(self.weights)
-        self.policy.flat.assign(self._noted)  # newer than what weights that were published meanwhile hold
-        if self.judged == self.policy.version:
+        self.policy.flat.set_buffers(self._saved_buffers)  # newer than what weights that were published meanwhile hold
+        if self.evaluated_version == self.policy.version:
             return
         seed, begin = seed_for(self.seed, "evaluations", self.count), perf_counter()
         try:
             if self.bandit is not None:
                 self._try_arms(self.bandit, seed)
             score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.stop)
-            self.policy.note()
-            self._noted = {name: self.policy.flat.buffer(name).clone() for name in self.policy.agent.notes}
-        except BrokenOff:
-            self.owed = True
+            self.policy.save_persistent()
+            self._saved_buffers = {name: self.policy.flat.buffer(name).clone() for name in self.policy.agent.eval_buffers}
+        except EvaluationAborted:
+            self.pending = True
             return
-        self.judged = score.version
+        self.evaluated_version = score.version
         self.count += 1
         self.on_score(replace(score, seconds=perf_counter() - begin), self.policy.flat.state())
 
     def _try_arms(self, bandit: Bandit, seed: int) -> None:
         """Episodes that do not count, to find out with which arm to play those that do."""
-        chooser = Choosing(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
+        chooser = BanditExplorer(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
         evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed_for(seed, "trials"), self.stop,
                  explorer=chooser)
-        self.policy.note()
-        self.policy.flat.assign({"arm": torch.tensor(bandit.best())})
+        self.policy.save_persistent()
+        self.policy.flat.set_buffers({"arm": torch.tensor(bandit.best())})
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"count": self.count, "judged": self.judged, "owed": self.owed}
+        state = {"count": self.count, "judged": self.evaluated_version, "owed": self.pending}
         return state if self.bandit is None else state | {"bandit": self.bandit.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.bandit is not None and "bandit" in state:
             self.bandit.load_state_dict(state["bandit"])
-        self.count, self.judged, self.owed = state["count"], state["judged"], state.get("owed", False)
+        self.count, self.evaluated_version, self.pending = state["count"], state["judged"], state.get("owed", False)
         self.schedule.resume(self.progress())
 
     def resume(self) -> None:

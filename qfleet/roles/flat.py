@@ -15,9 +15,9 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from qfleet.agent import Rate
-from qfleet.maths.cuda import BLOCK, Piece, blocks, join, kernel
-from qfleet.roles.optimizer import parts_of
+from qfleet.agent import ParamGroup
+from qfleet.maths.cuda import BLOCK_SIZE, TensorLayout, block_count, concat_bf16_source, compile_kernel
+from qfleet.roles.optimizer import param_slices_of
 from qfleet.types import UserError
 
 
@@ -29,8 +29,8 @@ class Flat:
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32,
-                 rates: Mapping[str, Rate] = MappingProxyType({})) -> None:
-        self.net, self.parts = net, parts_of(net, rates)
+                 rates: Mapping[str, ParamGroup] = MappingProxyType({})) -> None:
+        self.net, self.param_slices = net, param_slices_of(net, rates)
         self.parameters = list(net.parameters())
         if not self.parameters:
             raise UserError("the network has no parameters, so there is nothing to train: check agent.torso and "
@@ -44,9 +44,9 @@ class Flat:
             self.data = torch.empty(size, dtype=dtype, device=device)
             rooms = list(self.named(self.data).values())
         else:
-            self._order = order_of(list(self.shapes.values())).to(device)
+            self._order = gather_index(list(self.shapes.values())).to(device)
             self.data = torch.empty(len(self._order), dtype=dtype, device=device)
-            rooms = rooms_of(self.data, list(self.shapes.values()))
+            rooms = aligned_views(self.data, list(self.shapes.values()))
         self.master = torch.empty(size, dtype=dtype if same else torch.float32, device=device)
         for parameter, room, place in zip(self.parameters, rooms, self.named(self.master).values(), strict=True):
             room.copy_(parameter.detach())
@@ -57,7 +57,7 @@ class Flat:
         self._views = self.named(self.master) | self._buffers
         trained = any(parameter.requires_grad for parameter in self.parameters)
         self.grad = torch.zeros(size if trained else 0, dtype=self.master.dtype, device=device)
-        self.rooms = list(self.named(self.grad).values()) if trained else []
+        self.grad_views = list(self.named(self.grad).values()) if trained else []
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
@@ -65,27 +65,27 @@ class Flat:
         if self.grad.is_cuda and len(given) == len(grads) and all(grad.dtype == torch.bfloat16 for grad in given):
             self._join(given)
         else:
-            pour(grads, self.rooms)
+            scatter(grads, self.grad_views)
         return self.grad
 
     def _join(self, grads: Sequence[torch.Tensor]) -> None:
         """bfloat16 gradients on a GPU, by one kernel instead of a copy for each, one of all, and a conversion."""
-        laid = [laid_out(grad) for grad in grads]
+        laid = [contiguous_piece(grad) for grad in grads]
         pieces = tuple(piece for _, piece in laid)
         same = [grad.shape for grad in grads] == list(self.shapes.values())  # a kernel would write on and on
-        if same and (launch := kernel("join", join(pieces))) is not None:
-            launch(blocks(pieces) * BLOCK, [*(grad for grad, _ in laid), self.grad])
+        if same and (launch := compile_kernel("join", concat_bf16_source(pieces))) is not None:
+            launch(block_count(pieces) * BLOCK_SIZE, [*(grad for grad, _ in laid), self.grad])
         else:
             self.grad.copy_(torch.cat([grad.reshape(-1) for grad in grads]))
 
     @cached_property
-    def rounded(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def bf16_target(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Where a GPU's network reads its weights: `data`, and of each number of `master` its place there, int32."""
         if self._order is None:
             return None
-        return self.data, places_of(list(self.shapes.values())).to(self.data.device)
+        return self.data, scatter_index(list(self.shapes.values())).to(self.data.device)
 
-    def sync(self) -> None:
+    def copy_to_network(self) -> None:
         """Let the network compute with what the optimizer wrote."""
         if self._order is not None:
             self.data.copy_(self.master.index_select(0, self._order))
@@ -106,9 +106,9 @@ class Flat:
             if view.shape != state[name].shape:
                 raise ValueError(f"weights of {name} are {tuple(state[name].shape)}, not {tuple(view.shape)}")
         torch._foreach_copy_(list(self._views.values()), [state[name] for name in self._views])
-        self.sync()
+        self.copy_to_network()
 
-    def assign(self, buffers: Mapping[str, torch.Tensor]) -> None:
+    def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Take new values of some buffers, by name."""
         for name, value in buffers.items():
             self._buffers[name].copy_(value)
@@ -116,7 +116,7 @@ class Flat:
     def buffer(self, name: str) -> torch.Tensor:
         return self._buffers[name]
 
-    def follow(self, other: Flat, tau: float = 1.0) -> None:
+    def polyak_update(self, other: Flat, tau: float = 1.0) -> None:
         """Move towards another network: all the way (a copy), or a step of size tau."""
         if tau == 1.0:
             self.master.copy_(other.master)
@@ -124,7 +124,7 @@ class Flat:
             self.master.lerp_(other.master, tau)
         for name, mine in self._buffers.items():
             mine.copy_(other._buffers[name])
-        self.sync()
+        self.copy_to_network()
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """A vector of all parameters as views of it, by name."""
@@ -137,7 +137,7 @@ def is_finite(vector: torch.Tensor) -> bool:
     return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
 
 
-def pour(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> None:
+def scatter(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> None:
     """Write gradients where they belong; zeros for a parameter that took no part."""
     given = [grad for grad in grads if grad is not None]
     if len(given) < len(grads):
@@ -146,11 +146,11 @@ def pour(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> Non
     torch._foreach_copy_(rooms, given)
 
 
-BORDER = 64
+PARAM_ALIGNMENT = 64
 """Where parameters begin, on a GPU, in numbers: kernels for matrices move 16 bytes at once, or are much slower."""
 
 
-def laid_out(grad: torch.Tensor) -> tuple[torch.Tensor, Piece]:
+def contiguous_piece(grad: torch.Tensor) -> tuple[torch.Tensor, TensorLayout]:
     """A gradient whose numbers lie without gaps, and how they lie."""
     if grad.is_contiguous():
         return grad, (grad.numel(), 1, 1)
@@ -159,30 +159,30 @@ def laid_out(grad: torch.Tensor) -> tuple[torch.Tensor, Piece]:
     return grad.contiguous(), (grad.numel(), 1, 1)
 
 
-def rooms_of(data: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+def aligned_views(data: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
     """Views of a vector, one for each shape, at multiples of BORDER; the channels of four axes lie last."""
     rooms, at = [], 0
     for shape in shapes:
         piece = data[at:at + shape.numel()]
         rooms.append(_last_channels(piece, shape))
-        at += -(-shape.numel() // BORDER) * BORDER
+        at += -(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT
     return rooms
 
 
-def order_of(shapes: Sequence[torch.Size]) -> torch.Tensor:
+def gather_index(shapes: Sequence[torch.Size]) -> torch.Tensor:
     """For each number of such a vector its place in one that has no gaps and all channels first; gaps show place 0."""
-    sizes = [-(-shape.numel() // BORDER) * BORDER for shape in shapes]
+    sizes = [-(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT for shape in shapes]
     order, at = torch.zeros(sum(sizes), dtype=torch.int64), 0
-    for room, shape in zip(rooms_of(order, shapes), shapes, strict=True):
+    for room, shape in zip(aligned_views(order, shapes), shapes, strict=True):
         room.copy_(torch.arange(at, at + shape.numel()).view(shape))
         at += shape.numel()
     return order
 
 
-def places_of(shapes: Sequence[torch.Size]) -> torch.Tensor:
+def scatter_index(shapes: Sequence[torch.Size]) -> torch.Tensor:
     """The other way round, int32: for each number of the vector without gaps its place in the other."""
-    at = torch.arange(len(order_of(shapes)), dtype=torch.int32)
-    return torch.cat([room.reshape(-1) for room in rooms_of(at, shapes)])
+    at = torch.arange(len(gather_index(shapes)), dtype=torch.int32)
+    return torch.cat([room.reshape(-1) for room in aligned_views(at, shapes)])
 
 
 def _last_channels(piece: torch.Tensor, shape: torch.Size) -> torch.Tensor:

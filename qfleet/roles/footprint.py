@@ -28,23 +28,23 @@ actors act on."""
 class Footprint:
     """Number of parameters and buffers, and the bytes of a float32 copy."""
 
-    numbers: int
+    elements: int
 
     @property
-    def copy(self) -> int:
-        return 4 * self.numbers
+    def copy_bytes(self) -> int:
+        return 4 * self.elements
 
-    def acting(self, policies: int) -> int:
+    def acting_bytes(self, policies: int) -> int:
         """Bytes of the weights that are published, and of as many networks that act."""
-        return (1 + policies) * self.copy
+        return (1 + policies) * self.copy_bytes
 
     @property
-    def learning(self) -> int:
-        return LEARNING * self.copy
+    def learning_bytes(self) -> int:
+        return LEARNING * self.copy_bytes
 
     @property
-    def saved(self) -> int:
-        return SAVED * self.copy
+    def checkpoint_bytes(self) -> int:
+        return SAVED * self.copy_bytes
 
 
 class _Counted(TorchFunctionMode):

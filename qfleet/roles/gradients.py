@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from qfleet.roles.flat import Flat
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_rest
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, all_frozen
 
 __all__ = ["Gradients", "OptimizerConfig", "Solo"]
 
@@ -17,16 +17,16 @@ Grads = Sequence[torch.Tensor | None]
 """One gradient per parameter; None for a parameter that took no part."""
 
 
-class Gradients(Protocol):
+class GradientSync(Protocol):
     """A rule. Per update the learner calls `vote`, and if the answer is a number, `apply`: others may wait in both."""
 
     def attach(self, flat: Flat) -> None: ...
 
-    def vote(self, peak: float | None) -> float | None:
+    def agree(self, max_weight: float | None) -> float | None:
         """Before every update. `peak` is the largest importance weight of the batch before normalisation, None if
         there is no batch. None = nobody updates now; else the factor that the batch's weights are multiplied by."""
 
-    def rests(self) -> bool:
+    def skips_frozen(self) -> bool:
         """Whether it is known that the next update moves none of the parts that have a period: then it needs no
         gradient of theirs. Where gradients are clipped by their norm, it does."""
 
@@ -46,13 +46,13 @@ class Solo:
 
     def attach(self, flat: Flat) -> None:
         """The network's float32 vector is what the optimizer moves: one tensor, whatever the architecture."""
-        self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.parts)
+        self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.param_slices)
 
-    def vote(self, peak: float | None) -> float | None:
-        return None if peak is None else 1.0
+    def agree(self, max_weight: float | None) -> float | None:
+        return None if max_weight is None else 1.0
 
-    def rests(self) -> bool:
-        return self.cfg.clip_norm == 0 and all_rest(self.flat.parts, self.optimizer.count + 1)
+    def skips_frozen(self) -> bool:
+        return self.cfg.clip_norm == 0 and all_frozen(self.flat.param_slices, self.optimizer.count + 1)
 
     def apply(self, grads: Grads | None) -> float:
         if grads is None:
@@ -61,7 +61,7 @@ class Solo:
         norm = norm_of(gradient)
         if math.isfinite(norm):
             self.optimizer.step(gradient, norm)
-            self.flat.sync()
+            self.flat.copy_to_network()
         return norm
 
     def state_dict(self) -> dict[str, Any]:

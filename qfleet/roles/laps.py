@@ -8,7 +8,7 @@ from time import perf_counter
 from qfleet.types import Metrics
 
 
-class Laps:
+class PhaseTimer:
     """`start` a turn, book everything since under a tag with each `lap`, and end the turn with `turn`.
 
     The means over `period` turns are written as figures; a clock is read and nothing else, so no result depends on it.
@@ -37,7 +37,7 @@ class Laps:
         """The turn cannot go on: until the next `start`, time belongs to this tag."""
         self._pause = tag
 
-    def turn(self) -> bool:
+    def end_step(self) -> bool:
         """The turn is over; whether figures were written."""
         self._turns += 1
         if self._turns < self._period:

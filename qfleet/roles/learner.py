@@ -15,17 +15,17 @@ from qfleet.agent import Agent
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.maths.chance import restore_rng
 from qfleet.replay.device import DeviceReplay
-from qfleet.roles.derive import Derivative, Derive, Eager
-from qfleet.roles.doubt import Doubt
+from qfleet.roles.derive import GradientResult, GradientFn, Autograd
+from qfleet.roles.doubt import OutlierFilter
 from qfleet.roles.flat import Flat, is_finite
-from qfleet.roles.gradients import Gradients, Solo
-from qfleet.roles.laps import Laps
+from qfleet.roles.gradients import GradientSync, Solo
+from qfleet.roles.laps import PhaseTimer
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.policy import PRECISIONS, seeded_network, use
+from qfleet.roles.policy import PRECISIONS, seeded_network, set_current_device
 from qfleet.roles.seeds import seed_for
-from qfleet.roles.taped import Taped
-from qfleet.roles.whole import Report, Whole, first_line, obstacle
-from qfleet.types import Metrics, Replay, Sample, Weights
+from qfleet.roles.taped import GraphGradient
+from qfleet.roles.whole import UpdateReport, GraphUpdate, first_line, why_not_captured
+from qfleet.types import Metrics, Replay, Sample, WeightStore
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +73,13 @@ class Learner:
     there are after one more, where others make some, too.
     """
 
-    _doubt: Doubt | None
+    _outlier_filter: OutlierFilter | None
 
     def __init__(
         self,
         agent: Agent,
         replay: Replay,
-        weights: Weights,
+        weights: WeightStore,
         metrics: Metrics,
         cfg: LearnerConfig,
         seed: int,
@@ -88,60 +88,60 @@ class Learner:
     ) -> None:
         self.agent, self.replay, self.weights, self.metrics, self.cfg = agent, replay, weights, metrics, cfg
         self.on_bad = on_bad
-        use(device)
+        set_current_device(device)
         dtype = PRECISIONS[cfg.precision]
         first = seed_for(seed, "network")
-        self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.rates)
+        self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.param_groups)
         self.target = Flat(seeded_network(agent, first).to(device).requires_grad_(False).eval(), dtype)
         if cfg.compile:
             compile_if_possible(self.flat.net, self.target.net)
-        self.meet(Solo(cfg))
+        self.set_sync(Solo(cfg))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
-        self._doubt, self._eager = None, list[Eager]()
-        self.derive: Derive = self._deriving(agent)
-        rested = agent.rested
-        self._rested = None if rested is None else self._deriving(replace(agent, loss=rested))
-        self._whole: Whole | None = None
+        self._outlier_filter, self._autograds = None, list[Autograd]()
+        self.gradient_fn: GradientFn = self._make_gradient_fn(agent)
+        loss_when_frozen = agent.loss_when_frozen
+        self._frozen_gradient_fn = None if loss_when_frozen is None else self._make_gradient_fn(replace(agent, loss=loss_when_frozen))
+        self._whole: GraphUpdate | None = None
         self._decided = False
-        self.advance: Callable[[int], int] = lambda updates: updates + 1
+        self.next_update_count: Callable[[int], int] = lambda updates: updates + 1
         self.updates = 0
-        self.limit: int | None = None
-        self.burst: int | None = None
-        self.laps = Laps(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
+        self.max_updates: int | None = None
+        self.max_updates_per_step: int | None = None
+        self.timer = PhaseTimer(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published = -1
         self._moved = 0  # the update after which the target network was copied last
         self._finite = self.flat.master.clone()  # the weights that were handed out last
         self._bad = 0
-        self._owed = 0  # updates that were counted and have moved nothing: so many more are made that do not count
+        self._uncounted = 0  # updates that were counted and have moved nothing: so many more are made that do not count
         self._held: Sample | None = None  # drawn, while others had nothing to draw yet
 
-    def meet(self, gradients: Gradients) -> None:
+    def set_sync(self, gradients: GradientSync) -> None:
         gradients.attach(self.flat)
-        self.gradients = gradients
+        self.gradient_sync = gradients
 
-    def doubt(self, deviations: float) -> None:
+    def filter_outliers(self, deviations: float) -> None:
         """From now on leave out losses that are beyond belief."""
-        self._doubt = Doubt(deviations, self.flat.master.device)
-        for eager in self._eager:
-            eager.bound = self._doubt.bound
+        self._outlier_filter = OutlierFilter(deviations, self.flat.master.device)
+        for eager in self._autograds:
+            eager.bound = self._outlier_filter.bound
 
-    def _deriving(self, agent: Agent) -> Derive:
-        eager = Eager(agent, self.flat.net, self.target.net, self.rng)
-        self._eager.append(eager)
+    def _make_gradient_fn(self, agent: Agent) -> GradientFn:
+        eager = Autograd(agent, self.flat.net, self.target.net, self.rng)
+        self._autograds.append(eager)
         taped = self.cfg.capture is True and not self.cfg.compile and self.rng.device.type == "cuda"
-        return Taped(eager) if taped else eager
+        return GraphGradient(eager) if taped else eager
 
     def step(self) -> bool:
         made, whole = 0, self._decide()
-        while (self.limit is None or self.updates < self.limit) and (self.burst is None or made < self.burst):
-            self.laps.start()
-            if not (self._in_pieces() if whole is None else self._in_one(whole)):
+        while (self.max_updates is None or self.updates < self.max_updates) and (self.max_updates_per_step is None or made < self.max_updates_per_step):
+            self.timer.start()
+            if not (self._eager_step() if whole is None else self._graph_step(whole)):
                 break
-            self.laps.lap(UPDATE)
-            self.laps.turn()
+            self.timer.lap(UPDATE)
+            self.timer.end_step()
             made += 1
-        if self._due and self.weights.wanted:
-            self.hand_out()
+        if self._due and self.weights.has_reader:
+            self.publish_for_actors()
         return made > 0
 
     @property
@@ -155,7 +155,7 @@ class Learner:
             return self._published < self._moved
         return self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates
 
-    def hand_out(self) -> None:
+    def publish_for_actors(self) -> None:
         """Publish what actors use from now on. Several updates may be made at a time, so that the present weights are
         seldom those that were copied to the target network: where actors follow it, they get its own."""
         if not self._by_target:
@@ -198,91 +198,91 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         self.require_finite(self.flat)
-        self._book(0 if self._whole is None else self._whole.unheard())
-        return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradients.state_dict(),
+        self._discount_bad(0 if self._whole is None else self._whole.unreported_bad())
+        return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradient_sync.state_dict(),
                 "rng": self.rng.get_state(), "updates": self.updates, "published": self._published,
-                "moved": self._moved, "owed": self._owed}
+                "moved": self._moved, "owed": self._uncounted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.flat.load(state["net"])
         self.target.load(state["target"])
         self._finite = self.flat.master.clone()
-        self.gradients.load_state_dict(state["gradients"])
+        self.gradient_sync.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
         self.updates, self._published = state["updates"], state["published"]
         self._moved = state.get("moved", max(0, self._published))
-        self._owed = state.get("owed", 0)
+        self._uncounted = state.get("owed", 0)
 
-    def _decide(self) -> Whole | None:
+    def _decide(self) -> GraphUpdate | None:
         """Whether updates are made whole on the GPU; found out when the first is due, and said."""
         if self._decided or self.cfg.capture is not True or self.flat.master.device.type != "cuda":
             return self._whole
         self._decided = True
-        why = obstacle(self.replay, self.gradients, self._doubt is not None, self.flat)
-        if isinstance(self.replay, DeviceReplay) and isinstance(self.gradients, Solo) and why is None:
-            self._whole = Whole(self.replay, self._eager[0], self.flat, self.gradients, self.cfg.batch_size)
+        why = why_not_captured(self.replay, self.gradient_sync, self._outlier_filter is not None, self.flat)
+        if isinstance(self.replay, DeviceReplay) and isinstance(self.gradient_sync, Solo) and why is None:
+            self._whole = GraphUpdate(self.replay, self._autograds[0], self.flat, self.gradient_sync, self.cfg.batch_size)
         else:
             log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s%s", why,
-                        "; their losses and gradients will be" if isinstance(self.derive, Taped) else "")
+                        "; their losses and gradients will be" if isinstance(self.gradient_fn, GraphGradient) else "")
         return self._whole
 
-    def _in_one(self, whole: Whole) -> bool:
+    def _graph_step(self, whole: GraphUpdate) -> bool:
         """Start an update that nobody waits for, if it is time for one."""
         if not whole.replay.claim(self.cfg.batch_size):
             return False
-        telling = self._owed == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
-        whole.update(noted=telling)
-        if self._owed:
-            self._owed -= 1
+        telling = self._uncounted == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
+        whole.update(with_metrics=telling)
+        if self._uncounted:
+            self._uncounted -= 1
             return True
-        before, self.updates = self.updates, self.advance(self.updates)
+        before, self.updates = self.updates, self.next_update_count(self.updates)
         self._follow(before)
         if telling and (report := whole.report()) is not None:
-            self.metrics.write(report.figures | {"train/learning_rate": self.cfg.learning_rate})
+            self.metrics.write(report.metrics | {"train/learning_rate": self.cfg.learning_rate})
             if report.bad:
-                self._own_up(report)
+                self._handle_bad(report)
         return True
 
-    def _own_up(self, report: Report) -> None:
-        self._book(report.bad)
-        self._despair(report.in_a_row, report.figures["train/loss"])
+    def _handle_bad(self, report: UpdateReport) -> None:
+        self._discount_bad(report.bad)
+        self._abort_if_diverged(report.max_bad_in_a_row, report.metrics["train/loss"])
 
-    def _book(self, bad: int) -> None:
+    def _discount_bad(self, bad: int) -> None:
         """Bad batches have moved nothing, and are not counted as updates. When they are heard of, others have been
         counted; a count that went back would show old weights as the newest, so the next ones are made for them."""
         if bad:
-            self._owed += bad
+            self._uncounted += bad
             self.metrics.count("fault/bad_updates", bad)
             log.warning("loss or gradient was not finite in %d of the updates before %d; with learner.capture=false "
                         "the batches would be kept", bad, self.updates)
 
-    def _in_pieces(self) -> bool:
+    def _eager_step(self) -> bool:
         """Sample, then update, if there is something to sample everywhere."""
         sample = self._held or self.replay.sample(self.cfg.batch_size)
-        factor = self.gradients.vote(None if sample is None else sample.peak)
+        factor = self.gradient_sync.agree(None if sample is None else sample.max_weight)
         self._held = sample if factor is None else None
         if sample is None or factor is None:
             return False
         if factor != 1.0:
             sample = replace(sample, weight=sample.weight * factor)
-        self.laps.lap(SAMPLE)
+        self.timer.lap(SAMPLE)
         self._update(sample)
         return True
 
     def _update(self, sample: Sample) -> None:
-        derive = self.derive if self._rested is None or not self.gradients.rests() else self._rested
+        derive = self.gradient_fn if self._frozen_gradient_fn is None or not self.gradient_sync.skips_frozen() else self._frozen_gradient_fn
         found = derive(sample)
         value = float(found.total)
-        norm = self.gradients.apply(found.grads if math.isfinite(value) else None)
+        norm = self.gradient_sync.apply(found.grads if math.isfinite(value) else None)
         if not math.isfinite(norm):
             self._skip(sample, value)
             return
         self._bad = 0
-        before, self.updates = self.updates, self.advance(self.updates)
-        self.flat.assign(found.buffers)
+        before, self.updates = self.updates, self.next_update_count(self.updates)
+        self.flat.set_buffers(found.buffers)
         self.replay.update(sample.keys, found.priority.cpu().numpy())
         self._follow(before)
-        if self._doubt is not None and (dropped := self._doubt.judge(found.per_item)):
+        if self._outlier_filter is not None and (dropped := self._outlier_filter.update(found.per_item)):
             self.metrics.count("server/outliers", dropped)
         if self._passed(self.cfg.metrics_period_updates, before):
             self._measure(found, value, norm)
@@ -292,9 +292,9 @@ class Learner:
         tau, more = self.cfg.target_tau, self.updates - before
         if self.cfg.target_period_updates == 0:
             if more:
-                self.target.follow(self.flat, tau if more == 1 else 1 - (1 - tau) ** more)
+                self.target.polyak_update(self.flat, tau if more == 1 else 1 - (1 - tau) ** more)
         elif self._passed(self.cfg.target_period_updates, before):
-            self.target.follow(self.flat)
+            self.target.polyak_update(self.flat)
             self._moved = self.updates
 
     def _passed(self, period: int, before: int) -> bool:
@@ -305,15 +305,15 @@ class Learner:
         self._bad += 1
         self.metrics.count("fault/bad_updates")
         self.on_bad(sample, self.updates)
-        self._despair(self._bad, value)
+        self._abort_if_diverged(self._bad, value)
 
-    def _despair(self, in_a_row: int, value: float) -> None:
+    def _abort_if_diverged(self, in_a_row: int, value: float) -> None:
         if in_a_row >= self.cfg.max_bad_updates:
             raise Diverged(
                 f"loss or gradient was not finite in {in_a_row} updates in a row (loss {value}, after "
                 f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
 
-    def _measure(self, found: Derivative, value: float, norm: float) -> None:
+    def _measure(self, found: GradientResult, value: float, norm: float) -> None:
         figures = {"train/loss": value, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
         self.metrics.write(figures | {tag: float(x.mean()) for tag, x in found.metrics.items()})
 

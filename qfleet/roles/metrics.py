@@ -97,7 +97,7 @@ class Meter:
         return self._elapsed + time.monotonic() - self._since
 
     @property
-    def recent(self) -> float | None:
+    def recent_return(self) -> float | None:
         """The mean return of the last episodes."""
         return sum(ret for ret, _ in self._recent) / len(self._recent) if self._recent else None
 
@@ -117,7 +117,7 @@ class Meter:
         self.episodes += 1
         self._recent.append((ret, length))
 
-    def hand_over(self) -> dict[str, Any]:
+    def drain(self) -> dict[str, Any]:
         """What has come in since the last time, for another meter to `take`."""
         episodes, counters = self._handed
         self._handed = (self.episodes, dict(self.counters))
@@ -128,7 +128,7 @@ class Meter:
         self._sums.clear()
         return found
 
-    def take(self, handed: Mapping[str, Any]) -> None:
+    def merge(self, handed: Mapping[str, Any]) -> None:
         """Add what another meter handed over."""
         for tag, (total, count) in handed["sums"].items():
             self.add(tag, total, count)
@@ -152,7 +152,7 @@ class Meter:
             "episodes": self.episodes, "time_s": round(seconds, 3)}
         record |= self._rates(now, seconds) | {tag: total / n for tag, (total, n) in self._sums.items()}
         if self._recent:
-            record["rollout/ep_rew_mean"] = self.recent
+            record["rollout/ep_rew_mean"] = self.recent_return
             record["rollout/ep_len_mean"] = sum(length for _, length in self._recent) / len(self._recent)
         for gauge in self.gauges:
             record |= gauge()

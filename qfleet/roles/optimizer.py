@@ -11,21 +11,21 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Rate
+from qfleet.agent import ParamGroup
 from qfleet.config import Config, NonNegative, Positive
-from qfleet.maths.cuda import RESIDENT, kernel
+from qfleet.maths.cuda import MAX_RESIDENT_THREADS, compile_kernel
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95
-GRAIN = 64
+SLICE_ALIGNMENT = 64
 """Borders of slices lie at multiples of this. Kernels round the last few elements of an array, which fill no vector
 register, another way: only slices that end where the whole has no remainder move bit by bit as the whole would."""
 
 
-def slices(size: int, parts: int) -> list[slice]:
+def split_evenly(size: int, parts: int) -> list[slice]:
     """A vector in `parts` pieces of nearly the same length, in order; the last ones of a short vector are empty."""
-    grains = -(-size // GRAIN)
-    borders = [min(size, grains * part // parts * GRAIN) for part in range(parts)] + [size]
+    grains = -(-size // SLICE_ALIGNMENT)
+    borders = [min(size, grains * part // parts * SLICE_ALIGNMENT) for part in range(parts)] + [size]
     return [slice(begin, end) for begin, end in pairwise(borders)]
 
 
@@ -41,37 +41,37 @@ class OptimizerConfig(Config):
 
 
 @dataclass(frozen=True)
-class Part:
+class ParamSlice:
     """Numbers of a vector, all of one layer or of several, that do not move like the others."""
 
-    where: slice
-    rate: Rate
+    span: slice
+    group: ParamGroup
 
 
-def parts_of(net: nn.Module, rates: Mapping[str, Rate]) -> tuple[Part, ...]:
+def param_slices_of(net: nn.Module, rates: Mapping[str, ParamGroup]) -> tuple[ParamSlice, ...]:
     """Where in the vector of a network's parameters those lie whose names begin as `rates` say."""
     found, at = [], 0
     for name, parameter in net.named_parameters():
-        found += [Part(slice(at, at + parameter.numel()), rate) for prefix, rate in rates.items()
+        found += [ParamSlice(slice(at, at + parameter.numel()), rate) for prefix, rate in rates.items()
                   if name.startswith(prefix)]
         at += parameter.numel()
     return tuple(found)
 
 
-def within(parts: Sequence[Part], piece: slice) -> tuple[Part, ...]:
+def slices_within(parts: Sequence[ParamSlice], piece: slice) -> tuple[ParamSlice, ...]:
     """What of these parts lies in a slice of the vector, counted from its beginning."""
-    found = [Part(slice(max(part.where.start, piece.start) - piece.start,
-                        min(part.where.stop, piece.stop) - piece.start), part.rate) for part in parts]
-    return tuple(part for part in found if part.where.start < part.where.stop)
+    found = [ParamSlice(slice(max(part.span.start, piece.start) - piece.start,
+                              min(part.span.stop, piece.stop) - piece.start), part.group) for part in parts]
+    return tuple(part for part in found if part.span.start < part.span.stop)
 
 
-def all_rest(parts: Sequence[Part], count: int) -> bool:
+def all_frozen(parts: Sequence[ParamSlice], count: int) -> bool:
     """Whether the parts that rest at times do so in step `count`, all of them."""
-    periods = {part.rate.period for part in parts if part.rate.period > 1}
+    periods = {part.group.period for part in parts if part.group.period > 1}
     return bool(periods) and all(count % period for period in periods)
 
 
-class Plan(NamedTuple):
+class OptimizerPlan(NamedTuple):
     """What a step moves while some parts rest: `stretches` of the vector that begin and end at multiples of GRAIN, and
     which numbers in these rest nevertheless."""
 
@@ -79,30 +79,30 @@ class Plan(NamedTuple):
     resting: torch.Tensor
 
 
-def plan_of(size: int, resting: Sequence[slice]) -> Plan:
-    moves = torch.ones(-(-size // GRAIN) * GRAIN, dtype=torch.bool)
+def plan_step(size: int, resting: Sequence[slice]) -> OptimizerPlan:
+    moves = torch.ones(-(-size // SLICE_ALIGNMENT) * SLICE_ALIGNMENT, dtype=torch.bool)
     moves[size:] = False
     for where in resting:
         moves[where] = False
-    grains = moves.view(-1, GRAIN).any(1)
+    grains = moves.view(-1, SLICE_ALIGNMENT).any(1)
     edges = torch.diff(grains.int(), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
-    stretches = [slice(begin * GRAIN, min(size, end * GRAIN))
+    stretches = [slice(begin * SLICE_ALIGNMENT, min(size, end * SLICE_ALIGNMENT))
                  for begin, end in zip(edges[::2], edges[1::2], strict=True)]
-    return Plan(stretches, (grains.repeat_interleave(GRAIN) & ~moves)[:size].nonzero().flatten())
+    return OptimizerPlan(stretches, (grains.repeat_interleave(SLICE_ALIGNMENT) & ~moves)[:size].nonzero().flatten())
 
 
 class Optimizer:
     """Moves `weights`, a vector, in place. Every rule works element by element, so that `slices` of one vector with an
     optimizer each move as the whole would: bit by bit on one thread. `parts` of them have rates of their own."""
 
-    def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor, parts: Sequence[Part] = ()) -> None:
-        self.cfg, self.weights, self.parts = cfg, weights, parts
+    def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor, parts: Sequence[ParamSlice] = ()) -> None:
+        self.cfg, self.weights, self.param_slices = cfg, weights, parts
         self.steps, self.count = torch.zeros((), device=weights.device), 0
         self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
-        self._plans: dict[tuple[bool, ...], Plan] = {}
+        self._plans: dict[tuple[bool, ...], OptimizerPlan] = {}
         factor = torch.ones_like(weights)
         for part in parts:
-            factor[part.where] = part.rate.factor
+            factor[part.span] = part.group.lr_factor
         self._factor = None if bool((factor == 1).all()) else factor
 
     @torch.no_grad()
@@ -112,7 +112,7 @@ class Optimizer:
             gradient.mul_(self.cfg.clip_norm / (norm + 1e-6))
         self.steps += 1
         self.count += 1
-        if self.parts:
+        if self.param_slices:
             self._step_parts(gradient)
         else:
             self._move(self.weights, gradient, self.mean, self.square)
@@ -145,11 +145,11 @@ class Optimizer:
                  rounded: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
         """Clip, move and round in one pass over the memory of a GPU, which is all that a step takes time for there."""
         simple = self.weights.is_cuda and self._factor is None and self.cfg.optimizer == "adam"
-        if not simple or (adam := kernel("adam")) is None:
+        if not simple or (adam := compile_kernel("adam")) is None:
             return False
         cfg, size = self.cfg, len(self.weights)
         data, places = rounded if rounded is not None else (self.weights, self.weights)
-        adam(min(-(-size // 4), RESIDENT), [
+        adam(min(-(-size // 4), MAX_RESIDENT_THREADS), [
             self.weights, gradient, self.mean, self.square, self.steps, norm, sound, data, places, size,
             int(rounded is not None), cfg.learning_rate, *BETAS, cfg.optimizer_eps, float(cfg.clip_norm)])
         return True
@@ -170,12 +170,12 @@ class Optimizer:
         for each, before in kept:
             each[which] = before
 
-    def _plan(self) -> Plan:
-        rests = tuple(self.count % part.rate.period > 0 for part in self.parts)
+    def _plan(self) -> OptimizerPlan:
+        rests = tuple(self.count % part.group.period > 0 for part in self.param_slices)
         if rests not in self._plans:
-            stretches, resting = plan_of(len(self.weights), [part.where for part, its in
-                                                             zip(self.parts, rests, strict=True) if its])
-            self._plans[rests] = Plan(stretches, resting.to(self.weights.device))
+            stretches, resting = plan_step(len(self.weights), [part.span for part, its in
+                                                               zip(self.param_slices, rests, strict=True) if its])
+            self._plans[rests] = OptimizerPlan(stretches, resting.to(self.weights.device))
         return self._plans[rests]
 
     def _move(self, weights: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:

@@ -19,20 +19,20 @@ from functools import cache
 import numpy as np
 import torch
 
-from qfleet.agent import Arm, Decision, Memory
+from qfleet.agent import ExplorationParams, Decision, Memory
 from qfleet.roles.policy import Policy
-from qfleet.roles.whole import aside, first_line, recorded, swift
-from qfleet.types import EnvSpec, Obs, Published, UserError
+from qfleet.roles.whole import on_side_stream, first_line, capture_graph, fast_math
+from qfleet.types import EnvSpec, Obs, WeightSource, UserError
 
 log = logging.getLogger(__name__)
 
 WARM_UP = 2
-URGENT = -1
+STREAM_PRIORITY = -1
 """The priority of a stream whose kernels begin before those that wait on the usual one."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class GraphKey:
     """What is the same in every lane and at every step, and so may be recorded, of `Arm`: which parts it has, too."""
 
     noise: bool
@@ -42,7 +42,7 @@ class Kind:
     count: int
 
 
-class Reflex:
+class GraphPolicy:
     """What `policy.act` does for N lanes, with observations stacked where the network is.
 
     `begin` when all lanes start; `observe` what a step brought [N], and the lanes [N] whose episode is over: the next
@@ -61,32 +61,32 @@ class Reflex:
         self._side_host = torch.zeros((5, lanes), pin_memory=gpu)  # ε, 1 for lanes that go on, rewards, index, σ
         self._side = torch.zeros((5, lanes), device=device)
         self._going, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
-        self._recall = policy.agent.recall
-        self._memory: Memory = None if self._recall is None else self._recall.begin(lanes, device)
+        self._recall = policy.agent.recurrent_state
+        self._memory: Memory = None if self._recall is None else self._recall.initial(lanes, device)
         # Who waits for it keeps a core busy: a choice takes half a millisecond, and a thread that slept would then have
         # to wait until one of the emulators leaves its core.
         self._done = torch.cuda.Event() if gpu else None
-        self._urgent = torch.cuda.Stream(device, priority=URGENT) if gpu else None
+        self._stream = torch.cuda.Stream(device, priority=STREAM_PRIORITY) if gpu else None
         # Of the weights that this stream knows to be complete. Who changes them without another version calls `begin`.
         self._version: int | None = None
         # By the kind of arms: a recording, and where it leaves what it chose; or None where that failed.
-        self._recordings: dict[Kind, tuple[torch.cuda.CUDAGraph, Decision] | None] = {}
+        self._recordings: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Decision] | None] = {}
         self._chosen: Decision | None = None
 
     @staticmethod
-    def obstacle(policy: Policy) -> str | None:
+    def why_not_captured(policy: Policy) -> str | None:
         """Why a policy does not act by reflex, or None."""
         if policy.device.type != "cuda":
             return "it is for GPUs"
-        if policy.agent.appraise is not None:
+        if policy.agent.evaluate_actions is not None:
             return "the agent appraises its actions"
         return None
 
-    def refresh(self, weights: Published) -> int | None:
+    def refresh(self, weights: WeightSource) -> int | None:
         """Take newer weights, which must be complete, on the stream that will choose with them."""
-        if self._urgent is None or self._version != self.policy.version:  # others may have used them on the usual one
+        if self._stream is None or self._version != self.policy.version:  # others may have used them on the usual one
             return self.policy.refresh(weights)
-        with torch.cuda.stream(self._urgent):
+        with torch.cuda.stream(self._stream):
             gained = self.policy.refresh(weights)
         self._version = self.policy.version
         return gained
@@ -97,7 +97,7 @@ class Reflex:
         self._going[:] = False
         self._version = None
         if self._recall is not None and self._memory is not None:
-            for name, value in self.policy.kept().items():
+            for name, value in self.policy.persistent().items():
                 self._memory[name].copy_(value)
             self.policy.memory = self._memory
 
@@ -106,17 +106,17 @@ class Reflex:
         self._going &= ~over
 
     @torch.inference_mode()
-    def act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def act(self, obs: Obs, arm: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [N] and the wanted columns, for observations {leaf: [N, ...]} of which the newest frames count."""
-        if self._urgent is None:
+        if self._stream is None:
             return self._act(obs, arm)
         if self._version != self.policy.version:
-            self._urgent.wait_stream(torch.cuda.current_stream(self.policy.device))
+            self._stream.wait_stream(torch.cuda.current_stream(self.policy.device))
             self._version = self.policy.version
-        with torch.cuda.stream(self._urgent):
+        with torch.cuda.stream(self._stream):
             return self._act(obs, arm)
 
-    def _act(self, obs: Obs, arm: Arm) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _act(self, obs: Obs, arm: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         for name, leaf in self.spec.observation.items():
             np.copyto(self._host[name].numpy(), obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:])
             self._new[name].copy_(self._host[name], non_blocking=True)
@@ -128,7 +128,7 @@ class Reflex:
                 self._side_host[place].copy_(part)
         self._side.copy_(self._side_host, non_blocking=True)
         self._going[:] = True
-        decision = self._choose(Kind(arm.noise, arm.index is not None, arm.sigma is not None, arm.theta, arm.count))
+        decision = self._choose(GraphKey(arm.network_noise, arm.index is not None, arm.sigma is not None, arm.theta, arm.count))
         found = {"action": decision.action} | {name: decision.extras[name] for name in self.wanted}
         if self._done is not None:
             found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
@@ -138,7 +138,7 @@ class Reflex:
         arrays = {name: x.numpy() for name, x in found.items()}
         return arrays.pop("action"), arrays
 
-    def _choose(self, kind: Kind) -> Decision:
+    def _choose(self, kind: GraphKey) -> Decision:
         if (recording := self._recordings.get(kind)) is not None:
             recording[0].replay()
             return recording[1]
@@ -146,12 +146,12 @@ class Reflex:
             return self._once(self._arm(kind))
         return self._record(kind)
 
-    def _arm(self, kind: Kind) -> Arm:
+    def _arm(self, kind: GraphKey) -> ExplorationParams:
         """Arms of this kind, as they were told last."""
-        return Arm(self._side[0], kind.noise, self._side[3].long() if kind.index else None,
-                   self._side[4] if kind.sigma else None, kind.theta, kind.count)
+        return ExplorationParams(self._side[0], kind.noise, self._side[3].long() if kind.index else None,
+                                 self._side[4] if kind.sigma else None, kind.theta, kind.count)
 
-    def _once(self, arm: Arm) -> Decision:
+    def _once(self, arm: ExplorationParams) -> Decision:
         """Stack the newest frames on those of the same episode, choose, and remember."""
         for name, leaf in self.spec.observation.items():
             if leaf.stack == 1:
@@ -169,26 +169,26 @@ class Reflex:
             held.copy_(after)
         return decision
 
-    def _decide(self, arm: Arm) -> Decision:
+    def _decide(self, arm: ExplorationParams) -> Decision:
         """What the policy would choose; a copy of the memory is given away, as choices and extras may be made of it."""
         policy, memory = self.policy, self._memory
         if self._recall is not None and memory is not None:
             memory = {name: held.clone() for name, held in memory.items()}
-            memory = self._recall.forget(self._recall.observe(memory, self._side[2].clone()), self._side[1] == 0)
+            memory = self._recall.reset(self._recall.observe(memory, self._side[2].clone()), self._side[1] == 0)
         return policy.agent.act(policy.flat.net, self._seen, memory, arm, policy.rng)
 
-    def _rehearse(self, kind: Kind) -> None:
+    def _warm_up(self, kind: GraphKey) -> None:
         """Choose a few times for nothing: libraries prepare in them. The generator is as it was, so that a policy draws
         alike whether or not it is recorded."""
         rng = self.policy.rng
         before = rng.get_state()
         try:
             for _ in range(WARM_UP):
-                aside(lambda: self._decide(self._arm(kind)))
+                on_side_stream(lambda: self._decide(self._arm(kind)))
         finally:
             rng.set_state(before)
 
-    def _record(self, kind: Kind) -> Decision:
+    def _record(self, kind: GraphKey) -> Decision:
         others = [recording[0] for recording in self._recordings.values() if recording is not None]
         self._recordings[kind] = None
 
@@ -196,9 +196,9 @@ class Reflex:
             self._chosen = self._once(self._arm(kind))
 
         try:
-            with swift(self.policy.flat.data.dtype == torch.bfloat16):
-                self._rehearse(kind)
-                graph = recorded(choose, [self.policy.rng], others[0] if others else None, self._urgent)
+            with fast_math(self.policy.flat.data.dtype == torch.bfloat16):
+                self._warm_up(kind)
+                graph = capture_graph(choose, [self.policy.rng], others[0] if others else None, self._stream)
                 graph.replay()
             assert self._chosen is not None
             self._recordings[kind] = graph, self._chosen
@@ -210,19 +210,19 @@ class Reflex:
 
 
 @cache
-def _own_up(why: str) -> None:
+def _warn(why: str) -> None:
     """Once, however many actors there are and however often they begin."""
     log.warning("acting is not recorded as a CUDA graph, since %s; it runs operation by operation", why)
 
 
-def reflex_of(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> Reflex | None:
+def graph_policy_for(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> GraphPolicy | None:
     """The policy's reflex for so many lanes, made once; None where it acts as usual, which is said of a GPU."""
-    if (why := Reflex.obstacle(policy)) is not None:
+    if (why := GraphPolicy.why_not_captured(policy)) is not None:
         if policy.device.type == "cuda":
-            _own_up(why)
+            _warn(why)
         return None
     key = (lanes, wanted)
-    if key not in policy.habits:
-        policy.habits[key] = Reflex(policy, spec, lanes, wanted)
-    found: Reflex = policy.habits[key]
+    if key not in policy.graph_policies:
+        policy.graph_policies[key] = GraphPolicy(policy, spec, lanes, wanted)
+    found: GraphPolicy = policy.graph_policies[key]
     return found

@@ -23,10 +23,10 @@ from pydantic import Field
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.maths.delay import compensate
 from qfleet.roles.flat import is_finite
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, Part, slices, within
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, ParamSlice, split_evenly, slices_within
 
 
-class ServerConfig(Config):
+class ParameterServerConfig(Config):
     """The server section: learners with an asynchronous parameter server (gradients=server)."""
 
     shards: PositiveCount = Field(1, description="number of server processes, each with a slice of the parameters")
@@ -73,7 +73,7 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PushResult:
     """What became of a push. `staleness` is by how many versions the weights had moved on."""
 
     verdict: Literal["applied", "stale", "repeated", "anew"]
@@ -82,7 +82,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Shown:
+class WeightSnapshot:
     """Weights of one version. Nobody writes to them before the shard is met again."""
 
     epoch: str
@@ -91,25 +91,25 @@ class Shown:
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Met = tuple[Answer | None, Shown | None]
+PushPullResult = tuple[PushResult | None, WeightSnapshot | None]
 
 
-class Refused(ValueError):
+class PushRejected(ValueError):
     """A push that makes no sense: the text names worker and reason."""
 
 
-class Shelf(Protocol):
+class ShardClient(Protocol):
     """One shard, here or elsewhere."""
 
-    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+    def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
         """Begin to push, to pull, or both in this order; what is returned waits for the outcome, before the next."""
 
 
 class Shard:
     """Holds a slice of the weights. Calls may come from any thread; each takes effect as a whole, once."""
 
-    def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig,
-                 parts: Sequence[Part] = ()) -> None:
+    def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
+                 parts: Sequence[ParamSlice] = ()) -> None:
         self.name, self.cfg = name, cfg
         self.epoch = secrets.token_hex(8)
         self.weights = weights.detach().clone()
@@ -120,15 +120,15 @@ class Shard:
         self.buffers: Mapping[str, torch.Tensor] = {}
         self._square = torch.zeros_like(self.weights) if cfg.compensation == "adaptive" else None
         self._shown = self._show()
-        self._pulled: dict[str, Shown] = {}
-        self._answers: dict[str, tuple[int, Answer]] = {}
+        self._pulled: dict[str, WeightSnapshot] = {}
+        self._answers: dict[str, tuple[int, PushResult]] = {}
         self._lock = threading.Lock()
 
-    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+    def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
         met = (None if push is None else self.push(push), self.pull(worker) if pull else None)
         return lambda: met
 
-    def pull(self, worker: str) -> Shown:
+    def pull(self, worker: str) -> WeightSnapshot:
         with self._lock:
             if self._shown.version != self.version:
                 self._shown = self._show()
@@ -136,34 +136,34 @@ class Shard:
                 self._pulled[worker] = self._shown
             return self._shown
 
-    def push(self, push: Push) -> Answer:
+    def push(self, push: Push) -> PushResult:
         """Apply a slice of a gradient, unless it is too old, or has been seen before; Refused if it makes no sense."""
         with self._lock:
             sequence, answer = self._answers.get(push.worker, (-1, None))
             if answer is not None and push.sequence <= sequence:
-                return Answer("repeated", self.version, answer.staleness)
+                return PushResult("repeated", self.version, answer.staleness)
             if push.epoch != self.epoch:
                 self.refused += 1
-                return Answer("anew", self.version, 0)
+                return PushResult("anew", self.version, 0)
             gradient = push.gradient.to(self.weights, copy=True)  # before it is looked at: others may have it, too
             if (why := self._wrong(push, gradient)) is not None:
                 self.refused += 1
-                raise Refused(f"{self.name} refuses a gradient of {push.worker}: {why}")
+                raise PushRejected(f"{self.name} refuses a gradient of {push.worker}: {why}")
             age = self.version - push.version
             self.staleness[age] += 1
             if self.cfg.max_staleness is not None and age > self.cfg.max_staleness:
                 self.stale += 1
-                answer = Answer("stale", self.version, age)
+                answer = PushResult("stale", self.version, age)
             else:
                 self.optimizer.step(self._compensated(push, gradient), push.norm)
                 self.version += 1
                 self.buffers = push.buffers or self.buffers
-                answer = Answer("applied", self.version, age)
+                answer = PushResult("applied", self.version, age)
             self._answers[push.worker] = (push.sequence, answer)
             return answer
 
-    def _show(self) -> Shown:
-        return Shown(self.epoch, self.version, self.weights.clone(), self.buffers)
+    def _show(self) -> WeightSnapshot:
+        return WeightSnapshot(self.epoch, self.version, self.weights.clone(), self.buffers)
 
     def _wrong(self, push: Push, gradient: torch.Tensor) -> str | None:
         if gradient.shape != self.weights.shape:
@@ -201,7 +201,7 @@ class Shard:
             self.staleness, self.buffers = Counter(state["staleness"]), dict(state["buffers"])
             if self._square is not None and "compensation" in state:
                 self._square = state["compensation"].clone()
-            self._answers = {worker: (sequence, Answer("repeated", self.version, 0))
+            self._answers = {worker: (sequence, PushResult("repeated", self.version, 0))
                              for worker, sequence in state["sequences"].items()}
             self._pulled.clear()
             self.epoch = secrets.token_hex(8)
@@ -211,17 +211,17 @@ class Shard:
 VECTORS = ("weights", "mean", "square", "compensation")
 
 
-def cut(whole: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
+def split_state(whole: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
     """The state of a whole vector as states of `shards` shards of it. What is not divided stays with the first."""
     counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0, "buffers": {}}
     vectors = [name for name in VECTORS if name in whole]
     return [{name: whole[name][piece].clone() for name in vectors}
             | {"steps": whole["steps"].clone(), "version": version, "sequences": {}}
             | {name: whole.get(name, nothing) if index == 0 else nothing for name, nothing in counts.items()}
-            for index, piece in enumerate(slices(len(whole["weights"]), shards))]
+            for index, piece in enumerate(split_evenly(len(whole["weights"]), shards))]
 
 
-def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The other way round, with the sums of what was counted."""
     vectors = [name for name in VECTORS if name in states[0]]
     staleness = sum((Counter(state["staleness"]) for state in states), Counter[int]())
@@ -231,8 +231,8 @@ def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "stale": sum(state["stale"] for state in states), "refused": sum(state["refused"] for state in states)}
 
 
-def shards_of(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ServerConfig,
-              parts: Sequence[Part] = ()) -> list[Shard]:
+def make_shards(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
+                parts: Sequence[ParamSlice] = ()) -> list[Shard]:
     """A vector, dealt out to the servers."""
-    return [Shard(f"shard {index}", master[piece], optimizer, cfg, within(parts, piece))
-            for index, piece in enumerate(slices(len(master), cfg.shards))]
+    return [Shard(f"shard {index}", master[piece], optimizer, cfg, slices_within(parts, piece))
+            for index, piece in enumerate(split_evenly(len(master), cfg.shards))]

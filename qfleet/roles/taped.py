@@ -13,29 +13,29 @@ import logging
 
 import torch
 
-from qfleet.roles.derive import Derivative, Eager
-from qfleet.roles.whole import WARM_UP, aside, first_line, recorded, swift
+from qfleet.roles.derive import GradientResult, Autograd
+from qfleet.roles.whole import WARM_UP, on_side_stream, first_line, capture_graph, fast_math
 from qfleet.types import Sample
 
 log = logging.getLogger(__name__)
 
 
-class Taped:
+class GraphGradient:
     """As `eager`, which makes the first derivatives; the others are recorded. What is returned holds until the next
     call. A batch of another size is derived as it is."""
 
-    def __init__(self, eager: Eager) -> None:
+    def __init__(self, eager: Autograd) -> None:
         self.eager = eager
         self._left = WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Sample | None = None  # what a recording derives
-        self._found: Derivative | None = None  # where a recording leaves what it found
+        self._found: GradientResult | None = None  # where a recording leaves what it found
 
     @property
-    def recorded(self) -> bool:
+    def captured(self) -> bool:
         return self._graph is not None
 
-    def __call__(self, sample: Sample) -> Derivative:
+    def __call__(self, sample: Sample) -> GradientResult:
         batch = self._batch
         if self._graph is None or self._found is None or batch is None:
             return self._prepare(sample)
@@ -46,20 +46,20 @@ class Taped:
         self._graph.replay()
         return self._found
 
-    def _prepare(self, sample: Sample) -> Derivative:
+    def _prepare(self, sample: Sample) -> GradientResult:
         if self._left < 0:  # recording has failed
             return self.eager(sample)
-        with swift(next(iter(self.eager.net.parameters())).dtype == torch.bfloat16):
-            return self._rehearse(sample) if self._left else self._record(sample)
+        with fast_math(next(iter(self.eager.net.parameters())).dtype == torch.bfloat16):
+            return self._warm_up(sample) if self._left else self._record(sample)
 
-    def _rehearse(self, sample: Sample) -> Derivative:
+    def _warm_up(self, sample: Sample) -> GradientResult:
         """One of the first: libraries prepare in it."""
         found = []
-        aside(lambda: found.append(self.eager(sample)))
+        on_side_stream(lambda: found.append(self.eager(sample)))
         self._left -= 1
         return found[0]
 
-    def _record(self, sample: Sample) -> Derivative:
+    def _record(self, sample: Sample) -> GradientResult:
         self._left -= 1
         batch = Sample(sample.keys, sample.weight.clone(), {name: rows.clone() for name, rows in sample.rows.items()})
 
@@ -67,7 +67,7 @@ class Taped:
             self._found = self.eager(batch)
 
         try:
-            self._graph = recorded(derive, [self.eager.rng])
+            self._graph = capture_graph(derive, [self.eager.rng])
             self._graph.replay()
             assert self._found is not None
             self._batch = batch

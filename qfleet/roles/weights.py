@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-News = tuple[int, dict[str, torch.Tensor]]
+VersionedWeights = tuple[int, dict[str, torch.Tensor]]
 
 MOST_COMING = 4
 """Weights that a GPU has not made yet and that are kept all the same: newer ones take the place of the newest."""
@@ -27,13 +27,13 @@ class Mailbox:
     nothing."""
 
     def __init__(self) -> None:
-        self._newest: News = (-1, {})
-        self._complete: News = self._newest
-        self._coming: deque[tuple[News, torch.cuda.Event]] = deque()
-        self.complete = Complete(self)
+        self._newest: VersionedWeights = (-1, {})
+        self._complete: VersionedWeights = self._newest
+        self._coming: deque[tuple[VersionedWeights, torch.cuda.Event]] = deque()
+        self.completed = CompletedWeights(self)
 
     @property
-    def wanted(self) -> bool:
+    def has_reader(self) -> bool:
         return True
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None:
@@ -47,10 +47,10 @@ class Mailbox:
             self._coming.pop()
         self._coming.append((self._newest, done))
 
-    def fetch(self, newer_than: int) -> News | None:
+    def fetch(self, newer_than: int) -> VersionedWeights | None:
         return self._newest if self._newest[0] > newer_than else None
 
-    def newest_complete(self) -> News:
+    def newest_complete(self) -> VersionedWeights:
         while self._coming and self._coming[0][1].query():
             self._complete = self._coming.popleft()[0]
         return self._complete
@@ -64,12 +64,12 @@ class Mailbox:
         self._newest = self._complete = (state["version"], dict(state["state"]))
 
 
-class Complete:
+class CompletedWeights:
     """A mailbox in the eyes of those who cannot wait for what a GPU is still computing."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
-    def fetch(self, newer_than: int) -> News | None:
+    def fetch(self, newer_than: int) -> VersionedWeights | None:
         news = self._mailbox.newest_complete()
         return news if news[0] > newer_than else None

@@ -18,9 +18,9 @@ from functools import cache
 import torch
 
 from qfleet.replay.device import DeviceReplay
-from qfleet.roles.derive import Eager
+from qfleet.roles.derive import Autograd
 from qfleet.roles.flat import Flat
-from qfleet.roles.gradients import Gradients, Solo
+from qfleet.roles.gradients import GradientSync, Solo
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +29,19 @@ WARM_UP = 3
 
 
 @dataclass(frozen=True)
-class Report:
+class UpdateReport:
     """What updates have brought since the last report: figures of the newest, bad ones, and most of those in a row."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     bad: int
-    in_a_row: int
+    max_bad_in_a_row: int
 
 
-class Whole:
+class GraphUpdate:
     """`update` makes one update, its figures `noted` or not. `report` says what those brought that were made before the
     last report."""
 
-    def __init__(self, replay: DeviceReplay, eager: Eager, flat: Flat, solo: Solo, batch_size: int) -> None:
+    def __init__(self, replay: DeviceReplay, eager: Autograd, flat: Flat, solo: Solo, batch_size: int) -> None:
         self.replay, self.eager, self.flat, self.batch_size = replay, eager, flat, batch_size
         self.optimizer = solo.optimizer
         self.device = flat.master.device
@@ -53,17 +53,17 @@ class Whole:
         self._told: tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None] | None = None
         self._bad_told = 0
 
-    def update(self, noted: bool) -> None:
+    def update(self, with_metrics: bool) -> None:
         self.replay.prepare()
         if self._graphs:
-            self._graphs[noted].replay()
+            self._graphs[with_metrics].replay()
         elif self.device.type != "cuda":
-            self.once()
+            self.run_eagerly()
         else:
-            self._warm(noted)
+            self._warm(with_metrics)
         self._made += 1
 
-    def report(self) -> Report | None:
+    def report(self) -> UpdateReport | None:
         """None the first time: figures are read back without waiting, when the next are asked for."""
         told, self._told = self._told, self._ask()
         if told is None:
@@ -72,14 +72,14 @@ class Whole:
         if ready is not None:
             ready.synchronize()
         new, self._bad_told = int(bad[0]) - self._bad_told, int(bad[0])
-        return Report(dict(zip(self.tags, figures.tolist(), strict=True)), new, int(bad[1]))
+        return UpdateReport(dict(zip(self.tags, figures.tolist(), strict=True)), new, int(bad[1]))
 
-    def unheard(self) -> int:
+    def unreported_bad(self) -> int:
         """Bad updates that no report has told of, and none will; waits for the device."""
         before, self._bad_told, self._told = self._bad_told, int(self._bad[0]), None
         return self._bad_told - before
 
-    def once(self, noted: bool = True) -> None:
+    def run_eagerly(self, with_metrics: bool = True) -> None:
         """One update, operation by operation; its figures are `noted`, or not if nobody is going to ask."""
         at, sample, _ = self.replay.draw(self.batch_size)
         found = self.eager(sample)
@@ -87,16 +87,16 @@ class Whole:
             gradient = self.flat.gather(found.grads)
             norm = torch.dot(gradient, gradient).sqrt()
             sound = torch.isfinite(norm) & torch.isfinite(found.total)
-            if not self.optimizer.step_if(sound, gradient, norm, self.flat.rounded):
-                self.flat.sync()
-            self.flat.assign({name: torch.where(sound, value, self.flat.buffer(name))
-                              for name, value in found.buffers.items()})
-            self.replay.masses.renew(at, found.priority, sound)
+            if not self.optimizer.step_if(sound, gradient, norm, self.flat.bf16_target):
+                self.flat.copy_to_network()
+            self.flat.set_buffers({name: torch.where(sound, value, self.flat.buffer(name))
+                                   for name, value in found.buffers.items()})
+            self.replay.priorities.update_async(at, found.priority, sound)
             wrong, (bad, most, row) = ~sound, self._bad
             bad += wrong
             row.add_(1).mul_(wrong)
             torch.maximum(most, row, out=most)
-            if noted:
+            if with_metrics:
                 self._note({"train/loss": found.total, "train/grad_norm": norm,
                             **{tag: value.mean() for tag, value in found.metrics.items()}})
 
@@ -117,21 +117,21 @@ class Whole:
 
     def _warm(self, noted: bool) -> None:
         """One of the first updates, or the recording of all that follow; it is an update, too."""
-        with swift(self.flat.data.dtype == torch.bfloat16):
+        with fast_math(self.flat.data.dtype == torch.bfloat16):
             if self._made < WARM_UP:
-                aside(self.once)
+                on_side_stream(self.run_eagerly)
                 return
             generators = [self.replay.rng, self.eager.rng]
             try:
-                plain = recorded(lambda: self.once(False), generators)
-                self._graphs = (plain, recorded(self.once, generators, plain))
+                plain = capture_graph(lambda: self.run_eagerly(False), generators)
+                self._graphs = (plain, capture_graph(self.run_eagerly, generators, plain))
                 self._graphs[noted].replay()
                 log.info("learner.capture: the update is recorded as one CUDA graph")
             except RuntimeError as error:
                 log.warning("learner.capture: this agent's update cannot be recorded as a CUDA graph (%s); it runs "
                             "operation by operation", first_line(error))
                 self._made = -1 << 60  # never again
-                self.once()
+                self.run_eagerly()
 
 
 @cache
@@ -140,7 +140,7 @@ def side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def aside(do: Callable[[], object]) -> None:
+def on_side_stream(do: Callable[[], object]) -> None:
     """Do something on a stream of its own, as a recording will be made on one."""
     stream = side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
@@ -150,7 +150,7 @@ def aside(do: Callable[[], object]) -> None:
 
 
 @contextmanager
-def swift(rounded: bool) -> Iterator[None]:
+def fast_math(rounded: bool) -> Iterator[None]:
     """Let libraries try which of their kernels is fastest. Where weights are bfloat16 (`rounded`), products of float32
     may take the matrix units, too: their numbers are those of bfloat16, which TF32 holds without loss."""
     before = torch.backends.cuda.matmul.allow_tf32
@@ -162,9 +162,9 @@ def swift(rounded: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def recorded(do: Callable[[], object], generators: list[torch.Generator],
-             beside: torch.cuda.CUDAGraph | None = None,
-             stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+def capture_graph(do: Callable[[], object], generators: list[torch.Generator],
+                  share_pool_with: torch.cuda.CUDAGraph | None = None,
+                  stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
     """What `do` does on a GPU, ready to be replayed; every replay goes on with the generators. Two recordings `beside`
     each other share their memory, as they never run at once; one that runs while another does is made on a `stream` of
     its own, since libraries keep a workspace for each, and has that stream's priority ever after."""
@@ -174,7 +174,7 @@ def recorded(do: Callable[[], object], generators: list[torch.Generator],
     torch.cuda.synchronize()
     kept = [generator.clone_state() for generator in generators]
     try:
-        with torch.cuda.graph(graph, pool=None if beside is None else beside.pool(), stream=stream,
+        with torch.cuda.graph(graph, pool=None if share_pool_with is None else share_pool_with.pool(), stream=stream,
                               capture_error_mode="thread_local"):  # other threads, as NCCL's, may ask about their own
             do()
     except BaseException:
@@ -188,7 +188,7 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error)
 
 
-def obstacle(replay: object, gradients: Gradients, doubted: bool, flat: Flat) -> str | None:
+def why_not_captured(replay: object, gradients: GradientSync, doubted: bool, flat: Flat) -> str | None:
     """Why an update cannot be made whole on the device, or None."""
     if not isinstance(replay, DeviceReplay):
         return "the replay is not on the device (replay.store=host)"
@@ -196,6 +196,6 @@ def obstacle(replay: object, gradients: Gradients, doubted: bool, flat: Flat) ->
         return "gradients meet those of other learners"
     if doubted:
         return "losses beyond belief are left out one by one"
-    if any(part.rate.period > 1 for part in flat.parts):
+    if any(part.group.period > 1 for part in flat.param_slices):
         return "a part of the network rests in some updates"
     return None

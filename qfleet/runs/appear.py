@@ -11,7 +11,7 @@ from qfleet.types import UserError
 
 
 @contextmanager
-def appearing(target: Path) -> Iterator[Path]:
+def atomic_file(target: Path) -> Iterator[Path]:
     """Where to write what becomes `target` afterwards; nothing of it is left if that fails."""
     # A name that no link can wait at: the folder may be that of a run from elsewhere.
     partial = target.with_name(f".{target.stem}.partial-{secrets.token_hex(8)}{target.suffix}")

@@ -31,13 +31,13 @@ ACTING_HERE = {"storing" if name == "wire" else name: tag for name, tag in ACTIN
 """The same of one process, which sends nothing."""
 
 LEARNING = {"decode": "train/sample_ms", "learner": "train/update_ms"}
-CALLED = {"env": "the environment", "inference": "choosing actions", "wire": "storing and shipping",
-          "storing": "storing", "waiting": "waiting", "decode": "drawing samples", "learner": "updates",
-          "evaluation": "evaluations",
-          "server": "talking to the parameter server",
-          "checkpoints": "checkpoints"}
+LIMIT_NAMES = {"env": "the environment", "inference": "choosing actions", "wire": "storing and shipping",
+               "storing": "storing", "waiting": "waiting", "decode": "drawing samples", "learner": "updates",
+               "evaluation": "evaluations",
+               "server": "talking to the parameter server",
+               "checkpoints": "checkpoints"}
 
-FASTER = ("a GPU (device=cuda)", "learner.precision=bf16", "learner.capture=true")
+SPEEDUPS = ("a GPU (device=cuda)", "learner.precision=bf16", "learner.capture=true")
 """What makes an update faster, where a run has it not yet."""
 
 FEWER = "a larger learner.batch_size makes fewer updates, a lower replay.samples_per_insert fewer samples per step"
@@ -75,7 +75,7 @@ WARMING_UP = "lower replay.min_steps to begin earlier; raise actors or env.lanes
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Bottleneck:
     """`limit` is env, inference, wire (storing in one process), decode, learner, server, pace, evaluation or
     checkpoints; the rest is for people."""
 
@@ -84,16 +84,16 @@ class Verdict:
     advice: str
 
 
-def untried(device: object, precision: object, captured: bool, gpu: bool = True) -> tuple[str, ...]:
+def unused_speedups(device: object, precision: object, captured: bool, gpu: bool = True) -> tuple[str, ...]:
     """What makes an update faster, and a run does not use; `gpu` is whether its machine has one, as far as is known."""
     on_gpu = str(device).startswith("cuda")
     has = (on_gpu or not gpu, precision == "bf16", captured or not on_gpu)
-    return tuple(way for way, there in zip(FASTER, has, strict=True) if not there)
+    return tuple(way for way, there in zip(SPEEDUPS, has, strict=True) if not there)
 
 
-def bottleneck(records: Iterable[Record], faster: Sequence[str] = FASTER) -> Verdict | None:
+def find_bottleneck(records: Iterable[Record], faster: Sequence[str] = SPEEDUPS) -> Bottleneck | None:
     """What limits the run now, by its latest records; None if they do not say. `faster` is what it could try."""
-    found = _judged(list(records))
+    found = _classify(list(records))
     if found is None or found.limit != "learner" or not faster:
         return found
     *others, last = faster
@@ -101,26 +101,26 @@ def bottleneck(records: Iterable[Record], faster: Sequence[str] = FASTER) -> Ver
     return replace(found, advice=f"{words} may make an update faster; {found.advice}")
 
 
-def _judged(recent: list[Record]) -> Verdict | None:
-    mean = typical(recent)
+def _classify(recent: list[Record]) -> Bottleneck | None:
+    mean = recent_means(recent)
     acting = acting_shares(mean)
     if not acting:
         return None
     fleet = "fleet/actors" in mean
     if fleet and recent[-1].get("fleet/actors") == 0:
-        return Verdict("wire", "no actor has been heard of lately", SILENT)
-    learning = shares(mean, LEARNING)
+        return Bottleneck("wire", "no actor has been heard of lately", SILENT)
+    learning = time_shares(mean, LEARNING)
     if not learning:
-        return Verdict("pace", "learning has not begun: the replay is filling up to replay.min_steps", WARMING_UP)
+        return Bottleneck("pace", "learning has not begun: the replay is filling up to replay.min_steps", WARMING_UP)
     return _of_fleet(mean, acting, learning) if fleet else _of_one_process(mean, acting, learning)
 
 
-def typical(records: Iterable[Record]) -> dict[str, float]:
+def recent_means(records: Iterable[Record]) -> dict[str, float]:
     """Means of all figures over the latest records."""
     return _means(_at_work(list(records)[-RECENT_RECORDS:]))
 
 
-def shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
+def time_shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
     """How milliseconds under some tags divide up, 0 to 1 by name; empty if there are none."""
     spent = {name: float(figures[tag]) for name, tag in tags.items() if figures.get(tag) is not None}
     total = sum(spent.values())
@@ -129,7 +129,7 @@ def shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
 
 def acting_shares(figures: Record) -> dict[str, float]:
     """How an actor spends its time, 0 to 1 by name."""
-    return shares(figures, ACTING if "fleet/actors" in figures else ACTING_HERE)
+    return time_shares(figures, ACTING if "fleet/actors" in figures else ACTING_HERE)
 
 
 def percent(share: float) -> str:
@@ -161,37 +161,37 @@ def _means(records: list[Record]) -> dict[str, float]:
     return {tag: total / weight for tag, (total, weight) in sums.items()}
 
 
-def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Verdict:
+def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Bottleneck:
     wait, idle, held = acting.get("waiting", 0.0), _share(mean, "time/idle_share"), _share(mean, "fleet/held_share")
     waiting = f"actors wait {percent(wait)} of their time"
-    busy = _cell(mean, learning)
+    busy = _learner_process_shares(mean, learning)
     if min(held, wait, idle) >= BOTH_WAIT:
-        return Verdict("pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
-                       ADVICE["pace"])
+        return Bottleneck("pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
+                          ADVICE["pace"])
     if held >= max(idle, wait / 2, LEAST_HELD):
         limit, part = _largest({name: share for name, share in busy.items() if name in LEARNING})
-        return Verdict(limit, f"actors are held back {percent(held)} of the time; the learner spends {percent(part)} "
-                       f"on {CALLED[limit]}", ADVICE[limit])
+        return Bottleneck(limit, f"actors are held back {percent(held)} of the time; the learner spends {percent(part)} "
+                          f"on {LIMIT_NAMES[limit]}", ADVICE[limit])
     if wait >= max(idle / 2, BOTH_WAIT):
         limit, part = _largest(busy)
         if limit == "wire" or idle >= part:
-            return Verdict("wire", f"{waiting} for messages to be taken, though the learner is ready for more: it "
-                           f"idles {percent(idle)}, and takes messages in for {percent(busy['wire'])}", ADVICE["wire"])
-        return Verdict(limit, f"{waiting} while the learner's process spends {percent(part)} on {CALLED[limit]}",
-                       ADVICE[limit])
+            return Bottleneck("wire", f"{waiting} for messages to be taken, though the learner is ready for more: it "
+                              f"idles {percent(idle)}, and takes messages in for {percent(busy['wire'])}", ADVICE["wire"])
+        return Bottleneck(limit, f"{waiting} while the learner's process spends {percent(part)} on {LIMIT_NAMES[limit]}",
+                          ADVICE[limit])
     limit, part = _largest({name: share for name, share in acting.items() if name != "waiting"})
-    return Verdict(limit, f"the learner idles {percent(idle)} of its time; {CALLED[limit]} takes {percent(part)} of an "
-                   "actor's", ADVICE[limit])
+    return Bottleneck(limit, f"the learner idles {percent(idle)} of its time; {LIMIT_NAMES[limit]} takes {percent(part)} of an "
+                      "actor's", ADVICE[limit])
 
 
-def _cell(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:
+def _learner_process_shares(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:
     """How the process of the learner spends its time, by what would be the limit."""
     at_work = _share(mean, "time/learner_share")
     return {"wire": _share(mean, "time/intake_share"), "checkpoints": _share(mean, "time/save_share"),
             **{name: share * at_work for name, share in learning.items()}}
 
 
-def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Verdict:
+def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Bottleneck:
     at_play, at_work = _share(mean, "time/actor_share"), _share(mean, "time/learner_share")
     parts = {"evaluation": _share(mean, "time/eval_share"), "checkpoints": _share(mean, "time/save_share"),
              **{name: share * at_play for name, share in acting.items() if name != "waiting"},
@@ -204,7 +204,7 @@ def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping
         advice |= SERVER_ADVICE
     limit, part = _largest(parts)
     takes = "take" if limit in ("learner", "evaluation", "checkpoints") else "takes"
-    return Verdict(limit, f"{CALLED[limit]} {takes} {percent(part)} of the time", advice[limit])
+    return Bottleneck(limit, f"{LIMIT_NAMES[limit]} {takes} {percent(part)} of the time", advice[limit])
 
 
 def _share(mean: Record, tag: str) -> float:

@@ -16,11 +16,11 @@ from qfleet import __version__
 from qfleet.runs.scores import human_normalised
 
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-FILM = "replay.mp4"
+VIDEO_FILE = "replay.mp4"
 
 
-def card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any], trained: Mapping[str, int],
-         filmed: bool) -> str:
+def model_card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any], trained: Mapping[str, int],
+               filmed: bool) -> str:
     """The text of README.md. `score` is an evaluation as JSON, `trained` has steps and updates."""
     env, algo = (" ".join(str(_inner(settings, *place)).split()) for place in (("env", "id"), ("agent", "algo")))
     reward = f"{score['mean_reward']:.2f} +/- {score['std_reward']:.2f}"
@@ -39,7 +39,7 @@ def card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any], train
     name = repo.rpartition("/")[2]
     return "\n".join([
         "---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
-        f"# {_code(algo)} on {_code(env)}", "", *([f"The film is [{FILM}]({FILM}).", ""] if filmed else []),
+        f"# {_code(algo)} on {_code(env)}", "", *([f"The film is [{VIDEO_FILE}]({VIDEO_FILE}).", ""] if filmed else []),
         "| | |", "|---|---|", *(f"| {key} | {_code(value)} |" for key, value in rows.items()), "",
         "```console", f"$ hf download {repo} --local-dir {name}", f"$ qfleet eval {name}", f"$ qfleet record {name}",
         "```", "", "```python", "import qfleet", "", f'agent = qfleet.load("{name}")', "action = agent.act(obs)", "```",

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from qfleet import __version__
 from qfleet.runs import tree
-from qfleet.runs.draft import Draft, FileEntry, discard, drafting, sweep
+from qfleet.runs.draft import AtomicDirectory, FileEntry, discard, atomic_directory, remove_stale
 from qfleet.types import EnvSpec, Segment, UserError
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ FILE_NAME = r"policy\.safetensors|config\.yaml|state\.json|state\.safetensors|[A
 """No slash, no second dot: a manifest cannot point outside of its own directory."""
 
 
-class Damaged(UserError):
+class CheckpointDamaged(UserError):
     """A checkpoint is not what was once written: cut short, altered, or with a part missing."""
 
     def __init__(self, path: Path, why: str) -> None:
@@ -88,7 +88,7 @@ class Manifest(BaseModel):
 
 
 @dataclass(frozen=True)
-class Meta:
+class CheckpointMeta:
     """What a checkpoint says of its run: config as YAML, environment, figures such as a score, id of the run."""
 
     config: str
@@ -109,7 +109,7 @@ class Checkpoint:
         try:
             return EnvSpec.from_json(self.manifest.env)
         except (KeyError, TypeError, AttributeError) as error:
-            raise Damaged(self.path, f"{MANIFEST} does not describe an environment ({error!r})") from error
+            raise CheckpointDamaged(self.path, f"{MANIFEST} does not describe an environment ({error!r})") from error
 
     @property
     def config_text(self) -> str:
@@ -117,7 +117,7 @@ class Checkpoint:
         try:
             return self._read(CONFIG).decode()
         except UnicodeDecodeError as error:
-            raise Damaged(self.path, f"{CONFIG} is not UTF-8 text") from error
+            raise CheckpointDamaged(self.path, f"{CONFIG} is not UTF-8 text") from error
 
     def policy(self) -> dict[str, torch.Tensor]:
         return self._tensors(POLICY)
@@ -131,7 +131,7 @@ class Checkpoint:
             document = json.loads(self._read(STATE))
             return tree.unpack(document, self._tensors(ARRAYS) | _lent(self.policy()))
         except (ValueError, TypeError, RecursionError) as error:
-            raise Damaged(self.path, f"{STATE} cannot be read ({error})") from error
+            raise CheckpointDamaged(self.path, f"{STATE} cannot be read ({error})") from error
 
     def segments(self) -> list[tuple[str, Path]]:
         """Name and file of every replay segment, in the order they were saved."""
@@ -146,9 +146,9 @@ class Checkpoint:
                 with (self.path / name).open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
-                raise Damaged(self.path, f"{name} cannot be read ({error.strerror})") from error
+                raise CheckpointDamaged(self.path, f"{name} cannot be read ({error.strerror})") from error
             if digest != entry.sha256:
-                raise Damaged(self.path, f"the contents of {name} have changed since it was written")
+                raise CheckpointDamaged(self.path, f"the contents of {name} have changed since it was written")
 
     def _read(self, name: str) -> bytes:
         return _read(self.path, name, self.manifest.files[name].size)
@@ -157,7 +157,7 @@ class Checkpoint:
         try:
             return safetensors.torch.load(self._read(name))
         except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
-            raise Damaged(self.path, f"{name} is not a safetensors file ({error})") from error
+            raise CheckpointDamaged(self.path, f"{name} is not a safetensors file ({error})") from error
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -170,12 +170,12 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
     if not folder.is_dir():
         raise UserError(f"no checkpoint {folder}: name a directory such as RUN/checkpoints/step-000000012345")
     if not (folder / MANIFEST).exists():
-        raise Damaged(folder, f"it has no {MANIFEST}, so it is not a checkpoint or not a whole one")
+        raise CheckpointDamaged(folder, f"it has no {MANIFEST}, so it is not a checkpoint or not a whole one")
     try:
         body = json.loads(_read(folder, MANIFEST))
         digest = body.pop("sha256")
         if digest != _digest(body):
-            raise Damaged(folder, f"the contents of {MANIFEST} have changed since it was written")
+            raise CheckpointDamaged(folder, f"the contents of {MANIFEST} have changed since it was written")
         version = body["format_version"]
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise UserError(f"checkpoint {folder} has format {version}, written by qfleet {body.get('qfleet')}; this "
@@ -184,9 +184,9 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise Damaged(folder, f"{MANIFEST} is malformed ({place}: {first['msg']})") from error
+        raise CheckpointDamaged(folder, f"{MANIFEST} is malformed ({place}: {first['msg']})") from error
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(folder, f"{MANIFEST} is malformed ({error!r:.200})") from error
+        raise CheckpointDamaged(folder, f"{MANIFEST} is malformed ({error!r:.200})") from error
     if verify:
         checkpoint.verify()
     return checkpoint
@@ -199,9 +199,9 @@ def export_policy(checkpoint: Checkpoint, out: str | Path) -> Path:
         raise UserError(f"{target} exists already: choose another place, or delete it")
     was = checkpoint.manifest
     notes = {name: math.nan if value is None else value for name, value in was.notes.items()}
-    meta = Meta(checkpoint.config_text, checkpoint.spec, notes, was.run)
+    meta = CheckpointMeta(checkpoint.config_text, checkpoint.spec, notes, was.run)
     try:
-        with drafting(target) as draft:
+        with atomic_directory(target) as draft:
             _write_policy(draft, checkpoint.policy(), meta)
             _seal(draft, "policy", was.step, was.updates, meta)
     except OSError as error:
@@ -223,7 +223,7 @@ class Checkpoints:
         self.root, self.keep = root, keep
         self._previous: Checkpoint | None = None
 
-    def follow(self, checkpoint: Checkpoint) -> None:
+    def resume_from(self, checkpoint: Checkpoint) -> None:
         """The run goes on from this checkpoint: the next one may share its replay files."""
         self._previous = checkpoint
 
@@ -234,12 +234,12 @@ class Checkpoints:
         policy: Mapping[str, torch.Tensor],
         state: Any,
         segments: Iterable[Segment],
-        meta: Meta,
+        meta: CheckpointMeta,
     ) -> Path:
         """Write a full checkpoint; once this returns, it survives a loss of power."""
-        sweep(self.root)
+        remove_stale(self.root)
         target = self._vacant("step", step)
-        with drafting(target) as draft:
+        with atomic_directory(target) as draft:
             weights = _write_policy(draft, policy, meta)
             document, arrays = tree.pack(state, _lent(weights))
             draft.write(STATE, [_limited(STATE, json.dumps(document, allow_nan=False).encode())])
@@ -252,14 +252,14 @@ class Checkpoints:
         return target
 
     def save_policy(
-        self, step: int, updates: int, policy: Mapping[str, torch.Tensor], meta: Meta, name: str = "best",
+        self, step: int, updates: int, policy: Mapping[str, torch.Tensor], meta: CheckpointMeta, name: str = "best",
     ) -> Path:
         """Write a policy alone and let go of the one before it of that name."""
         if not re.fullmatch("[a-z]+", name) or name == "step":
             raise ValueError(f"{name!r} cannot name a policy")
-        sweep(self.root)
+        remove_stale(self.root)
         target = self._vacant(name, step)
-        with drafting(target) as draft:
+        with atomic_directory(target) as draft:
             _write_policy(draft, policy, meta)
             _seal(draft, "policy", step, updates, meta)
         self._rotate(name, 1, target)
@@ -277,7 +277,7 @@ class Checkpoints:
             except UserError as fault:
                 if not folder.exists():  # rotated away by the run while we looked: newer ones are there
                     return self.newest(name, set_aside=set_aside)
-                if not isinstance(fault, Damaged):
+                if not isinstance(fault, CheckpointDamaged):
                     raise
                 log.warning("checkpoint %s is damaged (%s); trying the one before", folder, fault.why)
                 if set_aside:
@@ -303,7 +303,7 @@ class Checkpoints:
         taken = [number[1] for number, _ in self._numbered(name) if number[0] == step]
         return self.root / (f"{name}-{step:012d}" + (f"-{max(taken) + 1}" if taken else ""))
 
-    def _write_segment(self, draft: Draft, segment: Segment) -> None:
+    def _write_segment(self, draft: AtomicDirectory, segment: Segment) -> None:
         file = segment.name + SEGMENT
         if not re.fullmatch(FILE_NAME, file):
             raise ValueError(f"{segment.name!r} cannot name a segment")
@@ -311,7 +311,7 @@ class Checkpoints:
         entry = before.manifest.files.get(file) if before else None
         if before is not None and entry is not None and draft.link(file, before.path / file, entry):
             return
-        if segment.source is None or not draft.adopt(file, segment.source):
+        if segment.source is None or not draft.link_new(file, segment.source):
             draft.write(file, segment.blocks())
 
     def _rotate(self, name: str, keep: int, written: Path) -> None:
@@ -322,7 +322,7 @@ class Checkpoints:
                 log.warning("the old checkpoint %s could not be removed", folder)
 
 
-def _write_policy(draft: Draft, policy: Mapping[str, torch.Tensor], meta: Meta) -> dict[str, torch.Tensor]:
+def _write_policy(draft: AtomicDirectory, policy: Mapping[str, torch.Tensor], meta: CheckpointMeta) -> dict[str, torch.Tensor]:
     """Policy and config; returns the weights as they were written."""
     weights = {name: tree.dense(value) for name, value in policy.items()}
     draft.write(POLICY, [safetensors.torch.save(weights)])
@@ -335,7 +335,7 @@ def _lent(policy: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"policy:{name}": value for name, value in policy.items()}
 
 
-def _seal(draft: Draft, kind: Literal["full", "policy"], step: int, updates: int, meta: Meta) -> Manifest:
+def _seal(draft: AtomicDirectory, kind: Literal["full", "policy"], step: int, updates: int, meta: CheckpointMeta) -> Manifest:
     """Write the manifest, last of all: a directory without one was never finished."""
     manifest = Manifest(
         format_version=FORMAT_VERSION, qfleet=__version__, kind=kind, step=step, updates=updates,
@@ -364,13 +364,13 @@ def _check_size(folder: Path, name: str, size: int | None = None) -> None:
     try:
         found = (folder / name).lstat()
     except OSError as error:
-        raise Damaged(folder, f"{name} is missing or cannot be read ({error.strerror})") from error
+        raise CheckpointDamaged(folder, f"{name} is missing or cannot be read ({error.strerror})") from error
     if not stat.S_ISREG(found.st_mode):
-        raise Damaged(folder, f"{name} is not a plain file")
+        raise CheckpointDamaged(folder, f"{name} is not a plain file")
     if size is not None and found.st_size != size:
-        raise Damaged(folder, f"{name} has {found.st_size:,} bytes instead of {size:,}")
+        raise CheckpointDamaged(folder, f"{name} has {found.st_size:,} bytes instead of {size:,}")
     if found.st_size > LIMITS.get(name, DATA_BYTES):
-        raise Damaged(folder, f"{name} has {found.st_size:,} bytes, and {LIMITS.get(name, DATA_BYTES):,} is the limit")
+        raise CheckpointDamaged(folder, f"{name} has {found.st_size:,} bytes, and {LIMITS.get(name, DATA_BYTES):,} is the limit")
 
 
 def _read(folder: Path, name: str, size: int | None = None) -> bytes:
@@ -378,7 +378,7 @@ def _read(folder: Path, name: str, size: int | None = None) -> bytes:
     try:
         return (folder / name).read_bytes()
     except OSError as error:
-        raise Damaged(folder, f"{name} cannot be read ({error.strerror})") from error
+        raise CheckpointDamaged(folder, f"{name} cannot be read ({error.strerror})") from error
 
 
 def _set_aside(folder: Path) -> None:

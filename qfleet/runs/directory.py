@@ -28,8 +28,8 @@ from pydantic import Field, field_validator
 from qfleet.config import Config, Positive, PositiveCount
 from qfleet.runs.home import fingerprint, owned
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_versions
-from qfleet.runs.owner import Owner
-from qfleet.runs.plain import open_plain
+from qfleet.runs.owner import LockOwner
+from qfleet.runs.plain import open_no_follow
 from qfleet.types import UserError
 
 GIT_TIMEOUT_S = 5
@@ -181,13 +181,13 @@ class RunDirectory:
         found = self._read_record().get("ended", {})
         return found if isinstance(found, dict) else None
 
-    def owns(self, run: str | None) -> bool:
+    def has_id(self, run: str | None) -> bool:
         """Whether this is the run of that id, or a copy of it. Unknown counts as yes: checkpoints of earlier versions
         name no run, and run.json may be lost."""
         record = self._read_record()
         return run is None or not record or record.get("id") == run
 
-    def identify(self, known: str | None) -> str:
+    def ensure_id(self, known: str | None) -> str:
         """The run's id. One that has none yet, in run.json, is given the known one, or a new one."""
         record = self._read_record()
         found = record.get("id") or known or secrets.token_hex(16)
@@ -206,7 +206,7 @@ class RunDirectory:
         hardware = attempts[-1].get("hardware") if attempts else None
         return not isinstance(hardware, dict) or bool(hardware.get("gpus", True))
 
-    def at_home(self) -> bool:
+    def created_here(self) -> bool:
         """Whether this user made the run, here: not so for a copy or a download, still so when moved or renamed."""
         try:
             return owned(self.path, self.record) and self._read_record().get("home") == fingerprint(self.path)
@@ -216,7 +216,7 @@ class RunDirectory:
     def _read_record(self) -> dict[str, Any]:
         """run.json, or nothing where it is missing or not readable."""
         with suppress(OSError, ValueError, RecursionError):
-            with open_plain(self.record) as file:
+            with open_no_follow(self.record) as file:
                 found = json.load(file)
             return found if isinstance(found, dict) else {}
         return {}
@@ -228,13 +228,13 @@ class RunDirectory:
         """Become the one writer. A lock whose process is dead is taken over; a living one is a UserError."""
         try:
             with self._lock_file() as file:
-                owner = Owner.parse(file.read())
+                owner = LockOwner.parse(file.read())
                 alive = owner.alive() if owner else False
                 if owner and alive is not False:
                     raise UserError(_in_use(self.path, owner, alive is None))
                 file.seek(0)
                 file.truncate()
-                file.write(f"{Owner.current()}\n")
+                file.write(f"{LockOwner.current()}\n")
         except OSError as error:
             raise UserError(f"cannot lock the run {self.path}: {error.strerror}; make room there and let it be written "
                             f"to, or choose another folder with run.root") from error
@@ -242,8 +242,8 @@ class RunDirectory:
     def unlock(self) -> None:
         """Give the run back; a lock that is not this process's own stays."""
         with suppress(OSError), self._lock_file() as file:
-            owner = Owner.parse(file.read())
-            if owner is None or owner == Owner.current():
+            owner = LockOwner.parse(file.read())
+            if owner is None or owner == LockOwner.current():
                 (self.path / "lock").unlink()
 
     def discard(self) -> None:
@@ -295,7 +295,7 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def describe() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What a run was made with: command, versions, hardware, the state of the working directory, the time."""
     return {
         "command": sys.argv,
@@ -329,11 +329,11 @@ def _is_run(path: Path) -> bool:
     return any(os.path.exists(path / mark) for mark in ("config.yaml", "run.json", "checkpoints"))
 
 
-def _in_use(path: Path, owner: Owner, unknown: bool) -> str:
+def _in_use(path: Path, owner: LockOwner, unknown: bool) -> str:
     who = f"process {owner.pid} on {owner.host}"
     if unknown:
         return f"another run writes here: {path} is locked by {who}; if that process is gone, delete {path / 'lock'}"
-    if owner == Owner.current():
+    if owner == LockOwner.current():
         who = "this very process"
     return f"another run writes here: {path} is in use by {who}; wait for it, stop it, or choose another run.name"
 

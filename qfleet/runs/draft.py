@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qfleet.runs.owner import Owner
+from qfleet.runs.owner import LockOwner
 
 TEMPORARY = ".tmp-"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -34,7 +34,7 @@ class FileEntry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Draft:
+class AtomicDirectory:
     """A directory being written; every file is hashed on its way to the disk and synced."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Draft:
             os.fsync(file.fileno())
         self.files[name] = FileEntry(size=size, sha256=digest.hexdigest())
 
-    def adopt(self, name: str, source: Path) -> bool:
+    def link_new(self, name: str, source: Path) -> bool:
         """Share a file that was just written, and synced, for this directory; False if it cannot be shared."""
         try:
             os.link(source, self.folder / name, follow_symlinks=False)
@@ -94,13 +94,13 @@ def _is_whole(file: Path, entry: FileEntry) -> bool:
 
 
 @contextmanager
-def drafting(target: Path) -> Iterator[Draft]:
+def atomic_directory(target: Path) -> Iterator[AtomicDirectory]:
     """A draft that becomes `target` if the block ends well, and vanishes if it does not.
 
     The temporary name carries its writer, so that others can tell work in progress from what a dead writer left.
     """
     folder = temporary_name(target)
-    draft = Draft(folder)
+    draft = AtomicDirectory(folder)
     try:
         folder.mkdir(parents=True)
         yield draft
@@ -117,7 +117,7 @@ def drafting(target: Path) -> Iterator[Draft]:
 
 
 def temporary_name(target: Path) -> Path:
-    return target.with_name(f"{TEMPORARY}{target.name}~{Owner.current()}")
+    return target.with_name(f"{TEMPORARY}{target.name}~{LockOwner.current()}")
 
 
 def discard(folder: Path) -> bool:
@@ -131,10 +131,10 @@ def discard(folder: Path) -> bool:
     return True
 
 
-def sweep(parent: Path) -> None:
+def remove_stale(parent: Path) -> None:
     """Remove what dead writers left. Call it as the one writer: drafts of other hosts count as dead."""
     for folder in parent.glob(f"{TEMPORARY}*"):
-        owner = Owner.parse(folder.name.partition("~")[2])
+        owner = LockOwner.parse(folder.name.partition("~")[2])
         if owner is None or not owner.alive():
             shutil.rmtree(folder, ignore_errors=True)
 

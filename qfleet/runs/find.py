@@ -13,18 +13,18 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.types import UserError
 
 Which = Literal["best", "latest"]
-Place = str | Path
+StrPath = str | Path
 
 HARMLESS = ("description", "device", "init_from", "run", "fleet")
 """Parts of a config that may hold a colon and are never imported: `cuda:0`, folders, ports, prose."""
 
 
-def find_checkpoint(path: Place, which: Which = "best", *, root: Place = "runs", trust: bool = False) -> Checkpoint:
+def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "runs", trust: bool = False) -> Checkpoint:
     """The checkpoint that a path or a run's name means; without `trust`, only our own runs may name code to import."""
     if which not in get_args(Which):
         raise UserError(f"which={which!r}: must be {' or '.join(get_args(Which))}")
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
-    if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).at_home()):
+    if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).created_here()):
         config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
         refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run that you made here")
     return checkpoint
@@ -32,13 +32,13 @@ def find_checkpoint(path: Place, which: Which = "best", *, root: Place = "runs",
 
 def require_trusted(run: RunDirectory) -> None:
     """To be asked before the config of a run is validated, since that imports what it names."""
-    if not run.at_home():
+    if not run.created_here():
         refuse_imports(read_yaml(run.config), f"run {run.path}", "you did not make it here (it is a copy, perhaps)")
 
 
-def require_closed(run: RunDirectory) -> None:
+def require_no_outside_links(run: RunDirectory) -> None:
     """To be asked before anything is written into a run: one from elsewhere could hold links to any file."""
-    if run.at_home():
+    if run.created_here():
         return
     for folder, folders, files in os.walk(run.path):
         for path in (Path(folder, name) for name in (*folders, *files)):
@@ -48,7 +48,7 @@ def require_closed(run: RunDirectory) -> None:
                                 "run, pass --trust (in Python: trust=True)")
 
 
-def _of_run(path: Place, which: Which, root: Place) -> Checkpoint:
+def _of_run(path: StrPath, which: Which, root: StrPath) -> Checkpoint:
     store = Checkpoints(RunDirectory.open(path, root).checkpoints, 1)
     found = store.newest("best", set_aside=False) if which == "best" else None
     found = found or store.newest("step", set_aside=False)

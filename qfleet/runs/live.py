@@ -22,54 +22,54 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from qfleet.config import read_yaml
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.plain import no_link
-from qfleet.runs.roll import FILE, Roll
-from qfleet.runs.series import Thinned, columns
-from qfleet.runs.state import WORDS, State, going_on, state_of, words_of
-from qfleet.runs.tail import Tail
-from qfleet.runs.tally import Goal, Tally
-from qfleet.runs.webpage import document, films_of, page, read_film
+from qfleet.runs.plain import no_follow_opener
+from qfleet.runs.roll import MEMBERS_FILE, MemberMonitor
+from qfleet.runs.series import DownsampledRecords, columns
+from qfleet.runs.state import STATE_TEXT, RunState, may_be_running, run_state, describe_state
+from qfleet.runs.tail import MetricsTail
+from qfleet.runs.tally import RunGoal, RunStatus
+from qfleet.runs.webpage import to_json, list_videos, render_page, read_video
 
 SCRIPTS = ("charts.js", "panels.js", "watch.js")
 FRESH_S = 60.0
 """A run logs more often than that; clocks of hosts and shared disks may differ by a part of it."""
 
-HEALTH: dict[State, str] = {"running": "healthy", "ended": "ended", "interrupted": "ended", "failed": "lost",
-                            "died": "lost"}
+HEALTH: dict[RunState, str] = {"running": "healthy", "ended": "ended", "interrupted": "ended", "failed": "lost",
+                               "died": "lost"}
 
 LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
 
 
-class Follower:
+class RunFollower:
     """What is known of a run, and what has been added since somebody asked last."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        settings = read_yaml(run.config, no_link) if run.config.is_file() else {}
+        settings = read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}
         env = settings.get("env")
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
         replay = settings.get("replay")
         judged = settings.get("eval")
         self.video_period = judged.get("video_period") if isinstance(judged, dict) else None
         self.alpha = replay.get("alpha") if isinstance(replay, dict) else None
-        self.tally = Tally(Goal.of(settings, run.has_gpu()))
-        self.known = Thinned()  # so that what a page costs each second does not grow with the run
-        self._tail, self._roll = Tail(run.metrics, from_start=True), Roll(run.path)
+        self.tally = RunStatus(RunGoal.from_settings(settings, run.has_gpu()))
+        self.known = DownsampledRecords()  # so that what a page costs each second does not grow with the run
+        self._tail, self._roll = MetricsTail(run.metrics, from_start=True), MemberMonitor(run.path)
         self._version = 0
         self._lock = threading.Lock()
 
-    def news(self, seen: int) -> dict[str, Any]:
+    def updates_since(self, seen: int) -> dict[str, Any]:
         """Where the run stands now; its curves only if they are newer than version `seen`."""
         with self._lock:
-            state = state_of(self.run)
-            for record in self._tail.news():
+            state = run_state(self.run)
+            for record in self._tail.new_records():
                 self._add(record)
-            running = going_on(state)
-            members = self._roll.look(time.time()) if running else []
+            running = may_be_running(state)
+            members = self._roll.poll(time.time()) if running else []
             health, words = self._health(state)
             return {"name": self.run.name, "env": self.env, "state": state, "words": words, "health": health,
-                    **self._standing(running), "loop": self.tally.loop(), "roles": self.tally.roles(),
-                    "members": members, "events": list(self._roll.events), "film": self.newest_film(),
+                    **self._standing(running), "loop": self.tally.loop_shares(), "roles": self.tally.roles(),
+                    "members": members, "events": list(self._roll.events), "film": self.newest_video(),
                     "video_period": self.video_period,
                     "version": self._version, "ratio": self.tally.goal.ratio, "alpha": self.alpha,
                     "series": columns(self.known.records) if seen != self._version else None}
@@ -77,29 +77,29 @@ class Follower:
     def _standing(self, running: bool) -> dict[str, Any]:
         """How far the run is; rates, the time left and what limits it only while it goes on."""
         tally = self.tally
-        verdict = tally.verdict() if running else None
+        verdict = tally.bottleneck() if running else None
         steps_s, updates_s = tally.rates() if running else (None, None)
         return {"headline": tally.headline(running, " · ") if self.known else "there is no record yet",
                 "fraction": tally.goal.fraction(tally.latest), "steps_s": steps_s, "updates_s": updates_s,
                 "updates": tally.count("updates"), "limit": None if verdict is None else asdict(verdict),
-                "figures": [row for row in tally.figures() if running or not row[0].endswith("/s")]}
+                "figures": [row for row in tally.metrics() if running or not row[0].endswith("/s")]}
 
-    def _health(self, state: State) -> tuple[str, str]:
+    def _health(self, state: RunState) -> tuple[str, str]:
         """How well the learner is, and the words for it: of another host only its files, on a shared disk, tell."""
         if state != "elsewhere":
-            return HEALTH[state], words_of(self.run, state)
-        times = [path.stat().st_mtime for path in (self.run.metrics, self.run.path / FILE) if path.exists()]
+            return HEALTH[state], describe_state(self.run, state)
+        times = [path.stat().st_mtime for path in (self.run.metrics, self.run.path / MEMBERS_FILE) if path.exists()]
         silent = time.time() - max(times, default=0.0)
         if silent > FRESH_S:
-            return "unknown", WORDS[state]
+            return "unknown", STATE_TEXT[state]
         return "healthy", f"runs on another host: its files changed {max(0.0, silent):.0f} s ago"
 
-    def newest_film(self) -> str | None:
-        films = self.films()
+    def newest_video(self) -> str | None:
+        films = self.videos()
         return films[0].name if films else None
 
-    def films(self) -> list[Path]:
-        return films_of(self.run.videos)
+    def videos(self) -> list[Path]:
+        return list_videos(self.run.videos)
 
     def _add(self, record: dict[str, Any]) -> None:
         self.known.add(record)
@@ -107,15 +107,15 @@ class Follower:
         self._version += 1
 
 
-class Server(ThreadingHTTPServer):
+class LivePageServer(ThreadingHTTPServer):
     """Serves the page of one run. Without a token only under a name of this very machine."""
 
     daemon_threads = True
 
     def __init__(self, run: RunDirectory, host: str, port: int, token: str | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.follower, self.token = Follower(run), token
-        super().__init__((host, port), Handler)
+        self.follower, self.token = RunFollower(run), token
+        super().__init__((host, port), LivePageHandler)
 
     @property
     def url(self) -> str:
@@ -134,7 +134,7 @@ class Server(ThreadingHTTPServer):
         return f"qfleet-{self.server_address[1]}"
 
     @property
-    def ticket(self) -> str:
+    def cookie_value(self) -> str:
         """What the cookie holds: a hash, since a token may have characters that a cookie cannot, and other uses."""
         return hashlib.sha256(str(self.token).encode()).hexdigest()
 
@@ -154,10 +154,10 @@ def reachable(host: str) -> list[str]:
     return [*found, *([name] if name != "localhost" or not found else [])]
 
 
-class Handler(BaseHTTPRequestHandler):
+class LivePageHandler(BaseHTTPRequestHandler):
     """`/` the page, `/news?seen=N` where the run stands, `/film/NAME` a film, in parts if asked so."""
 
-    server: Server
+    server: LivePageServer
     server_version = "qfleet"
     sys_version = ""
     timeout = 30
@@ -174,14 +174,14 @@ class Handler(BaseHTTPRequestHandler):
             return self._say(HTTPStatus.UNAUTHORIZED, b"open the address that `qfleet watch` printed\n")
         follower = self.server.follower
         if parts.path == "/":
-            text = page(f"{follower.run.name} · qfleet", SCRIPTS, {}, connect="'self'")
+            text = render_page(f"{follower.run.name} · qfleet", SCRIPTS, {}, connect="'self'")
             return self._say(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
         if parts.path == "/news":
             seen = query.get("seen", ["-1"])[0]
-            text = document(follower.news(int(seen) if re.fullmatch(r"-?\d{1,12}", seen) else -1))
+            text = to_json(follower.updates_since(int(seen) if re.fullmatch(r"-?\d{1,12}", seen) else -1))
             return self._say(HTTPStatus.OK, text.encode(), "application/json")
         name = unquote(parts.path).removeprefix("/film/")
-        for path in follower.films():
+        for path in follower.videos():
             if path.name == name:
                 return self._film(path)
         return self._say(HTTPStatus.NOT_FOUND, b"there is nothing of that name\n")
@@ -196,19 +196,19 @@ class Handler(BaseHTTPRequestHandler):
             cookie = None
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
         given = cookie.value if cookie is not None else ""
-        return self._knows(bearer) or hmac.compare_digest(given.encode(), self.server.ticket.encode())
+        return self._knows(bearer) or hmac.compare_digest(given.encode(), self.server.cookie_value.encode())
 
     def _let_in(self) -> None:
         """A cookie takes the token's place, so that it stands in no address bar, history or screenshot."""
         self.send_response(HTTPStatus.SEE_OTHER)
         self.send_header("Location", "/")
-        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.ticket}; HttpOnly; SameSite=Lax; Path=/")
+        self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.cookie_value}; HttpOnly; SameSite=Lax; Path=/")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def _film(self, path: Path) -> None:
         try:
-            data = read_film(path)
+            data = read_video(path)
         except OSError:  # it has just been deleted
             return self._say(HTTPStatus.NOT_FOUND, b"there is nothing of that name\n")
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))

@@ -7,13 +7,13 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from qfleet.runs.plain import open_plain
+from qfleet.runs.plain import open_no_follow
 
 MOST_BYTES = 1000
 
 
 @dataclass(frozen=True)
-class Owner:
+class LockOwner:
     """A process for all time: its number may be given again, but not with the same start on the same boot."""
 
     host: str
@@ -22,24 +22,24 @@ class Owner:
     """Boot and clock tick at which the process began; empty where the system does not say."""
 
     @staticmethod
-    def current() -> Owner:
-        return Owner(platform.node(), os.getpid(), _birth(os.getpid()) or "")
+    def current() -> LockOwner:
+        return LockOwner(platform.node(), os.getpid(), _birth(os.getpid()) or "")
 
     @staticmethod
-    def parse(text: str) -> Owner | None:
+    def parse(text: str) -> LockOwner | None:
         """Read what `str(owner)` wrote; None if it is something else."""
         pid, _, rest = text.strip().partition(".")
         start, separator, host = rest.partition(".")
         if not (separator and pid.isascii() and pid.isdigit()):
             return None
-        return Owner(host, int(pid), start)
+        return LockOwner(host, int(pid), start)
 
     @staticmethod
-    def of(lock: Path) -> Owner | None:
+    def read(lock: Path) -> LockOwner | None:
         """Who holds a lock file; None if nobody does."""
         try:
-            with open_plain(lock) as file:
-                return Owner.parse(file.read(MOST_BYTES).decode())
+            with open_no_follow(lock) as file:
+                return LockOwner.parse(file.read(MOST_BYTES).decode())
         except (OSError, UnicodeDecodeError):
             return None
 

@@ -17,7 +17,7 @@ from typing import Any
 import safetensors.torch
 
 from qfleet.runs import tree
-from qfleet.runs.draft import Draft
+from qfleet.runs.draft import AtomicDirectory
 from qfleet.types import Segment
 
 _LENGTH = struct.Struct("<Q")
@@ -42,21 +42,21 @@ def unpack_state(data: bytes) -> Any:
         raise ValueError(f"not the arrays of a state: {error}") from error
 
 
-class Stage:
+class StagingArea:
     """Where one rank leaves its replay until it is in the checkpoint. Names that the last one holds are left out."""
 
     def __init__(self, root: Path, rank: int) -> None:
         self.folder = root / f"rank-{rank:04d}"
-        self.kept: set[str] = set()
+        self.saved_names: set[str] = set()
 
     def write(self, segments: Iterable[Segment]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         while not self.folder.exists():
             with suppress(FileNotFoundError):  # another rank has just taken away what it thought to be empty
                 self.folder.mkdir(parents=True)
-        draft = Draft(self.folder)
+        draft = AtomicDirectory(self.folder)
         for segment in segments:
-            if segment.name not in self.kept:
+            if segment.name not in self.saved_names:
                 draft.write(_file(segment.name), segment.blocks())
 
     def clear(self) -> None:

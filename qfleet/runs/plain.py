@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def no_link(path: str, flags: int, folder: int | None = None) -> int:
+def no_follow_opener(path: str, flags: int, folder: int | None = None) -> int:
     """An opener for `open`; OSError for a link and for anything else that is no plain file."""
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)  # a pipe would be waited for
@@ -30,13 +30,13 @@ def no_link(path: str, flags: int, folder: int | None = None) -> int:
     return file
 
 
-def open_plain(path: Path, folder: int | None = None) -> BinaryIO:
+def open_no_follow(path: Path, folder: int | None = None) -> BinaryIO:
     """The file, open for reading. With the descriptor of its `folder` only the name of `path` is looked up."""
-    return open(path if folder is None else path.name, "rb", opener=partial(no_link, folder=folder))
+    return open(path if folder is None else path.name, "rb", opener=partial(no_follow_opener, folder=folder))
 
 
 @contextmanager
-def plain_folder(path: Path) -> Iterator[int]:
+def open_folder_no_follow(path: Path) -> Iterator[int]:
     """The descriptor of a directory below a run; OSError for a link."""
     folder = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from qfleet.config import read_yaml
-from qfleet.runs.appear import appearing
-from qfleet.runs.plain import no_link
+from qfleet.runs.appear import atomic_file
+from qfleet.runs.plain import no_follow_opener
 from qfleet.runs.writers import read_metrics
 from qfleet.types import UserError
 
@@ -38,7 +38,7 @@ NAMES = {"rollout/ep_rew_mean": "return while training", "eval/mean_reward": "re
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B", "#8C564B")
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
-INCIDENTAL = ("seed", "run.", "replay.max_bytes", "learner.parts")
+IGNORED_KEYS = ("seed", "run.", "replay.max_bytes", "learner.parts")
 """Keys that do not make another experiment: the seed, where and how it is logged, memory and cores that were there
 (`learner.parts` is of 0.1)."""
 
@@ -46,7 +46,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCurve:
     """One run as read from its directory; `config` has all dotted keys, `settings` no incidental ones."""
 
     name: str
@@ -71,11 +71,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ in nothing but their seed."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunCurve]
 
 
 def plot(runs: Sequence[str | Path], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5,
@@ -92,28 +92,28 @@ def plot(runs: Sequence[str | Path], x: str = "steps", y: Sequence[str] | None =
     target = Path(out)
     if target.suffix.lower() not in SUFFIXES:
         raise UserError(f"cannot draw {target}: the name must end in {', '.join(SUFFIXES)}")
-    figure = draw(group([read_run(directory) for directory in directories]), x, y, smooth)
-    with appearing(target) as partial:
+    figure = draw(group_runs([read_run(directory) for directory in directories]), x, y, smooth)
+    with atomic_file(target) as partial:
         figure.savefig(partial, dpi=150)
     return target
 
 
-def read_run(directory: Path) -> Run:
+def read_run(directory: Path) -> RunCurve:
     """Read config and metrics of one run directory."""
     if not (directory / "metrics.jsonl").is_file():
         raise UserError(f"{directory} has no metrics.jsonl: name a run directory, such as runs/NAME")
     records = read_metrics(directory / "metrics.jsonl")
     if not records:
         raise UserError(f"{directory} has not logged anything yet: train it further, then look again")
-    config = read_yaml(directory / "config.yaml", no_link) if (directory / "config.yaml").is_file() else {}
-    flat = {key: as_written(value) for key, value in _flat(config)}
-    settings = {key: value for key, value in flat.items() if not key.startswith(INCIDENTAL)}
-    return Run(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)
+    config = read_yaml(directory / "config.yaml", no_follow_opener) if (directory / "config.yaml").is_file() else {}
+    flat = {key: format_value(value) for key, value in _flat(config)}
+    settings = {key: value for key, value in flat.items() if not key.startswith(IGNORED_KEYS)}
+    return RunCurve(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[RunCurve]) -> list[RunGroup]:
     """Runs with equal settings side by side, in order of first appearance, each group with a label of its own."""
-    buckets: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    buckets: dict[tuple[tuple[str, str], ...], list[RunCurve]] = {}
     for run in runs:
         buckets.setdefault(tuple(sorted(run.settings.items())), []).append(run)
     members = list(buckets.values())
@@ -121,7 +121,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
     if len(set(stems)) < len(stems):
         stems = [f"{stem} {_difference(bucket[0], runs)}" for stem, bucket in zip(stems, members, strict=True)]
     counts = [f" ({len(bucket)} seeds)" if len(bucket) > 1 else "" for bucket in members]
-    return [Group(stem + count, bucket) for stem, count, bucket in zip(stems, counts, members, strict=True)]
+    return [RunGroup(stem + count, bucket) for stem, count, bucket in zip(stems, counts, members, strict=True)]
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
@@ -133,8 +133,8 @@ def smoothed(values: np.ndarray, width: int) -> np.ndarray:
     return (total[high] - total[low]) / (high - low)
 
 
-def band(curves: Sequence[tuple[np.ndarray, np.ndarray]],
-         points: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def mean_and_range(curves: Sequence[tuple[np.ndarray, np.ndarray]],
+                   points: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(x, mean, lowest, highest), each [points], over the stretch that every curve covers.
 
     Beyond that stretch a mean would be over ever fewer seeds, and would jump whenever one ends.
@@ -145,7 +145,7 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]],
     return grid, values.mean(0), values.min(0), values.max(0)
 
 
-def tick(value: float) -> str:
+def format_tick(value: float) -> str:
     """A figure beside an axis: `0.25`, `300`, `20k`, `1.5M`."""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
@@ -153,9 +153,9 @@ def tick(value: float) -> str:
     return f"{value:g}"
 
 
-def draw(groups: Sequence[Group], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5) -> Any:
+def draw(groups: Sequence[RunGroup], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5) -> Any:
     """The matplotlib Figure: one panel per tag of `y` (None = both returns in one), one colour per group."""
-    spare_the_home()
+    avoid_matplotlib_cache()
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -180,7 +180,7 @@ def draw(groups: Sequence[Group], x: str = "steps", y: Sequence[str] | None = No
     return figure
 
 
-def _draw_tag(panel: Any, members: Group, x: str, tag: str, smooth: int, look: tuple[str, float, bool]) -> None:
+def _draw_tag(panel: Any, members: RunGroup, x: str, tag: str, smooth: int, look: tuple[str, float, bool]) -> None:
     """One tag of one group: raw curves faint, the smoothed (mean) curve strong, the range of raw seeds as a band."""
     colour, scale, shared = look
     curves = [(xs * scale, ys) for xs, ys in (run.curve(x, tag) for run in members.runs) if len(xs)]
@@ -201,7 +201,7 @@ def _draw_tag(panel: Any, members: Group, x: str, tag: str, smooth: int, look: t
         xs, ys = curves[0]
         panel.plot(xs, smoothed(ys, smooth), **style)
         return
-    grid, mean, low, high = band(curves)
+    grid, mean, low, high = mean_and_range(curves)
     if not (evaluated and shared):  # two bands of one colour could not be told apart
         panel.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     panel.plot(grid, smoothed(mean, smooth), **style)
@@ -211,8 +211,8 @@ def _dress(panel: Any, tags: Sequence[str]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     panel.set_ylabel("return" if len(tags) > 1 else NAMES.get(tags[0], tags[0]))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
     panel.grid(True, color="#d9d9d9", linewidth=0.7)
     panel.set_axisbelow(True)
     panel.margins(x=0.02)
@@ -221,7 +221,7 @@ def _dress(panel: Any, tags: Sequence[str]) -> None:
     panel.legend(frameon=False, fontsize=9, loc="best")
 
 
-def _check_tags(groups: Sequence[Group], x: str, panels: Sequence[Sequence[str]]) -> None:
+def _check_tags(groups: Sequence[RunGroup], x: str, panels: Sequence[Sequence[str]]) -> None:
     """Every panel must have something to show, or the user is told what there is."""
     runs = [run for members in groups for run in members.runs]
     known = sorted(set().union(*(run.tags() for run in runs)))
@@ -244,7 +244,7 @@ def _instead(tags: Sequence[str], known: Sequence[str]) -> str:
             "`qfleet top RUN --json` lists them")
 
 
-def _time_unit(groups: Sequence[Group]) -> tuple[float, str]:
+def _time_unit(groups: Sequence[RunGroup]) -> tuple[float, str]:
     longest = max(float(record.get("time_s") or 0) for members in groups for run in members.runs
                   for record in run.records)
     if longest < 300:
@@ -261,7 +261,7 @@ def _stem(names: Sequence[str]) -> str:
     return re.sub(r"[-_.]+s?\d*$", "", common) or names[0]
 
 
-def _difference(run: Run, others: Sequence[Run]) -> str:
+def _difference(run: RunCurve, others: Sequence[RunCurve]) -> str:
     """The few settings that set this run apart: `agent.double=False agent.n_step=1`."""
     keys = [key for key in run.settings if any(other.settings.get(key) != run.settings[key] for other in others)]
     return " ".join(f"{key}={run.settings[key]}" for key in keys[:3])
@@ -274,14 +274,14 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def as_written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a config file and the command line have it: `null`, `true`, `[32, 32]`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{', '.join(as_written(item) for item in value)}]"
+        return f"[{', '.join(format_value(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {as_written(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {format_value(item)}' for key, item in value.items())}}}"
     return str(value)
 
 
@@ -289,7 +289,7 @@ def _cycled(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
-def spare_the_home() -> None:
+def avoid_matplotlib_cache() -> None:
     """Keep matplotlib from beginning a cache in the home directory: until it has one, it is lent a folder."""
     if "MPLCONFIGDIR" in os.environ or "matplotlib" in sys.modules:
         return

@@ -9,7 +9,7 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.types import RunLost
 
 
-class Presence:
+class DirectoryGuard:
     """Raises RunLost once the run's directory is deleted, moved or replaced. As a sink it looks with every record.
 
     Open files go on taking what is written to them after their deletion, and saving would make a directory anew: a run

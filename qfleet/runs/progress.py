@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from qfleet.runs.tally import BY_ROLE, Goal, Record, Tally, clock
+from qfleet.runs.tally import BY_ROLE, RunGoal, Record, RunStatus, format_duration
 
 PLAIN_PERIOD_S = 5.0
 REFRESH_PER_S = 4
@@ -28,7 +28,7 @@ SILENCE_S = 30.0
 """Longer than this, and three times longer than usual, without a record: that is worth a word."""
 
 
-class Forgiving:
+class SafeStream:
     """A text stream whose reader may go away: after the first failed write everything is dropped in silence."""
 
     encoding = "utf-8"
@@ -70,31 +70,31 @@ class Forgiving:
         return self._stream.fileno()
 
 
-class Face(Protocol):
+class ProgressRenderer(Protocol):
     """How the tally is shown."""
 
     def say(self, text: str) -> None: ...
-    def show(self, tally: Tally, record: Record) -> None: ...
-    def end(self, tally: Tally) -> None: ...
+    def show(self, tally: RunStatus, record: Record) -> None: ...
+    def end(self, tally: RunStatus) -> None: ...
 
 
-class SilentFace:
+class SilentRenderer:
     """Shows nothing."""
 
     def say(self, text: str) -> None:
         """Drop the text."""
 
-    def show(self, tally: Tally, record: Record) -> None:
+    def show(self, tally: RunStatus, record: Record) -> None:
         """Drop the record."""
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: RunStatus) -> None:
         """Nothing to end."""
 
 
-class PlainFace:
+class PlainRenderer:
     """One line every few seconds and one per evaluation, for logs, pipes and dumb terminals."""
 
-    def __init__(self, stream: Forgiving, now: Callable[[], float]) -> None:
+    def __init__(self, stream: SafeStream, now: Callable[[], float]) -> None:
         self._stream = stream
         self._now = now
         self._last_at: float | None = None
@@ -104,32 +104,32 @@ class PlainFace:
         self._stream.write(text + "\n")
         self._stream.flush()
 
-    def show(self, tally: Tally, record: Record) -> None:
+    def show(self, tally: RunStatus, record: Record) -> None:
         now = self._now()
         evaluated = record.get("eval/mean_reward") is not None
         if evaluated or self._last_at is None or now - self._last_at >= PLAIN_PERIOD_S:
             self._last_at = now
             self._line(tally)
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: RunStatus) -> None:
         if tally.latest:
             self._line(tally)
 
-    def _line(self, tally: Tally) -> None:
+    def _line(self, tally: RunStatus) -> None:
         wanted = {"return", "eval", "ε", "loss", "samples/insert", "steps/s", "updates/s", "actors"}
         news = (tally.count("step"), tally.latest.get("eval/mean_reward"))
         if news != self._shown:
             self._shown = news
-            figures = [f"{label} {text}" for label, text in tally.figures() if label in wanted]
-            verdict = tally.verdict()
+            figures = [f"{label} {text}" for label, text in tally.metrics() if label in wanted]
+            verdict = tally.bottleneck()
             limit = [f"limited by {verdict.limit}"] if verdict is not None else []
             self.say("  ".join([tally.headline(), *figures, *limit]))
 
 
-class LiveFace:
+class LiveRenderer:
     """A bar and a small table redrawn in place, four times a second by rich's own thread."""
 
-    def __init__(self, console: Console, tally: Tally, now: Callable[[], float]) -> None:
+    def __init__(self, console: Console, tally: RunStatus, now: Callable[[], float]) -> None:
         self._console = console
         self._tally = tally
         self._now = now
@@ -140,7 +140,7 @@ class LiveFace:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, tally: Tally, record: Record) -> None:
+    def show(self, tally: RunStatus, record: Record) -> None:
         now = self._now()
         self._usual_s, self._heard_at = max(0.5 * self._usual_s, now - self._heard_at), now
         if self._live is None:
@@ -149,7 +149,7 @@ class LiveFace:
                               redirect_stdout=sys.stdout.isatty(), redirect_stderr=True, vertical_overflow="crop")
             self._live.start()
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: RunStatus) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -158,8 +158,8 @@ class LiveFace:
         """The headline over a bar over what the roles do, the figures and what limits the run."""
         done = self._tally.goal.fraction(self._tally.latest)
         silent_s = self._now() - self._heard_at
-        gone = clock(self._tally.count("time_s") + silent_s)
-        silence = f"  nothing new for {clock(silent_s)}" if silent_s > max(SILENCE_S, 3 * self._usual_s) else ""
+        gone = format_duration(self._tally.count("time_s") + silent_s)
+        silence = f"  nothing new for {format_duration(silent_s)}" if silent_s > max(SILENCE_S, 3 * self._usual_s) else ""
         width = min(self._console.width, 4 * FIGURE_WIDTH)
         bar = Table.grid()  # a bar on its own would not end its line
         bar.add_row(ProgressBar(total=1.0, completed=done, width=width))
@@ -170,7 +170,7 @@ class LiveFace:
         """One line for each role of a fleet, and one for what limits the run; broken where the terminal is narrow."""
         for name, text in self._tally.roles():
             yield Text.assemble((f"{name:<{ROLE_WIDTH}}", "dim"), text)
-        if (verdict := self._tally.verdict()) is not None:
+        if (verdict := self._tally.bottleneck()) is not None:
             yield Text.assemble((f"{'limited by':<{ROLE_WIDTH}}", "dim"), (verdict.limit, "bold"),
                                 f": {verdict.evidence}")
 
@@ -180,7 +180,7 @@ class LiveFace:
             table.add_column(style="dim", width=14, no_wrap=True)
             table.add_column(style="bold", width=9, no_wrap=True)
         told = BY_ROLE if self._tally.roles() else set()
-        figures = [pair for pair in self._tally.figures() if pair[0] not in told]
+        figures = [pair for pair in self._tally.metrics() if pair[0] not in told]
         for start in range(0, len(figures), columns):
             table.add_row(*(text for pair in figures[start:start + columns] for text in pair))
         return table
@@ -196,20 +196,20 @@ class ProgressView:
     `mode` is `auto` (by the stream), `live`, `plain` or `silent`.
     """
 
-    def __init__(self, goal: Goal, *, stream: TextIO | None = None, mode: str = "auto",
+    def __init__(self, goal: RunGoal, *, stream: TextIO | None = None, mode: str = "auto",
                  now: Callable[[], float] = time.monotonic) -> None:
-        self._out = out = Forgiving(stream if stream is not None else sys.stderr)
-        self.tally = Tally(goal)
+        self._out = out = SafeStream(stream if stream is not None else sys.stderr)
+        self.tally = RunStatus(goal)
         console = Console(file=out)  # type: ignore[arg-type]  # a stream by its methods, not by its class
         if mode == "auto":
             dumb = console.is_dumb_terminal or bool(os.environ.get("CI"))
             mode = "live" if out.isatty() and not dumb else "plain"
         self.run: str | None = None
-        self._face: Face
+        self._renderer: ProgressRenderer
         if mode == "live":
-            self._face = LiveFace(console, self.tally, now)
+            self._renderer = LiveRenderer(console, self.tally, now)
         else:
-            self._face = PlainFace(out, now) if mode == "plain" else SilentFace()
+            self._renderer = PlainRenderer(out, now) if mode == "plain" else SilentRenderer()
 
     def plan(self, rows: Iterable[tuple[str, str]]) -> None:
         """Show what the run is going to take: (name, text) pairs; the one named `run` is its directory."""
@@ -217,14 +217,14 @@ class ProgressView:
         self.run = dict(pairs).get("run", self.run)
         width = max((len(name) for name, _ in pairs), default=0)
         for name, text in pairs:
-            self._face.say(f"{name:<{width}}  {text}")
+            self._renderer.say(f"{name:<{width}}  {text}")
 
     def write(self, record: Record) -> None:
         self.tally.add(record)
-        self._face.show(self.tally, record)
+        self._renderer.show(self.tally, record)
 
     @property
-    def watched(self) -> bool:
+    def has_reader(self) -> bool:
         """Whether anybody is left to look on: the reader of a pipe may have gone."""
         return self._out.open
 
@@ -234,10 +234,10 @@ class ProgressView:
         for record in records:
             self.tally.add(record)
         if record is not None:
-            self._face.show(self.tally, record)
+            self._renderer.show(self.tally, record)
 
     def flush(self) -> None:
         """Nothing is held back."""
 
     def close(self) -> None:
-        self._face.end(self.tally)
+        self._renderer.end(self.tally)

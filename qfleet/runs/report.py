@@ -19,13 +19,13 @@ import numpy as np
 
 from qfleet import __version__
 from qfleet.runs import scores
-from qfleet.runs.appear import appearing
-from qfleet.runs.bottleneck import bottleneck, untried
+from qfleet.runs.appear import atomic_file
+from qfleet.runs.bottleneck import find_bottleneck, unused_speedups
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.plots import INCIDENTAL, Group, Run, group, read_run
+from qfleet.runs.plots import IGNORED_KEYS, RunGroup, RunCurve, group_runs, read_run
 from qfleet.runs.series import columns, evaluations
-from qfleet.runs.state import state_of, words_of
-from qfleet.runs.webpage import films_of, page, read_film
+from qfleet.runs.state import run_state, describe_state
+from qfleet.runs.webpage import list_videos, render_page, read_video
 from qfleet.types import UserError
 
 FILMS = 6
@@ -42,8 +42,8 @@ def report(directories: Sequence[str | Path], out: str | Path | None = None, fil
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write {target}: the name of a report must end in .html")
     data, reels = gather(paths, films)
-    text = page(data["title"], ("charts.js", "panels.js", "report.js"), data, reels)
-    with appearing(target) as partial:
+    text = render_page(data["title"], ("charts.js", "panels.js", "report.js"), data, reels)
+    with atomic_file(target) as partial:
         partial.write_text(text, encoding="utf-8")
     return target
 
@@ -52,9 +52,9 @@ def gather(directories: Sequence[Path], films: int | None = None) -> tuple[dict[
     """All that the page shows, and the films as base64."""
     folders = list({path.resolve(): path for path in directories}.values())
     runs = [read_run(folder) for folder in folders]
-    groups = group(runs)
+    groups = group_runs(runs)
     place = {id(run): index for index, members in enumerate(groups) for run in members.runs}
-    chosen, reels = choose_films(folders, max(1, FILMS // len(folders)) if films is None else films)
+    chosen, reels = choose_videos(folders, max(1, FILMS // len(folders)) if films is None else films)
     described = [describe_run(run, folder) | {"group": place[id(run)], "films": found}
                  for run, folder, found in zip(runs, folders, chosen, strict=True)]
     environments = sorted({run.env_id for run in runs} - {""})
@@ -65,17 +65,17 @@ def gather(directories: Sequence[Path], films: int | None = None) -> tuple[dict[
     return data, reels
 
 
-def describe_run(run: Run, folder: Path) -> dict[str, Any]:
+def describe_run(run: RunCurve, folder: Path) -> dict[str, Any]:
     """One run: its curves, where it stands, and how it was made."""
     directory = RunDirectory(folder)
     judged = evaluations(run.records)
     last: Mapping[str, Any] = run.records[-1]
     flat = run.config.get
-    verdict = bottleneck(run.records, untried(flat("device"), flat("learner.precision"),
-                                              flat("learner.capture") == "true", directory.has_gpu()))
+    verdict = find_bottleneck(run.records, unused_speedups(flat("device"), flat("learner.precision"),
+                                                           flat("learner.capture") == "true", directory.has_gpu()))
     final = judged[-1][1] if judged else None
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
-            "state": words_of(directory, state_of(directory)),
+            "state": describe_state(directory, run_state(directory)),
             "steps": last.get("step"), "updates": last.get("updates"),
             "frames": last.get("frames"), "episodes": last.get("episodes"), "time_s": last.get("time_s"),
             "final": final, "best": max((score for _, score in judged), default=None), "evaluations": len(judged),
@@ -104,16 +104,16 @@ def attempts_of(directory: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def choose_films(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str, Any]]], list[str]]:
+def choose_videos(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str, Any]]], list[str]]:
     """For each run which films are shown, the newest first, and all of them as base64; what is too large is left."""
     chosen: list[list[dict[str, Any]]] = []
     reels: list[str] = []
     room = MOST_FILM_BYTES
     for folder in folders:
         shown: list[dict[str, Any]] = []
-        for file in films_of(folder / "videos")[:most]:
+        for file in list_videos(folder / "videos")[:most]:
             if file.lstat().st_size <= room:
-                data = read_film(file)
+                data = read_video(file)
                 room -= len(data)
                 shown.append({"name": file.name, "reel": len(reels), "bytes": len(data)})
                 reels.append(base64.b64encode(data).decode())
@@ -121,7 +121,7 @@ def choose_films(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str
     return chosen, reels
 
 
-def score_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def score_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """One row for each configuration, and one over all games of what differs in nothing but the game."""
     rows, by_agent = [], dict[str, list[tuple[str, list[float]]]]()
     for index, members in enumerate(groups):
@@ -147,20 +147,20 @@ def score_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _summary(strata: Sequence[Sequence[float]], name: str) -> dict[str, Any]:
     """IQM with its interval; none where there is only one seed to draw from."""
-    middle, low, high = scores.interval(strata, np.random.default_rng(zlib.crc32(repr(strata).encode())))
+    middle, low, high = scores.iqm_interval(strata, np.random.default_rng(zlib.crc32(repr(strata).encode())))
     several = any(len(scored) > 1 for scored in strata)
     return {name: middle, f"{name}_low": low if several else None, f"{name}_high": high if several else None}
 
 
-def config_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def config_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """All keys with the values of each group, and whether they set the groups apart."""
     keys = dict.fromkeys(key for members in groups for run in members.runs for key in run.config)
     rows = []
     for key in keys:
         values = [", ".join(dict.fromkeys(run.config.get(key, "not set") for run in members.runs))
                   for members in groups]
-        rows.append({"key": key, "values": values, "incidental": key.startswith(INCIDENTAL),
-                     "differs": len(set(values)) > 1 and not key.startswith(INCIDENTAL)})
+        rows.append({"key": key, "values": values, "incidental": key.startswith(IGNORED_KEYS),
+                     "differs": len(set(values)) > 1 and not key.startswith(IGNORED_KEYS)})
     return rows
 
 

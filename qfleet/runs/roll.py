@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qfleet.runs.plain import open_plain
+from qfleet.runs.plain import open_no_follow
 
 log = logging.getLogger(__name__)
 
-FILE, EXITS = "fleet.json", "exits.json"
+MEMBERS_FILE, EXITS_FILE = "fleet.json", "exits.json"
 MOST_EXITS = 50
 SILENT_S = 5.0
 """Members are heard of every second, on a machine that is not too busy."""
@@ -30,20 +30,20 @@ LATE_S = 1.0
 """The last words of the dead may be heard a moment later."""
 
 
-def write_roll(folder: Path, members: Sequence[Mapping[str, Any]]) -> None:
+def write_members(folder: Path, members: Sequence[Mapping[str, Any]]) -> None:
     """Say who is there now."""
-    _write(folder / FILE, members)
+    _write(folder / MEMBERS_FILE, members)
 
 
-def read_roll(folder: Path) -> dict[str, Any]:
+def read_members(folder: Path) -> dict[str, Any]:
     """What the file says; nothing if there is none, or not one of ours."""
-    return _read(folder / FILE)
+    return _read(folder / MEMBERS_FILE)
 
 
-def note_exit(folder: Path, name: str, pid: int, how: str) -> None:
+def record_exit(folder: Path, name: str, pid: int, how: str) -> None:
     """Say that a member died, and how: `was killed by SIGKILL: perhaps out of memory`."""
-    known = _read(folder / EXITS).get("members", [])
-    _write(folder / EXITS, [*known, {"at": time.time(), "name": name, "pid": pid, "how": how}][-MOST_EXITS:])
+    known = _read(folder / EXITS_FILE).get("members", [])
+    _write(folder / EXITS_FILE, [*known, {"at": time.time(), "name": name, "pid": pid, "how": how}][-MOST_EXITS:])
 
 
 def _write(path: Path, members: Sequence[Mapping[str, Any]]) -> None:
@@ -58,7 +58,7 @@ def _write(path: Path, members: Sequence[Mapping[str, Any]]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
-        with open_plain(path) as file:
+        with open_no_follow(path) as file:
             found = json.load(file)
         members = found.get("members") if isinstance(found, dict) else None
         if isinstance(members, list) and isinstance(found.get("at"), int | float):
@@ -66,12 +66,12 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def briefly(how: str) -> str:
+def short_exit_text(how: str) -> str:
     """How somebody died, in the few words that a table has room for: `killed (SIGKILL)`."""
     return re.sub(r"^was killed by (\w+).*", r"killed (\1)", how, flags=re.S)
 
 
-class Roll:
+class MemberMonitor:
     """Who is there, how fast and how well, from one look to the next; and what has happened meanwhile."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,12 +81,12 @@ class Roll:
         self._exits: dict[tuple[str, int], tuple[float, str]] = {}  # when and how, by name and process
         self.events: deque[tuple[float, str]] = deque(maxlen=50)
 
-    def look(self, now: float) -> list[dict[str, Any]]:
+    def poll(self, now: float) -> list[dict[str, Any]]:
         """A row for each member, with `rate` in steps per second and `health`: healthy, silent, down or lost.
 
         Who is down is known to have died, and is being started again: `words` say how it died.
         """
-        found = read_roll(self._folder)
+        found = read_members(self._folder)
         self._hear_of_exits(now)
         if not found:
             return []
@@ -103,12 +103,12 @@ class Roll:
         self._note(name, life, health, silent, now)
         rate = self._rate(name, life, float(member.get("steps") or 0), now - silent)
         return {**member, "name": name, "silent_s": silent, "health": health,
-                "words": f"{briefly(how)}, restarting" if down else None,
+                "words": f"{short_exit_text(how)}, restarting" if down else None,
                 "rate": rate if health == "healthy" else None}
 
     def _hear_of_exits(self, now: float) -> None:
         first = not self._exits
-        for each in _read(self._folder / EXITS).get("members", []):
+        for each in _read(self._folder / EXITS_FILE).get("members", []):
             key, died, how = (str(each.get("name")), int(each.get("pid") or 0)), each.get("at"), str(each.get("how"))
             if not isinstance(died, int | float) or self._exits.get(key, (0.0, ""))[0] >= died:
                 continue

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def room_for(run: Path) -> int | None:
+def free_checkpoint_bytes(run: Path) -> int | None:
     """Bytes that checkpoints of a run may take there: what is free, and what older ones take. None if unknown.
 
     The run need not exist yet.

@@ -52,8 +52,8 @@ def iqm(scores: np.ndarray) -> np.ndarray:
     return ordered[..., cut:scores.shape[-1] - cut].mean(-1)
 
 
-def interval(strata: Sequence[Sequence[float]], rng: np.random.Generator,
-             resamples: int = RESAMPLES) -> tuple[float, float, float]:
+def iqm_interval(strata: Sequence[Sequence[float]], rng: np.random.Generator,
+                 resamples: int = RESAMPLES) -> tuple[float, float, float]:
     """(IQM, low, high) of scores, one list per environment; low and high hold it in 95 % of the resamples."""
     drawn = [rng.choice(np.asarray(scores, np.float64), (resamples, len(scores))) for scores in strata]
     spread = iqm(np.concatenate(drawn, axis=1))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qfleet.runs.bottleneck import RECENT_RECORDS, bottleneck
+from qfleet.runs.bottleneck import RECENT_RECORDS, find_bottleneck
 from qfleet.runs.plots import AXES
 from qfleet.runs.writers import is_number
 
@@ -31,7 +31,7 @@ def columns(records: Sequence[Record], most: int = MOST_POINTS) -> dict[str, Any
             "limits": _limits(merged, [some.stop for some in places]), "each": each}
 
 
-class Thinned:
+class DownsampledRecords:
     """The records of a run that goes on, never more than a few: in the end each is the mean of as many as it takes."""
 
     def __init__(self, most: int = 2 * MOST_POINTS) -> None:
@@ -78,7 +78,7 @@ def _limits(records: Sequence[Record], ends: Sequence[int]) -> list[str | None]:
     found: list[str | None] = []
     for place in range(0, len(ends), stride):
         end = ends[min(place + stride, len(ends)) - 1]
-        verdict = bottleneck(records[max(0, end - RECENT_RECORDS):end])
+        verdict = find_bottleneck(records[max(0, end - RECENT_RECORDS):end])
         found += [None if verdict is None else verdict.limit] * min(stride, len(ends) - place)
     return found
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.owner import Owner
+from qfleet.runs.owner import LockOwner
 
-State = Literal["running", "ended", "interrupted", "failed", "died", "elsewhere"]
+RunState = Literal["running", "ended", "interrupted", "failed", "died", "elsewhere"]
 
-WORDS: dict[State, str] = {
+STATE_TEXT: dict[RunState, str] = {
     "running": "is running",
     "ended": "has ended",
     "interrupted": "was interrupted",
@@ -19,13 +19,13 @@ WORDS: dict[State, str] = {
 }
 
 
-def going_on(state: State) -> bool:
+def may_be_running(state: RunState) -> bool:
     """Whether the run goes on, as far as can be told from here."""
     return state in ("running", "elsewhere")
 
 
-def state_of(run: RunDirectory) -> State:
-    owner = Owner.of(run.path / "lock")
+def run_state(run: RunDirectory) -> RunState:
+    owner = LockOwner.read(run.path / "lock")
     alive = owner.alive() if owner is not None else False
     if alive is not False:
         return "elsewhere" if alive is None else "running"
@@ -38,15 +38,15 @@ def state_of(run: RunDirectory) -> State:
     return "failed" if reason == "failed" else "ended"
 
 
-def words_of(run: RunDirectory, state: State) -> str:
+def describe_state(run: RunDirectory, state: RunState) -> str:
     """The state for people: what went wrong, and what `qfleet resume` would do about it."""
-    if going_on(state) or state == "ended":
-        return WORDS[state]
+    if may_be_running(state) or state == "ended":
+        return STATE_TEXT[state]
     error = (run.ending() or {}).get("error")
     why = f": {_printable(error).rstrip('.')}" if state == "failed" and isinstance(error, str) and error else ""
     saved = any(run.checkpoints.glob("step-*"))
     remedy = "goes on from its newest checkpoint" if saved else "starts it again, there is no checkpoint yet"
-    return f"{WORDS[state]}{why}; `qfleet resume` {remedy}"
+    return f"{STATE_TEXT[state]}{why}; `qfleet resume` {remedy}"
 
 
 def _printable(text: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qfleet.runs.plain import open_plain
+from qfleet.runs.plain import open_no_follow
 from qfleet.runs.writers import parse_record
 
 
-class Tail:
+class MetricsTail:
     """`news()` gives the records that were added since it was last asked.
 
     A run that is resumed drops what lies beyond its checkpoint and puts another file in the place: then what is in it
@@ -25,9 +25,9 @@ class Tail:
         if not from_start:
             self._skip()
 
-    def news(self) -> Iterator[dict[str, Any]]:
+    def new_records(self) -> Iterator[dict[str, Any]]:
         try:
-            with open_plain(self._path) as file:
+            with open_no_follow(self._path) as file:
                 found = os.fstat(file.fileno())
                 if self._place not in (None, (found.st_dev, found.st_ino)) or found.st_size < self._offset:
                     self._skip()

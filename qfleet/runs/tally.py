@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfleet.runs.bottleneck import (
-    FASTER,
+    SPEEDUPS,
     RECENT_RECORDS,
-    Verdict,
+    Bottleneck,
     acting_shares,
-    bottleneck,
+    find_bottleneck,
     percent,
-    typical,
-    untried,
+    recent_means,
+    unused_speedups,
 )
 
 Record = Mapping[str, Any]
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as people read them: `0:42`, `12:05`, `3:07:00`, `2 d 03:07`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -31,7 +31,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def amount(value: float) -> str:
+def format_number(value: float) -> str:
     """A figure in few characters, whatever its size: `0.0312`, `21.4`, `12,345`, `1.2e+08`."""
     if abs(value) >= 1e8:
         return f"{value:.3g}"
@@ -40,7 +40,7 @@ def amount(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes with a unit, by 1000: `512 B`, `3.2 MB`."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
@@ -49,20 +49,20 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("return", "rollout/ep_rew_mean", amount),
-    ("eval", "eval/mean_reward", amount),
-    ("best eval", "eval/best_reward", amount),
-    ("episode steps", "rollout/ep_len_mean", amount),
-    ("ε", "rollout/exploration_rate", amount),
-    ("loss", "train/loss", amount),
-    ("samples/insert", "replay/samples_per_insert", amount),
-    ("policy lag", "actor/policy_lag", amount),
-    ("replay steps", "replay/steps", amount),
-    ("replay", "replay/bytes", size),
-    ("actors", "fleet/actors", amount),
-    ("cells", "server/cells", amount),
-    ("staleness", "server/staleness", amount),
+SHOWN_METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("return", "rollout/ep_rew_mean", format_number),
+    ("eval", "eval/mean_reward", format_number),
+    ("best eval", "eval/best_reward", format_number),
+    ("episode steps", "rollout/ep_len_mean", format_number),
+    ("ε", "rollout/exploration_rate", format_number),
+    ("loss", "train/loss", format_number),
+    ("samples/insert", "replay/samples_per_insert", format_number),
+    ("policy lag", "actor/policy_lag", format_number),
+    ("replay steps", "replay/steps", format_number),
+    ("replay", "replay/bytes", format_size),
+    ("actors", "fleet/actors", format_number),
+    ("cells", "server/cells", format_number),
+    ("staleness", "server/staleness", format_number),
 )
 """Label, tag and format of what is shown, in order of interest; a tag that no record brought is left out."""
 
@@ -78,7 +78,7 @@ BY_ROLE = {RATIO, "policy lag", "actors", "steps/s", "updates/s", "eval", "best 
 
 
 @dataclass(frozen=True)
-class Goal:
+class RunGoal:
     """Where the run ends: whichever of the two is reached first; None = not limited by it.
 
     `ratio` is the configured number of samples per insert, if it is known; `faster` what updates could be made with.
@@ -87,10 +87,10 @@ class Goal:
     steps: int | None
     updates: int | None = None
     ratio: float | None = None
-    faster: tuple[str, ...] = FASTER
+    faster: tuple[str, ...] = SPEEDUPS
 
     @staticmethod
-    def of(settings: Mapping[str, Any], gpu: bool = True) -> Goal:
+    def from_settings(settings: Mapping[str, Any], gpu: bool = True) -> RunGoal:
         """What a config says, as it was written: nothing of it is validated, so nothing is imported for it.
 
         `gpu` is whether the machine has one, as far as is known.
@@ -98,9 +98,9 @@ class Goal:
         replay, learner = (found if isinstance(found := settings.get(name), Mapping) else {}
                            for name in ("replay", "learner"))
         steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
-        return Goal(None if steps is None else int(steps), None if updates is None else int(updates),
-                    _number(replay.get("samples_per_insert")),
-                    untried(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu))
+        return RunGoal(None if steps is None else int(steps), None if updates is None else int(updates),
+                       _number(replay.get("samples_per_insert")),
+                       unused_speedups(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu))
 
     def fraction(self, record: Record) -> float:
         parts = [float(record.get(name) or 0) / limit
@@ -108,13 +108,13 @@ class Goal:
         return min(1.0, max(parts, default=0.0))
 
 
-class Tally:
+class RunStatus:
     """The newest value of every tag, the rates over the last few records, and what they say of the run."""
 
-    def __init__(self, goal: Goal) -> None:
+    def __init__(self, goal: RunGoal) -> None:
         self.goal = goal
         self.latest: dict[str, Any] = {}
-        self.judged_s: float | None = None
+        self.evaluated_at_s: float | None = None
         self._recent: deque[Record] = deque(maxlen=RECENT_RECORDS)
         self._marks: deque[tuple[float, float, float]] = deque(maxlen=RECENT_RECORDS)
 
@@ -122,7 +122,7 @@ class Tally:
         self.latest.update({tag: value for tag, value in record.items() if value is not None})
         self._recent.append(record)
         if record.get("eval/mean_reward") is not None:
-            self.judged_s = self.count("time_s")
+            self.evaluated_at_s = self.count("time_s")
         if "time_s" in record:
             self._marks.append((float(record["time_s"]), self.count("step"), self.count("updates")))
 
@@ -143,46 +143,46 @@ class Tally:
                 if limit and rate]
         return max(0.0, min(left)) if left else None
 
-    def figures(self) -> list[tuple[str, str]]:
+    def metrics(self) -> list[tuple[str, str]]:
         steps_s, updates_s = self.rates()
         rates = [("steps/s", steps_s), ("updates/s", updates_s)]
         known = self.latest
         if LAG_OF_FLEET in known:  # there it is the actors' own, not what one of them fetched last
             known = known | {"actor/policy_lag": round(float(known[LAG_OF_FLEET]))}
-        shown = [(label, form(float(known[tag]))) for label, tag, form in FIGURES if tag in known]
+        shown = [(label, form(float(known[tag]))) for label, tag, form in SHOWN_METRICS if tag in known]
         if self.goal.ratio is not None:
-            aim = amount(self.goal.ratio)
+            aim = format_number(self.goal.ratio)
             shown = [(label, f"{text}/{aim}" if label == RATIO else text) for label, text in shown]
-        return shown + [(label, amount(round(rate))) for label, rate in rates if rate is not None]
+        return shown + [(label, format_number(round(rate))) for label, rate in rates if rate is not None]
 
-    def verdict(self) -> Verdict | None:
-        return bottleneck(self._recent, self.goal.faster)
+    def bottleneck(self) -> Bottleneck | None:
+        return find_bottleneck(self._recent, self.goal.faster)
 
     def roles(self) -> list[tuple[str, str]]:
         """What each role of a fleet does; nothing for a run of one process."""
         if "fleet/actors" not in self.latest:
             return []
-        figures, mean = dict(self.figures()), self.typical()
+        figures, mean = dict(self.metrics()), self.recent_means()
         learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := figures.get(label))]
         return [("actors", _joined([f"{figures['actors']} alive", f"{figures.get('steps/s', '-')} steps/s",
                                     _parts(acting_shares(mean)),
-                                    f"policy lag {amount(round(mean.get(LAG_OF_FLEET, 0)))}"])),
-                ("learner", _joined([*learning, _parts(self.loop())])),
+                                    f"policy lag {format_number(round(mean.get(LAG_OF_FLEET, 0)))}"])),
+                ("learner", _joined([*learning, _parts(self.loop_shares())])),
                 ("evaluator", self._judged())]
 
-    def typical(self) -> dict[str, float]:
-        return typical(self._recent)
+    def recent_means(self) -> dict[str, float]:
+        return recent_means(self._recent)
 
-    def loop(self) -> dict[str, float]:
+    def loop_shares(self) -> dict[str, float]:
         """How the process that learns spent its time lately, 0 to 1 by name."""
-        mean = self.typical()
+        mean = self.recent_means()
         return {name: mean[tag] for name, tag in LOOP.items() if tag in mean}
 
     def _judged(self) -> str:
-        if self.judged_s is None:
+        if self.evaluated_at_s is None:
             return "has not judged yet"
-        ago = clock(max(0.0, self.count("time_s") - self.judged_s))
-        return f"{amount(self.count('eval/mean_reward'))}  best {amount(self.count('eval/best_reward'))}  {ago} ago"
+        ago = format_duration(max(0.0, self.count("time_s") - self.evaluated_at_s))
+        return f"{format_number(self.count('eval/mean_reward'))}  best {format_number(self.count('eval/best_reward'))}  {ago} ago"
 
     def headline(self, running: bool = True, between: str = "  ") -> str:
         """`12,800 / 50,000 steps  26%  0:31 left`; of a run that is over nothing is left."""
@@ -193,7 +193,7 @@ class Tally:
         parts.append(f"{self.goal.fraction(self.latest):.0%}")
         left = self.seconds_left() if running else None
         if left is not None:
-            parts.append(f"{clock(left)} left")
+            parts.append(f"{format_duration(left)} left")
         return between.join(parts)
 
 

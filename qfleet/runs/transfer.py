@@ -17,26 +17,26 @@ LINES = 12
 
 
 @dataclass(frozen=True)
-class Transfer:
+class WeightTransfer:
     """Weights that can be taken over, by name, and a line for each tensor, here or there, that cannot."""
 
     taken: dict[str, torch.Tensor]
     unfit: list[str]
 
 
-def compare(theirs: Mapping[str, torch.Tensor], mine: Mapping[str, torch.Tensor]) -> Transfer:
+def match_weights(theirs: Mapping[str, torch.Tensor], mine: Mapping[str, torch.Tensor]) -> WeightTransfer:
     """What of `theirs` has a place of the same name and shape in `mine`."""
     there, here = ({name: tuple(value.shape) for name, value in weights.items()} for weights in (theirs, mine))
     fit = {name: value for name, value in theirs.items() if here.get(name) == there[name]}
-    return Transfer(fit, _differences(there, here))
+    return WeightTransfer(fit, _differences(there, here))
 
 
-def fitting(checkpoint: Checkpoint, mine: Mapping[str, torch.Tensor], config: str, partial: bool) -> Transfer:
+def matching_weights(checkpoint: Checkpoint, mine: Mapping[str, torch.Tensor], config: str, partial: bool) -> WeightTransfer:
     """The weights of a checkpoint for a network with the weights `mine`, of a run with this config (YAML).
 
     UserError unless all tensors fit or, with `partial`, some do; it names the tensors and the agent's keys that differ.
     """
-    found = compare(checkpoint.policy(), mine)
+    found = match_weights(checkpoint.policy(), mine)
     if found.taken and (partial or not found.unfit):
         return found
     keys = [_agent(text, str(checkpoint.path)) for text in (checkpoint.config_text, config)]

@@ -24,7 +24,7 @@ Arrays = dict[str, torch.Tensor]
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
-class _Shelf:
+class _ArrayPool:
     """Arrays by name, every content once; what is `known` already is named and not taken."""
 
     def __init__(self, known: Mapping[str, torch.Tensor]) -> None:
@@ -51,7 +51,7 @@ def pack(tree: Any, known: Mapping[str, torch.Tensor] | None = None) -> tuple[An
     Arrays are copied (to the CPU), so the tree may change afterwards. Anything else raises TypeError with its place.
     Arrays that `known` (dense ones, under names of another form than ours, NUMBER:PLACE) holds are left to it.
     """
-    shelf = _Shelf(known or {})
+    shelf = _ArrayPool(known or {})
     return _pack(tree, "", shelf), shelf.arrays
 
 
@@ -81,7 +81,7 @@ def dense(value: torch.Tensor | np.ndarray | np.generic, place: str = "") -> tor
         raise TypeError(f"state{place}: an array of {np.asarray(value).dtype} cannot be saved") from error
 
 
-def _pack(node: Any, place: str, shelf: _Shelf) -> Any:
+def _pack(node: Any, place: str, shelf: _ArrayPool) -> Any:
     if node is None or type(node) in (bool, int, str):
         return node
     if type(node) is float:
@@ -102,7 +102,7 @@ def _tag(node: torch.Tensor | np.ndarray | np.generic) -> str:
     return "$array" if isinstance(node, np.ndarray) else "$scalar"
 
 
-def _pack_dict(node: dict[Any, Any], place: str, shelf: _Shelf) -> Any:
+def _pack_dict(node: dict[Any, Any], place: str, shelf: _ArrayPool) -> Any:
     items = [(key, _pack(value, f"{place}/{key}", shelf)) for key, value in node.items()]
     if all(type(key) is str and not key.startswith("$") for key in node):
         return dict(items)

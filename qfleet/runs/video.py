@@ -17,13 +17,13 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import HumanRendering
 
-from qfleet.runs.appear import appearing
-from qfleet.screen import screen
+from qfleet.runs.appear import atomic_file
+from qfleet.screen import display_name
 from qfleet.types import UserError
 
 SMALLEST_SIDE = 320
 LARGEST_SIDE = 1280
-Progress = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Called with the number of pictures written so far."""
 
 
@@ -33,7 +33,7 @@ def enlargement(height: int, width: int) -> int:
     return max(1, min(wanted, LARGEST_SIDE // max(height, width)))
 
 
-def prepare(frame: np.ndarray) -> np.ndarray:
+def prepare_frame(frame: np.ndarray) -> np.ndarray:
     """One picture as the encoder wants it: `[H, W, 3]` uint8, contiguous, enlarged, even sides."""
     if frame.ndim == 2:
         frame = np.repeat(frame[:, :, None], 3, axis=2)
@@ -55,11 +55,11 @@ def require_encoder() -> None:
 
 def without_display() -> None:
     """Where there is no screen, keep SDL, which many environments draw with, from complaining."""
-    if screen() is None:
+    if display_name() is None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
-def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: Progress | None = None) -> int:
+def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: ProgressCallback | None = None) -> int:
     """Encode as H.264 and return how many pictures it took; the file appears under its name only when complete."""
     try:
         import imageio_ffmpeg
@@ -68,13 +68,13 @@ def write_mp4(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, p
     target = _target(path, ".mp4", fps)
     first, pictures = _opened(frames)
     height, width = first.shape[:2]
-    with appearing(target) as partial:
+    with atomic_file(target) as partial:
         return _encode(imageio_ffmpeg.write_frames(str(partial), (width, height), fps=fps, quality=7,
                                                    macro_block_size=2, ffmpeg_log_level="error"),
                        pictures, target, progress)
 
 
-def _encode(encoder: Any, pictures: Iterable[np.ndarray], target: Path, progress: Progress | None) -> int:
+def _encode(encoder: Any, pictures: Iterable[np.ndarray], target: Path, progress: ProgressCallback | None) -> int:
     count = 0
     try:
         encoder.send(None)
@@ -91,7 +91,7 @@ def _encode(encoder: Any, pictures: Iterable[np.ndarray], target: Path, progress
     return count
 
 
-def write_gif(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: Progress | None = None) -> int:
+def write_gif(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: ProgressCallback | None = None) -> int:
     """Write an endlessly looping GIF and return how many pictures it took.
 
     The format counts in hundredths of a second and viewers refuse less than two, so 50 pictures a second is the most.
@@ -108,7 +108,7 @@ def write_gif(frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, p
         palettes.append(Image.fromarray(picture).quantize(colors=256, method=Image.Quantize.FASTOCTREE))
         if progress is not None:
             progress(count)
-    with appearing(target) as partial:
+    with atomic_file(target) as partial:
         palettes[0].save(partial, save_all=True, append_images=palettes[1:], loop=0,
                          duration=max(20, round(100 / fps) * 10), optimize=False)
     return len(palettes)
@@ -121,7 +121,7 @@ def show(frames: Iterable[np.ndarray], title: str, fps: float = 30) -> int:
         import pygame
     except ImportError:
         raise UserError("a window needs pygame: pip install 'qfleet[video]'") from None
-    if screen() is None and not os.environ.get("SDL_VIDEODRIVER"):  # SDL would draw nowhere, without a message
+    if display_name() is None and not os.environ.get("SDL_VIDEODRIVER"):  # SDL would draw nowhere, without a message
         raise UserError("there is no display to open a window on: film the agent instead with `qfleet record`, "
                         "or connect with a display (ssh -X)")
     _, pictures = _opened(frames)
@@ -185,12 +185,12 @@ def _opened(frames: Iterable[np.ndarray]) -> tuple[np.ndarray, Iterator[np.ndarr
     raw = next(source, None)
     if raw is None:
         raise UserError("there is no picture: the environment rendered nothing (does it support rgb_array?)")
-    first = prepare(raw)
+    first = prepare_frame(raw)
 
     def stream() -> Iterator[np.ndarray]:
         yield first
         for number, frame in enumerate(source, start=2):
-            picture = prepare(frame)
+            picture = prepare_frame(frame)
             if picture.shape != first.shape:
                 raise UserError(f"picture {number} has size {frame.shape[1]}x{frame.shape[0]}, the first had "
                                 f"{raw.shape[1]}x{raw.shape[0]}: the environment must render at one size")

@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from qfleet.runs.plain import open_plain, plain_folder
+from qfleet.runs.plain import open_no_follow, open_folder_no_follow
 
 FRAME = """<!doctype html>
 <html lang="en">
@@ -42,7 +42,7 @@ FRAME = """<!doctype html>
 """
 
 
-def page(title: str, scripts: Sequence[str], data: Any, reels: Sequence[str] = (), connect: str = "'none'") -> str:
+def render_page(title: str, scripts: Sequence[str], data: Any, reels: Sequence[str] = (), connect: str = "'none'") -> str:
     """The text of a page; `reels` are films as base64, `connect` is where its scripts may ask for more."""
     script = "\n".join(asset(name) for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -61,26 +61,26 @@ def asset(name: str) -> str:
 
 def embedded(data: Any) -> str:
     """JSON that cannot end the element that it stands in, and knows neither NaN nor infinity."""
-    return document(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return to_json(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def document(data: Any) -> str:
-    return json.dumps(finite(data), separators=(",", ":"), default=str, allow_nan=False)
+def to_json(data: Any) -> str:
+    return json.dumps(nan_to_null(data), separators=(",", ":"), default=str, allow_nan=False)
 
 
-def finite(value: Any) -> Any:
+def nan_to_null(value: Any) -> Any:
     """JSON has no word for NaN and infinity: null stands for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): nan_to_null(item) for key, item in value.items()}
+    return [nan_to_null(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def films_of(folder: Path) -> list[Path]:
+def list_videos(folder: Path) -> list[Path]:
     """The newest first. Links are left out, also where the folder itself is one: they could lead to any file."""
     found: dict[str, float] = {}
-    with suppress(OSError), plain_folder(folder) as inside:
+    with suppress(OSError), open_folder_no_follow(folder) as inside:
         for name in os.listdir(inside):
             with suppress(OSError):  # it has just been deleted
                 status = os.stat(name, dir_fd=inside, follow_symlinks=False)
@@ -89,7 +89,7 @@ def films_of(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(found, key=lambda name: (found[name], name), reverse=True)]
 
 
-def read_film(path: Path) -> bytes:
+def read_video(path: Path) -> bytes:
     """A film by a path that `films_of` returned; OSError if it is gone, or a link has taken its place."""
-    with plain_folder(path.parent) as inside, open_plain(path, inside) as file:
+    with open_folder_no_follow(path.parent) as inside, open_no_follow(path, inside) as file:
         return file.read()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qfleet.runs.directory import replace_text
-from qfleet.runs.plain import open_plain
+from qfleet.runs.plain import open_no_follow
 from qfleet.types import UserError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ WARNING_PERIOD_S = 60.0
 Record = Mapping[str, Any]
 
 
-class Complaint:
+class ThrottledWarning:
     """Says that records of a writer are lost, at most once per period."""
 
     def __init__(self, what: str) -> None:
@@ -59,7 +59,7 @@ class JsonlWriter:
     """
 
     def __init__(self, path: Path, resume: tuple[int, int] | None = None) -> None:
-        self._complaint = Complaint(str(path))
+        self._warning = ThrottledWarning(str(path))
         if resume is not None:
             self._drop_beyond(path, resume)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -77,7 +77,7 @@ class JsonlWriter:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file, end)
-            self._complaint.add(error)
+            self._warning.add(error)
         else:
             self._lead = b""
 
@@ -86,7 +86,7 @@ class JsonlWriter:
         try:
             os.fsync(self._file)
         except OSError as error:
-            self._complaint.add(error)
+            self._warning.add(error)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -115,18 +115,18 @@ class TensorBoardWriter:
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         self._folder = folder
         self._purge_step = None if resume_step is None else resume_step + 1
-        self._complaint = Complaint(str(folder))
+        self._warning = ThrottledWarning(str(folder))
         self._file: BinaryIO | None = None
         self._opened = 0
 
     def write(self, record: Record) -> None:
-        if self._complaint.waiting():
-            self._complaint.lost += 1
+        if self._warning.waiting():
+            self._warning.lost += 1
             return
         try:
             self._write(record)
         except OSError as error:
-            self._complaint.add(error)
+            self._warning.add(error)
             self.close()  # half an event makes all after it unreadable: go on in a new file
 
     def flush(self) -> None:
@@ -138,7 +138,7 @@ class TensorBoardWriter:
             if file is not None:
                 file.close()
         except OSError as error:
-            self._complaint.add(error)
+            self._warning.add(error)
 
     def _write(self, record: Record) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
@@ -166,10 +166,10 @@ class TensorBoardWriter:
     def _append(self, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
-        RecordWriter(_Whole(self._file)).write(event.SerializeToString())
+        RecordWriter(_FullWrites(self._file)).write(event.SerializeToString())
 
 
-class _Whole:
+class _FullWrites:
     """An unbuffered file whose `write` takes all or raises."""
 
     def __init__(self, file: Any) -> None:
@@ -188,7 +188,7 @@ class WandbWriter:
             import wandb
         except ImportError as error:
             raise UserError("run.wandb=true needs Weights & Biases: pip install 'qfleet[wandb]'") from error
-        self._complaint = Complaint("wandb")
+        self._warning = ThrottledWarning("wandb")
         self._run: Any = None
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
@@ -198,7 +198,7 @@ class WandbWriter:
             self._run = wandb.init(project=os.environ.get("WANDB_PROJECT", "qfleet"), name=name, dir=str(folder),
                                    config=dict(config), mode=mode, settings=wandb.Settings(silent=True))
         except Exception as error:  # whatever a view does, the training goes on
-            self._complaint.add(error)
+            self._warning.add(error)
 
     def write(self, record: Record) -> None:
         if self._run is None:
@@ -206,7 +206,7 @@ class WandbWriter:
         try:
             self._run.log({tag: _plain(value) for tag, value in record.items()}, step=int(record["step"]))
         except Exception as error:
-            self._complaint.add(error)
+            self._warning.add(error)
 
     def flush(self) -> None:
         """The library sends in its own time."""
@@ -218,13 +218,13 @@ class WandbWriter:
         try:
             run.finish()
         except Exception as error:
-            self._complaint.add(error)
+            self._warning.add(error)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """All records of a metrics.jsonl that can be read, in order; None stands for a figure that was not finite."""
     try:
-        with open_plain(Path(path)) as file:
+        with open_no_follow(Path(path)) as file:
             lines = file.read().splitlines()
     except FileNotFoundError:
         return []

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from qfleet.runtime.frames import Assembly, Frame, FrameError, encode
+from qfleet.runtime.frames import FrameDecoder, Frame, FrameError, encode
 from qfleet.types import UserError
 
 LAST_LINES = 50
@@ -26,7 +26,7 @@ GLANCE_S = 0.2
 EXIT_GRACE_S = 1.0
 """A child that closed its pipe is exiting: this long it may take, so that its own exit code is reported."""
 
-GUARD = 'read _; sleep 1; kill -s KILL -- "-$0"'
+REAPER_SCRIPT = 'read _; sleep 1; kill -s KILL -- "-$0"'
 """Ends the child's process group a second after the pipe to this process broke. PR_SET_PDEATHSIG would be shorter, but
 it spares the child's own children, strikes when the thread that started the child ends, and is Linux's alone."""
 
@@ -39,7 +39,7 @@ class ChildLost(Exception):
         self.grace_s = grace_s
 
 
-class Child:
+class PipeProcess:
     """One child and its pipes. `post` never waits; `read` waits with a deadline; `end` may be called at any time."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -49,10 +49,10 @@ class Child:
         # A session of its own: Ctrl-C at the terminal is for the trainer, and one kill reaches the whole group.
         self._process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe,
                                          start_new_session=True)
-        self._guard = subprocess.Popen(["/bin/sh", "-c", GUARD, str(self._process.pid)], stdin=pipe,
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        assert self._process.stdin and self._process.stdout and self._process.stderr and self._guard.stdin
-        self._files = [self._process.stdin, self._process.stdout, self._process.stderr, self._guard.stdin]
+        self._reaper = subprocess.Popen(["/bin/sh", "-c", REAPER_SCRIPT, str(self._process.pid)], stdin=pipe,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        assert self._process.stdin and self._process.stdout and self._process.stderr and self._reaper.stdin
+        self._files = [self._process.stdin, self._process.stdout, self._process.stderr, self._reaper.stdin]
         self._in, self._out, self._err = (file.fileno() for file in self._files[:3])
         for fd in (self._in, self._out, self._err):
             os.set_blocking(fd, False)
@@ -61,7 +61,7 @@ class Child:
         self._poll.register(self._out, select.POLLIN)
         self._poll.register(self._err, select.POLLIN)
         self._unsent = memoryview(b"")
-        self._assembly = Assembly()
+        self._assembly = FrameDecoder()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._ended = False
@@ -82,7 +82,7 @@ class Child:
             left = deadline - time.monotonic()
             ready = dict(self._poll.poll(1000 * max(0.0, min(left, GLANCE_S))))
             if self._err in ready:
-                self._listen()
+                self._drain_stderr()
             if self._in in ready:
                 self._flush()
             if self._out in ready and (frame := self._receive()) is not None:
@@ -92,7 +92,7 @@ class Child:
             if not ready and self._exited():
                 raise ChildLost("it exited")
 
-    def end(self, grace_s: float) -> None:
+    def terminate(self, grace_s: float) -> None:
         """Close the pipes, which asks the child to leave; kill it and all it started after `grace_s`."""
         if self._ended:
             return
@@ -102,20 +102,20 @@ class Child:
         deadline = time.monotonic() + grace_s
         while not self._exited() and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(0.01, left))
-            self._listen()  # a child that is blocked in a print could not leave
-        self._guard.kill()
-        self._guard.wait()
+            self._drain_stderr()  # a child that is blocked in a print could not leave
+        self._reaper.kill()
+        self._reaper.wait()
         # The group is killed before its leader is reaped: until then the number cannot belong to anybody else.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5.0)
         for _ in range(16):  # bounded: what fled from the group may go on writing
-            self._listen()
+            self._drain_stderr()
         for file in self._files[2:]:
             file.close()
 
-    def epitaph(self) -> str:
+    def exit_report(self) -> str:
         """How an ended child ended, and the last lines that it wrote."""
         code = self._process.returncode
         lines = "\n".join(self._tail.splitlines()[-LAST_LINES:])
@@ -136,7 +136,7 @@ class Child:
     def _receive(self) -> Frame | None:
         """Read all that has come; the frame if it is whole."""
         try:
-            while count := os.readv(self._out, [self._assembly.space]):
+            while count := os.readv(self._out, [self._assembly.buffer]):
                 if (frame := self._assembly.advance(count)) is not None:
                     return frame
             cut = " in the middle of an answer" if self._assembly.partial else ""
@@ -146,7 +146,7 @@ class Child:
         except FrameError as error:
             raise ChildLost(f"it sent nonsense: {error}") from None
 
-    def _listen(self) -> None:
+    def _drain_stderr(self) -> None:
         """Keep and pass on what the child wrote to its stderr; its prints come here, too."""
         try:
             data = os.read(self._err, 1 << 16)

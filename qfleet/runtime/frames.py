@@ -50,7 +50,7 @@ def encode(frame: Frame) -> bytes:
     return b"".join([PREFIX.pack(MAGIC, len(header), size), header, *pieces])
 
 
-class Assembly:
+class FrameDecoder:
     """Puts frames together from reads of any size.
 
     Read into `space`, then tell `advance` how many bytes came; it returns the frame when it is whole. The arrays
@@ -63,7 +63,7 @@ class Assembly:
         self._filled = 0
 
     @property
-    def space(self) -> memoryview:
+    def buffer(self) -> memoryview:
         return self._space[self._filled:]
 
     @property

@@ -24,26 +24,26 @@ does what no thread in the child can: end one that is stopped, stuck in native c
 started. It ignores the signals that a cluster's scheduler sends to every process of a job."""
 
 
-class Guard:
+class OrphanReaper:
     """Kills the process groups it knows, `grace_s` seconds after this process ended without a word.
 
     `leavings` is a folder that this process would have removed itself at its end.
     """
 
-    def __init__(self, grace_s: int, leavings: Path | None = None) -> None:
-        self._command = ["/bin/sh", "-c", SCRIPT, "guard", str(grace_s), str(leavings or "")]
+    def __init__(self, grace_s: int, cleanup_dir: Path | None = None) -> None:
+        self._command = ["/bin/sh", "-c", SCRIPT, "guard", str(grace_s), str(cleanup_dir or "")]
         self._shell: subprocess.Popen[bytes] | None = None
 
-    def know(self, groups: Iterable[int]) -> None:
+    def watch(self, groups: Iterable[int]) -> None:
         """From now on these are the groups. A guard that was itself killed is replaced."""
         line = " ".join(str(group) for group in groups).encode() + b"\n"
         if not self._tell(line):
-            self.end()
+            self.stop()
             with contextlib.suppress(OSError):  # no process to be had: the next call tries again
                 self._start()
                 self._tell(line)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Let the guard go, and the groups live."""
         if self._shell is not None:
             self._shell.kill()

@@ -27,9 +27,9 @@ from typing import IO, Any
 import numpy as np
 
 from qfleet.roles.seeds import seed_for
-from qfleet.runtime.child import Child, ChildLost
-from qfleet.runtime.frames import Assembly, Frame, FrameError, encode
-from qfleet.types import OBS, BadOutput, EnvFault, EnvSpec, Obs, Outcome, UserError, VectorEnv
+from qfleet.runtime.child import PipeProcess, ChildLost
+from qfleet.runtime.frames import FrameDecoder, Frame, FrameError, encode
+from qfleet.types import OBS_PREFIX, BadOutput, EnvFault, EnvSpec, Obs, StepResult, UserError, VectorEnv
 
 START_TIMEOUT_S = 120.0
 """A start imports the environment's libraries, from what may be a cold network disk."""
@@ -61,16 +61,16 @@ class IsolatedEnv:
         self._lost = 0  # episodes lost with children that are gone
         self._rebuilt = 0  # episodes lost inside the present child, as it counts them
         self._stepping = False
-        self._landed: Outcome | None = None
-        self._child = Child(self._command)
+        self._step_result: StepResult | None = None
+        self._child = PipeProcess(self._command)
         try:
-            self.spec = self._introduce()
+            self.spec = self._handshake()
         except ChildLost as loss:
             # No second try: what fails before the first step fails again, and the user waits for the message.
-            self._child.end(loss.grace_s)
-            raise EnvFault(f"the environment's process did not start: {loss}; {self._child.epitaph()}") from None
+            self._child.terminate(loss.grace_s)
+            raise EnvFault(f"the environment's process did not start: {loss}; {self._child.exit_report()}") from None
         except BaseException:
-            self._child.end(0.0)
+            self._child.terminate(0.0)
             raise
 
     def reset(self, seeds: Sequence[int]) -> Obs:
@@ -78,8 +78,8 @@ class IsolatedEnv:
         if len(seeds) != self.lanes:
             raise ValueError(f"{len(seeds)} seeds for {self.lanes} lanes")
         if self._stepping:
-            self._land()
-        self._landed = None
+            self._await_step()
+        self._step_result = None
         self._seeds, self._restarts = [int(seed) for seed in seeds], 0
         try:
             return self._first_obs(self._seeds)
@@ -88,28 +88,28 @@ class IsolatedEnv:
 
     def send(self, actions: np.ndarray) -> None:
         """Start a step and return at once. That a child is gone shows at `recv`."""
-        if not self._seeds or self._stepping or self._landed is not None:
+        if not self._seeds or self._stepping or self._step_result is not None:
             raise RuntimeError("send needs a reset before it, and a recv after the send before it")
         self._child.post(Frame("step", arrays={"actions": np.asarray(actions)}))
         self._stepping = True
 
-    def recv(self) -> Outcome:
+    def recv(self) -> StepResult:
         """End the step: its outcome, or the cut of all lanes by a restart."""
         if self._stepping:
-            self._land()
-        if self._landed is None:
+            self._await_step()
+        if self._step_result is None:
             raise RuntimeError("recv needs a send before it")
-        outcome, self._landed = self._landed, None
+        outcome, self._step_result = self._step_result, None
         return outcome
 
     def render(self) -> np.ndarray | None:
         """The picture of lane 0; while a step is in flight, of where it leads. None if the child is lost over it."""
         if self._stepping:
-            self._land()
+            self._await_step()
         try:
             return self._ask(Frame("render"), "picture", self._timeout_s).arrays.get("picture")
         except ChildLost as loss:
-            self._child.end(loss.grace_s)  # the next step or reset finds it gone, and replaces it
+            self._child.terminate(loss.grace_s)  # the next step or reset finds it gone, and replaces it
             return None
 
     def faults(self) -> int:
@@ -117,20 +117,20 @@ class IsolatedEnv:
         return self._lost + self._rebuilt
 
     def close(self) -> None:
-        self._child.end(CLOSE_GRACE_S)
+        self._child.terminate(CLOSE_GRACE_S)
 
-    def _land(self) -> None:
+    def _await_step(self) -> None:
         """Wait for the outcome of the step in flight. An interrupt (Ctrl-C) leaves it in flight."""
         try:
             frame = self._answer("outcome", self._timeout_s)
-            outcome = _outcome(frame, self.spec, self.lanes)
+            outcome = _decode_result(frame, self.spec, self.lanes)
         except ChildLost as loss:
             self._stepping = False
             obs = self._replace(loss)
             nothing, never = np.zeros(self.lanes, np.float32), np.zeros(self.lanes, bool)
-            self._landed = Outcome(obs, nothing, nothing.copy(), never, np.zeros(self.lanes), ~never)
+            self._step_result = StepResult(obs, nothing, nothing.copy(), never, np.zeros(self.lanes), ~never)
         else:
-            self._landed = outcome
+            self._step_result = outcome
             if outcome.last.any():
                 self._streak = 0
             self._rebuilt = int(frame.facts.get("faults", 0))
@@ -138,24 +138,24 @@ class IsolatedEnv:
     def _replace(self, loss: ChildLost) -> Obs:
         """Start another child in place of the lost one; returns the first observations of its lanes."""
         while True:
-            self._child.end(loss.grace_s)
+            self._child.terminate(loss.grace_s)
             self._lost, self._rebuilt = self._lost + self._rebuilt + self.lanes, 0
             self._streak += 1
             if self._streak >= self._max_faults:
                 raise EnvFault(f"the process of {self.spec.id} was lost {self._streak} times without completing an "
-                               f"episode (env.max_faults={self._max_faults}): {loss}; {self._child.epitaph()}")
+                               f"episode (env.max_faults={self._max_faults}): {loss}; {self._child.exit_report()}")
             self._restarts += 1
             log.warning("the environment's process is replaced, %d lanes begin new episodes: %s", self.lanes, loss)
             try:
-                self._child = Child(self._command)
-                spec = self._introduce()
+                self._child = PipeProcess(self._command)
+                spec = self._handshake()
                 if spec != self.spec:
                     raise EnvFault(f"the environment came back as another one: {spec} instead of {self.spec}")
                 return self._first_obs([seed_for(seed, "restart", self._restarts) for seed in self._seeds])
             except ChildLost as again:
                 loss = again
 
-    def _introduce(self) -> EnvSpec:
+    def _handshake(self) -> EnvSpec:
         facts = self._ask(Frame("make", {"request": self._request}), "ready", START_TIMEOUT_S).facts
         try:
             lanes, spec = facts["lanes"], EnvSpec.from_json(facts["spec"])
@@ -186,8 +186,8 @@ class IsolatedEnv:
         return frame
 
 
-def isolated(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_faults: int,
-             render: bool = False) -> IsolatedEnv:
+def make_isolated_env(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_faults: int,
+                      render: bool = False) -> IsolatedEnv:
     """The environment of an env section, as JSON has it, hosted by a fresh interpreter with this package."""
     # The child looks for the user's modules where this process does: beside a script, for instance.
     request = {"env": dict(section), "lanes": lanes, "render": render, "path": [str(place) for place in sys.path]}
@@ -196,7 +196,7 @@ def isolated(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_
 
 def _obs(frame: Frame, spec: EnvSpec, lanes: int) -> Obs:
     """The observation leaves of a frame, checked against the spec."""
-    obs = {name[len(OBS):]: array for name, array in frame.arrays.items() if name.startswith(OBS)}
+    obs = {name[len(OBS_PREFIX):]: array for name, array in frame.arrays.items() if name.startswith(OBS_PREFIX)}
     found = {name: (array.shape, array.dtype) for name, array in obs.items()}
     due = {name: ((lanes, *leaf.shape), np.dtype(leaf.dtype)) for name, leaf in spec.observation.items()}
     if found != due:
@@ -204,15 +204,15 @@ def _obs(frame: Frame, spec: EnvSpec, lanes: int) -> Obs:
     return obs
 
 
-def _outcome(frame: Frame, spec: EnvSpec, lanes: int) -> Outcome:
+def _decode_result(frame: Frame, spec: EnvSpec, lanes: int) -> StepResult:
     columns = {name: frame.arrays[name] for name in COLUMNS if name in frame.arrays}
     shapes = {name: column.shape for name, column in columns.items()}
     if shapes != dict.fromkeys(COLUMNS, (lanes,)):
         raise ChildLost(f"it sent the columns {shapes}; {COLUMNS} of ({lanes},) were due")
-    return Outcome(_obs(frame, spec, lanes), **columns)
+    return StepResult(_obs(frame, spec, lanes), **columns)
 
 
-def serve(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdout: IO[Any]) -> int:
+def serve_env(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdout: IO[Any]) -> int:
     """Be the host of one environment until `stdin` ends; returns the exit status. Nothing else may have used either.
 
     From here on the process's own fd 0 is empty and its fd 1 leads to stderr: what the environment prints or reads
@@ -227,7 +227,7 @@ def serve(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdout: I
         sys.stdout.reconfigure(line_buffering=True)
     try:
         with contextlib.ExitStack() as stack:
-            assembly, envs = Assembly(), list[VectorEnv]()
+            assembly, envs = FrameDecoder(), list[VectorEnv]()
             while (frame := _next(requests, assembly)) is not None:
                 answer = encode(_respond(frame, make, envs, stack))
                 if not _write(answers, answer):
@@ -266,12 +266,12 @@ def _respond(frame: Frame, make: Callable[[dict[str, Any]], VectorEnv], envs: li
 
 
 def _leaves(obs: Obs) -> dict[str, np.ndarray]:
-    return {OBS + name: leaf for name, leaf in obs.items()}
+    return {OBS_PREFIX + name: leaf for name, leaf in obs.items()}
 
 
-def _next(fd: int, assembly: Assembly) -> Frame | None:
+def _next(fd: int, assembly: FrameDecoder) -> Frame | None:
     """The next request; None when the trainer has closed the pipe, or is gone."""
-    while count := os.readv(fd, [assembly.space]):
+    while count := os.readv(fd, [assembly.buffer]):
         frame = assembly.advance(count)
         if frame is not None:
             return frame

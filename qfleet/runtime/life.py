@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from qfleet.runtime.guard import exited, kill_group
-from qfleet.runtime.tether import Leash
+from qfleet.runtime.tether import HeartbeatReceiver
 
 LOG_BYTES = 1 << 18
 """So much of a log's end is searched for a traceback: an old one, long survived, explains nothing."""
 
 
 @dataclass(frozen=True)
-class Child:
+class ChildSpec:
     """A process to be kept alive. `env` is added to this process's own; what it writes is appended to `log_path`.
 
     `max_restarts` of its own are all that it gets, however healthy it was between them; None: as many in a row as the
@@ -32,53 +32,53 @@ class Child:
     env: Mapping[str, str]
     log_path: Path
     max_restarts: int | None = None
-    appetite: str = "env.lanes or actors"
+    memory_hint: str = "env.lanes or actors"
     silence_s: float | None = None  # None: as long as the others may be silent
 
 
-def surroundings() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """For a fresh interpreter of ours: it finds modules where this process does, beside a user's script, too."""
     return {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-class Life(Protocol):
+class ProcessHandle(Protocol):
     """One life of a child's, from its start to its end, wherever it is lived. Times are the supervisor's."""
 
     beats: bool
     first_beat: float
     last_beat: float
-    verdict: str | None  # why it was killed, if we did it
+    kill_reason: str | None  # why it was killed, if we did it
 
     @property
     def pid(self) -> int: ...
     @property
     def exited(self) -> bool: ...
-    def listen(self, now: float) -> None: ...
-    def ask(self) -> None: ...
+    def poll_heartbeat(self, now: float) -> None: ...
+    def request_stop(self) -> None: ...
     def kill(self) -> None: ...
-    def bury(self) -> int: ...
-    def written(self) -> str: ...
+    def reap(self) -> int: ...
+    def log_tail(self) -> str: ...
 
 
-class Process:
+class LocalProcess:
     """A life as a process of this host."""
 
-    def __init__(self, child: Child, number: int, now: float) -> None:
+    def __init__(self, child: ChildSpec, number: int, now: float) -> None:
         self.beats, self.first_beat, self.last_beat = False, now, now
-        self.verdict: str | None = None
+        self.kill_reason: str | None = None
         self._log_path = child.log_path
-        self._leash = Leash()
+        self._heartbeat = HeartbeatReceiver()
         try:
             with open_log(child, number) as log:
                 self._log_start = log.tell()
                 # A session of its own: Ctrl-C at the terminal is for us, and one kill reaches the whole group.
                 self.process = subprocess.Popen(
                     child.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                    env={**os.environ, **child.env, **self._leash.environment}, pass_fds=self._leash.child_fds)
+                    env={**os.environ, **child.env, **self._heartbeat.environment}, pass_fds=self._heartbeat.child_fds)
         except BaseException:
-            self._leash.close()
+            self._heartbeat.close()
             raise
-        self._leash.passed()
+        self._heartbeat.close_child_fds()
 
     @property
     def pid(self) -> int:
@@ -92,30 +92,30 @@ class Process:
         """End it and all that it started."""
         kill_group(self.process)
 
-    def listen(self, now: float) -> None:
+    def poll_heartbeat(self, now: float) -> None:
         """Take note of the child's beats."""
-        if self._leash.beaten():
+        if self._heartbeat.received():
             self.first_beat = self.first_beat if self.beats else now
             self.last_beat, self.beats = now, True
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Ask the child to leave. What it started is its own to end."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """Reap a child that was killed or ended; its exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5.0)
-        self._leash.close()
+        self._heartbeat.close()
         return -signal.SIGKILL if self.process.returncode is None else self.process.returncode
 
-    def written(self) -> str:
+    def log_tail(self) -> str:
         """What the process wrote, the last of it if that is much."""
-        return log_end(self._log_path, self._log_start)
+        return read_log_tail(self._log_path, self._log_start)
 
 
-def open_log(child: Child, number: int) -> IO[bytes]:
+def open_log(child: ChildSpec, number: int) -> IO[bytes]:
     """The log of a child, with a line in it that says that another life begins."""
     child.log_path.parent.mkdir(parents=True, exist_ok=True)
     log = open(child.log_path, "ab")  # noqa: SIM115 (for the caller, to be closed there)
@@ -124,7 +124,7 @@ def open_log(child: Child, number: int) -> IO[bytes]:
     return log
 
 
-def log_end(path: Path, start: int) -> str:
+def read_log_tail(path: Path, start: int) -> str:
     """What a log holds from some place on, the last of it if that is much."""
     try:
         with open(path, "rb") as log:

@@ -6,12 +6,12 @@ import ctypes
 import re
 import sys
 
-from qfleet.replay.planner import size
+from qfleet.replay.planner import format_bytes
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def keep_pages() -> None:
+def retain_freed_memory() -> None:
     """Tell glibc's allocator to reuse large blocks instead of returning them; elsewhere nothing happens."""
     if sys.platform != "linux":
         return
@@ -22,10 +22,10 @@ def keep_pages() -> None:
         mallopt(M_TOP_PAD, 64 << 20)
 
 
-def shortage(error: BaseException) -> str | None:
+def out_of_memory_text(error: BaseException) -> str | None:
     """What torch says, in a RuntimeError, where a CPU's memory is short, in a few words; None for other errors."""
     text = str(error)
     if not isinstance(error, RuntimeError) or not re.search(r"alloc_cpu\.cpp|can't allocate memory", text):
         return None
     asked = re.search(r"allocate (\d+) bytes", text)
-    return f"{size(int(asked[1]))} could not be allocated" if asked else text.partition("\n")[0]
+    return f"{format_bytes(int(asked[1]))} could not be allocated" if asked else text.partition("\n")[0]

@@ -12,7 +12,7 @@ GRACE_S = 60.0
 """After that the process is ended, whatever it is doing."""
 
 
-def when_orphaned(leave: Callable[[], object], grace_s: float = GRACE_S) -> Callable[[], None]:
+def on_parent_exit(leave: Callable[[], object], grace_s: float = GRACE_S) -> Callable[[], None]:
     """Call `leave` from a thread when the parent has died; what is returned ends the watch."""
     parent, over = os.getppid(), threading.Event()
 

@@ -24,13 +24,13 @@ class Worker(Protocol):
     def step(self) -> bool: ...
 
 
-def rest(nap_s: float) -> None:
+def idle(nap_s: float) -> None:
     """Serve nobody: sleep, if there is time to."""
     if nap_s:
         time.sleep(nap_s)
 
 
-def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[float], None] = rest) -> None:
+def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[float], None] = idle) -> None:
     """Step all workers in turn until `stop`; between rounds serve others, napping when nobody was busy."""
     while not stop():
         busy = [worker.step() for worker in workers]
@@ -38,7 +38,7 @@ def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What the roles of a run are built from; every value is resolved.
 
     `slack_samples`: so many samples may the learner be behind before actors elsewhere have to wait for it.
@@ -65,19 +65,19 @@ class Plan:
         return Schedule(self.log_period_steps, self.log_period_updates)
 
 
-class Stop:
+class StopRule:
     """Knows when a run ends and why: `reason` is None while it goes on."""
 
-    def __init__(self, plan: Plan, progress: Callable[[], Progress]) -> None:
+    def __init__(self, plan: TrainingPlan, progress: Callable[[], Progress]) -> None:
         self.plan, self.progress = plan, progress
         self.reason: str | None = None
 
     @property
-    def told(self) -> bool:
+    def is_external(self) -> bool:
         """Whether somebody outside asked for the end, who will not wait long."""
         return self.reason in ("interrupted", "preempted")
 
-    def score(self, mean: float) -> None:
+    def check_score(self, mean: float) -> None:
         """Judge a greedy evaluation against `stop_at`."""
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:
             self.reason = "stop_at"

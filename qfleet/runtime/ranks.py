@@ -17,10 +17,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from qfleet.roles.allreduce import Peers, Table
+from qfleet.roles.allreduce import Collectives, RankRows
 from qfleet.types import ProcessFault
 
-MEETING_PORT = 20_000
+RENDEZVOUS_PORT = 20_000
 """Ranks that srun started meet at one of the ten thousand from here on, below those that systems hand out."""
 
 SIOCGIFADDR = 0x8915
@@ -33,7 +33,7 @@ class RankLost(ProcessFault):
     """Another rank died, or was silent for too long; exit 1, so that whoever watches starts all of them again."""
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """Where ranks leave notes for each other: bytes by key."""
 
     def put(self, key: str, value: bytes, timeout_s: float) -> None: ...
@@ -43,28 +43,28 @@ class Meeting(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Which of how many ranks this process is; `local` among the `neighbours` on its host."""
 
     rank: int
     size: int
-    local: int
-    neighbours: int
+    local_rank: int
+    local_size: int
     attempt: int = 0  # how often all ranks were started anew
-    meeting: str | Meeting = "env://"  # where they meet, by an address as torch.distributed takes it, or otherwise
+    rendezvous: str | Rendezvous = "env://"  # where they meet, by an address as torch.distributed takes it, or otherwise
 
     @staticmethod
-    def here(environment: Mapping[str, str] = os.environ) -> Place | None:
+    def from_environment(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
         """As torchrun says, or srun; None in a process that neither started as one of several."""
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
-            return _in_step(environment)
+            return _from_slurm(environment)
         size = environment["WORLD_SIZE"]
-        return Place(int(environment["RANK"]), int(size), int(environment.get("LOCAL_RANK", 0)),
-                     int(environment.get("LOCAL_WORLD_SIZE", size)),
-                     int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)))
+        return RankInfo(int(environment["RANK"]), int(size), int(environment.get("LOCAL_RANK", 0)),
+                        int(environment.get("LOCAL_WORLD_SIZE", size)),
+                        int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)))
 
 
-def _in_step(environment: Mapping[str, str]) -> Place | None:
+def _from_slurm(environment: Mapping[str, str]) -> RankInfo | None:
     """As srun says. A batch script has most of its variables, too, but is no step; a step of one task is no crew."""
     job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
     size = int(environment.get("SLURM_NTASKS", 1))
@@ -72,9 +72,9 @@ def _in_step(environment: Mapping[str, str]) -> Place | None:
         return None
     counts = re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # 4(x2),3
     host = first_host(environment.get("SLURM_STEP_NODELIST", "localhost"))
-    port = MEETING_PORT + (int(job) * 10 + int(step) % 10) % 10_000  # all must know it without having met
-    return Place(int(environment["SLURM_PROCID"]), size, int(environment.get("SLURM_LOCALID", 0)),
-                 max(map(int, counts), default=size), int(environment.get("SLURM_RESTART_COUNT", 0)), f"tcp://{host}:{port}")
+    port = RENDEZVOUS_PORT + (int(job) * 10 + int(step) % 10) % 10_000  # all must know it without having met
+    return RankInfo(int(environment["SLURM_PROCID"]), size, int(environment.get("SLURM_LOCALID", 0)),
+                    max(map(int, counts), default=size), int(environment.get("SLURM_RESTART_COUNT", 0)), f"tcp://{host}:{port}")
 
 
 def first_host(hosts: str) -> str:
@@ -83,7 +83,7 @@ def first_host(hosts: str) -> str:
     return hosts if first is None else "".join(part or "" for part in first.groups())
 
 
-def interface_of(address: str) -> str | None:
+def network_interface(address: str) -> str | None:
     """Which of this host's interfaces has this IPv4 address: where names are not resolved, ranks must be told."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -93,14 +93,14 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-class Crew(Peers, Protocol):
+class ProcessGroup(Collectives, Protocol):
     """Peers that can also send each other texts."""
 
     def exchange(self, data: bytes) -> list[bytes]:
         """What every rank gave, rank by rank."""
 
 
-class Alone:
+class SingleProcessGroup:
     """A crew of one."""
 
     rank, size = 0, 1
@@ -108,20 +108,20 @@ class Alone:
     def __init__(self) -> None:
         self.sent_bytes = 0.0
 
-    def gather(self, row: Sequence[float]) -> Table:
+    def all_gather(self, row: Sequence[float]) -> RankRows:
         return [list(row)]
 
-    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
+    def start_allreduce(self, vector: torch.Tensor) -> Callable[[], None]:
         return lambda: None
 
-    def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None: ...
-    def spread(self, tensor: torch.Tensor) -> None: ...
+    def all_gather_slices(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None: ...
+    def broadcast(self, tensor: torch.Tensor) -> None: ...
 
     def exchange(self, data: bytes) -> list[bytes]:
         return [data]
 
 
-class Ranks:
+class TorchProcessGroup:
     """A crew over torch.distributed. Rows and texts travel between CPUs; vectors too, unless GPUs reach each other."""
 
     def __init__(self, timeout_s: float, direct: bool) -> None:
@@ -129,10 +129,10 @@ class Ranks:
         self.direct = direct  # from GPU to GPU
         self.sent_bytes = 0.0
 
-    def gather(self, row: Sequence[float]) -> Table:
+    def all_gather(self, row: Sequence[float]) -> RankRows:
         return torch.stack(self._all(torch.tensor(row, dtype=torch.float64))).tolist()
 
-    def add_up(self, vector: torch.Tensor) -> Callable[[], None]:
+    def start_allreduce(self, vector: torch.Tensor) -> Callable[[], None]:
         near = self._near(vector)
         with self._answered():
             works = [dist.all_reduce(part, async_op=True) for part in near.split(MESSAGE)]
@@ -147,14 +147,14 @@ class Ranks:
 
         return wait
 
-    def complete(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
+    def all_gather_slices(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
         longest = max(cut.stop - cut.start for cut in cuts)
         mine = vector.new_zeros(longest)
         mine[:cuts[self.rank].stop - cuts[self.rank].start] = vector[cuts[self.rank]]
         for cut, part in zip(cuts, self._all(self._near(mine)), strict=True):
             vector[cut] = part[:cut.stop - cut.start]
 
-    def spread(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         near = self._near(tensor)
         with self._answered():
             dist.broadcast(near, 0)
@@ -162,7 +162,7 @@ class Ranks:
             tensor.copy_(near)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        sizes = [int(row[0]) for row in self.gather([len(data)])]
+        sizes = [int(row[0]) for row in self.all_gather([len(data)])]
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
         if data:
             padded[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -191,13 +191,13 @@ class Ranks:
 
 
 @contextmanager
-def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterator[Crew]:
+def process_group(place: RankInfo | None, device: torch.device, timeout_s: float) -> Iterator[ProcessGroup]:
     """Meet the other ranks, and take leave of them in the end."""
     if place is None or place.size == 1:
-        yield Alone()
+        yield SingleProcessGroup()
         return
     # nccl refuses two ranks on one GPU; then the gradient takes the way through main memory.
-    direct = device.type == "cuda" and torch.cuda.device_count() >= place.neighbours
+    direct = device.type == "cuda" and torch.cuda.device_count() >= place.local_size
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
@@ -211,22 +211,22 @@ def crew(place: Place | None, device: torch.device, timeout_s: float) -> Iterato
         raise RankLost(f"rank {place.rank} did not meet all of {place.size} ranks within {timeout_s:g} s "
                        f"(allreduce.timeout_s): {str(error).splitlines()[0]:.200}") from error
     try:
-        yield Ranks(timeout_s, direct)
+        yield TorchProcessGroup(timeout_s, direct)
     finally:
         dist.destroy_process_group()
 
 
-def _store(place: Place, timeout: timedelta) -> dist.Store:
-    if not isinstance(place.meeting, str):
-        return MeetingStore(place.meeting, timeout.total_seconds())
-    store, _, _ = next(dist.rendezvous(place.meeting, place.rank, place.size, timeout=timeout))
+def _store(place: RankInfo, timeout: timedelta) -> dist.Store:
+    if not isinstance(place.rendezvous, str):
+        return RendezvousStore(place.rendezvous, timeout.total_seconds())
+    store, _, _ = next(dist.rendezvous(place.rendezvous, place.rank, place.size, timeout=timeout))
     return store
 
 
-class MeetingStore(dist.Store):
+class RendezvousStore(dist.Store):
     """A meeting as the store of torch.distributed: what gloo and nccl ask of one to exchange their addresses."""
 
-    def __init__(self, meeting: Meeting, timeout_s: float) -> None:
+    def __init__(self, meeting: Rendezvous, timeout_s: float) -> None:
         super().__init__()
         self._meeting, self._timeout_s = meeting, timeout_s
 
@@ -242,7 +242,7 @@ class MeetingStore(dist.Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         self._await(keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
-    def clone(self) -> MeetingStore:
+    def clone(self) -> RendezvousStore:
         return self
 
     def _await(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:

@@ -11,7 +11,7 @@ LEAST_S = 0.05
 """Records may follow each other at once; over less than this a share means nothing, and the next record has it."""
 
 
-class Timed:
+class TimedWorker:
     """A worker, and how long it has worked."""
 
     def __init__(self, worker: Worker) -> None:
@@ -26,7 +26,7 @@ class Timed:
         self._since = None
         return busy
 
-    def taken(self) -> float:
+    def take_seconds(self) -> float:
         """Seconds since this was last asked, those of a step under way included: an evaluation asks at its end."""
         now = perf_counter()
         if self._since is not None:
@@ -36,21 +36,21 @@ class Timed:
         return spent
 
 
-class Shares:
+class TimeShares:
     """A gauge: for every tag the share of the time since it was last asked, 0 to 1."""
 
     def __init__(self) -> None:
-        self._timed: list[tuple[str, Timed]] = []
+        self._timed: list[tuple[str, TimedWorker]] = []
         self._booked: dict[str, float] = defaultdict(float)
         self._since = perf_counter()
 
-    def timed(self, tag: str, worker: Worker) -> Timed:
+    def timed(self, tag: str, worker: Worker) -> TimedWorker:
         """The same worker with its time booked under a tag, which others may have, too."""
-        timed = Timed(worker)
+        timed = TimedWorker(worker)
         self._timed.append((tag, timed))
         return timed
 
-    def book(self, tag: str, seconds: float) -> None:
+    def add_seconds(self, tag: str, seconds: float) -> None:
         self._booked[tag] += seconds
 
     def __call__(self) -> dict[str, float]:
@@ -60,7 +60,7 @@ class Shares:
             return {}
         self._since = now
         for tag, timed in self._timed:
-            self._booked[tag] += timed.taken()
+            self._booked[tag] += timed.take_seconds()
         found = {tag: min(1.0, seconds / wall) for tag, seconds in self._booked.items()}
         self._booked = defaultdict(float, dict.fromkeys(self._booked, 0.0))
         return found

@@ -15,13 +15,13 @@ from typing import Protocol
 REASONS = {"SIGINT": "interrupted", "SIGTERM": "preempted", "SIGUSR1": "preempted", "SIGHUP": "preempted"}
 
 
-class Told(Protocol):
+class Stoppable(Protocol):
     """Whoever can be asked to stop, and why."""
 
     reason: str | None
 
 
-class Late:
+class LateSignalHandler:
     """Handler for the time before and after a run, in a process that ends with it.
 
     Before a run has obeyed a signal, another one does what it does to any process. Afterwards it changes nothing: the
@@ -29,13 +29,13 @@ class Late:
     """
 
     def __init__(self) -> None:
-        self.obeyed = False
+        self.stopping = False
         self._impatient = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self.obeyed and number == signal.SIGINT:
+        if not self.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.obeyed:
+        if not self.stopping:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         elif number == signal.SIGINT:
@@ -44,36 +44,36 @@ class Late:
             self._impatient = True
 
 
-LATE = Late()
+LATE_SIGNALS = LateSignalHandler()
 
 
 def keep_exit_code() -> None:
     """From now on, signals after the one that ended this process's run do not change its exit code."""
     for number in _numbers():
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, LATE)
+            signal.signal(number, LATE_SIGNALS)
 
 
 def ignore_late() -> None:
     """The last call before the interpreter ends, which would give signals back to the system, each one deadly."""
-    if LATE.obeyed:
+    if LATE_SIGNALS.stopping:
         for number in _numbers():
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
-def obeyed(stop: Told, hurry: bool = True) -> Iterator[None]:
+def stop_on_signal(stop: Stoppable, second_sigint_raises: bool = True) -> Iterator[None]:
     """While inside, signals become reasons to stop. Only the main thread receives any; elsewhere nothing changes.
 
     Without `hurry` a second SIGINT changes nothing either: somebody else decides when there is no more time.
     """
     def handle(number: int, frame: FrameType | None) -> None:
-        LATE.obeyed = True
+        LATE_SIGNALS.stopping = True
         name = signal.Signals(number).name
         if name == "SIGHUP":
             drop_closed_terminal()
         if stop.reason == "interrupted" and REASONS[name] == "interrupted":
-            if hurry:
+            if second_sigint_raises:
                 raise KeyboardInterrupt
             return
         if stop.reason not in REASONS.values():  # the first signal decides the exit code
@@ -84,7 +84,7 @@ def obeyed(stop: Told, hurry: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def heeded(leave: Callable[[], object]) -> Iterator[None]:
+def exit_on_signal(leave: Callable[[], object]) -> Iterator[None]:
     """While inside, every such signal asks to leave; for a process that has nothing of its own to save.
 
     As with `obeyed`, that is so in the main thread only.

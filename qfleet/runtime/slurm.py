@@ -17,7 +17,7 @@ from typing import Literal, NoReturn
 
 from qfleet.types import UserError
 
-Layout = Literal["node", "fleet", "ranks", "ray"]
+JobLayout = Literal["node", "fleet", "ranks", "ray"]
 
 WARNING_S = 120
 """So long before the end of its time a job is told to save."""
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Size:
+class JobSize:
     """What a job asks Slurm for: `tasks` in all, at most `per_node` on a node, `cpus` for each, `gpus` for a node."""
 
     nodes: int = 1
@@ -44,7 +44,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One run under Slurm. `train` begins it and `resume` goes on with it, as words for qfleet; no `train`: it exists.
 
     `join` are further words for those who join, `actors` is how many they start together, `restarts` how often
@@ -52,9 +52,9 @@ class Job:
     are.
     """
 
-    layout: Layout
+    layout: JobLayout
     run: Path
-    size: Size
+    size: JobSize
     train: Sequence[str]
     resume: Sequence[str]
     qfleet: Sequence[str]
@@ -80,14 +80,14 @@ class Job:
         return self.folder / "out.txt"
 
 
-def script(job: Job, local: bool = False) -> str:
+def script(job: SlurmJob, local: bool = False) -> str:
     """The batch script; `local` runs the same without Slurm."""
     parts = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job)), "", *_settings(job), ""]
     parts += [(HERE / "slurm_local.sh").read_text() if local else CANCELLED]
     return "\n".join([*parts, (HERE / "slurm.sh").read_text()])
 
 
-def _options(job: Job) -> list[str]:
+def _options(job: SlurmJob) -> list[str]:
     size = job.size
     found = [f"--job-name={job.run.name}", f"--nodes={size.nodes}", f"--ntasks={size.tasks}",
              f"--ntasks-per-node={size.per_node}", f"--cpus-per-task={size.cpus}"]
@@ -107,7 +107,7 @@ def _sbatch_word(option: str) -> str:
     return f'{name}="{value}"' if " " in value else option if name != "--output" else f"{name}={value}"
 
 
-def _settings(job: Job) -> list[str]:
+def _settings(job: SlurmJob) -> list[str]:
     tasks, per_node, cpus = (job.size.tasks, job.size.per_node, job.size.cpus)
     if job.layout != "fleet":
         tasks, per_node, cpus = job.size.steps
@@ -120,7 +120,7 @@ def _settings(job: Job) -> list[str]:
                 ("qfleet", job.qfleet), ("train", job.train), ("resume", job.resume), ("join", job.join)))]
 
 
-def write(job: Job, local: bool = False) -> Path:
+def write(job: SlurmJob, local: bool = False) -> Path:
     """Put the script where all nodes find it."""
     try:
         job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def write(job: Job, local: bool = False) -> Path:
     return job.script
 
 
-def _place(job: Job, text: str | None) -> None:
+def _place(job: SlurmJob, text: str | None) -> None:
     """Replace the script, or remove it."""
     beside = job.script.with_suffix(".new")
     try:
@@ -145,7 +145,7 @@ def _place(job: Job, text: str | None) -> None:
 
 
 @contextmanager
-def written(job: Job, local: bool = False) -> Iterator[None]:
+def script_written(job: SlurmJob, local: bool = False) -> Iterator[None]:
     """The script lies in its place; if what is done with it fails, everything is as it was before."""
     new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
     before = job.script.read_text() if job.script.is_file() else None
@@ -161,7 +161,7 @@ def written(job: Job, local: bool = False) -> Iterator[None]:
         raise
 
 
-def hand_over(job: Job) -> str:
+def submit_job(job: SlurmJob) -> str:
     """Give a written job to Slurm; its number there."""
     if shutil.which("sbatch") is None:
         raise UserError("sbatch is not found: call this on a login node of a Slurm cluster; or see the script with "
@@ -179,6 +179,6 @@ def hand_over(job: Job) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def run_here(job: Job) -> NoReturn:
+def exec_locally(job: SlurmJob) -> NoReturn:
     """Become the batch shell of a job without Slurm."""
     os.execvp("bash", ["bash", str(job.script)])

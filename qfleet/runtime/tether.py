@@ -25,14 +25,14 @@ BEAT_PERIOD_S = 0.2
 ORPHAN_GRACE_S = 8.0
 
 
-class Tie(Protocol):
+class Heartbeat(Protocol):
     """What a process has of whoever watches it: it shows life, and hears when to leave."""
 
     def beat(self) -> None: ...
     def on_orphan(self, callback: Callable[[], object]) -> None: ...
 
 
-class Tether:
+class HeartbeatSender:
     """The child's end."""
 
     def __init__(self, beats: int, life: int) -> None:
@@ -43,7 +43,7 @@ class Tether:
             os.set_inheritable(fd, False)
 
     @classmethod
-    def from_env(cls) -> Tether | None:
+    def from_env(cls) -> HeartbeatSender | None:
         """The line that the parent left in the environment, taken from there: it is not for children of ours."""
         fds = [int(fd) for fd in os.environ.pop(VARIABLE, "").split(",") if fd]
         try:
@@ -86,7 +86,7 @@ class Tether:
             traceback.print_exc()
 
 
-class Leash:
+class HeartbeatReceiver:
     """The parent's end. Give `child_fds` and `environment` to the child, then `passed`; in the end `close`."""
 
     def __init__(self) -> None:
@@ -101,13 +101,13 @@ class Leash:
         self.child_fds: tuple[int, ...] = (beats, life)
         self.environment = {VARIABLE: f"{beats},{life}"}
 
-    def passed(self) -> None:
+    def close_child_fds(self) -> None:
         """Close the child's ends here, where a second copy would hide its death."""
         for fd in self.child_fds:
             os.close(fd)
         self.child_fds = ()
 
-    def beaten(self) -> bool:
+    def received(self) -> bool:
         """Whether the child gave a sign of life since the last call."""
         try:
             return bool(os.read(self._beats, 1 << 16))
@@ -115,6 +115,6 @@ class Leash:
             return False
 
     def close(self) -> None:
-        self.passed()
+        self.close_child_fds()
         os.close(self._beats)
         os.close(self._life)

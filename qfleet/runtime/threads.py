@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_THREADS_PER_CORE = 8
+MAX_THREADS_PER_CORE = 8
 """Threads of torch: more than one for a core are slow, and only of use to repeat the digits of a larger machine."""
 
 
@@ -33,10 +33,10 @@ def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
     another are several times slower than one.
     """
     cores = cores or usable_cores()
-    return ThreadPlan(torch=min(cores, _wished() or cores) if images else 1, env=cores)
+    return ThreadPlan(torch=min(cores, _requested_threads() or cores) if images else 1, env=cores)
 
 
-def judging_threads(on_gpu: bool, cores: int | None = None) -> int:
+def evaluator_threads(on_gpu: bool, cores: int | None = None) -> int:
     """For the network of an evaluator beside a run: a quarter of the cores where a GPU learns and leaves them to the
     emulators, and one where every core learns."""
     return max(1, (cores or usable_cores()) // 4) if on_gpu else 1
@@ -49,10 +49,10 @@ def decoding_threads(torch: int, on_gpu: bool, alone: bool, cores: int | None = 
     if not on_gpu:
         return torch
     cores = cores or usable_cores()
-    return max(torch, min(cores if alone else cores // 4, _wished() or cores))
+    return max(torch, min(cores if alone else cores // 4, _requested_threads() or cores))
 
 
-def _wished() -> int | None:
+def _requested_threads() -> int | None:
     wish = os.environ.get("OMP_NUM_THREADS", "")
     return int(wish) if wish.isdecimal() and int(wish) > 0 else None
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qfleet.types import Obs, Outcome, VectorEnv
+from qfleet.types import Obs, StepResult, VectorEnv
 
 
-class Watched:
+class WatchdogEnv:
     """A vector environment whose `reset` and `recv` may not take longer than `limit_s` seconds.
 
     Time is counted in the watcher's own ticks: a process that was stopped as a whole, and a machine that slept, are no
@@ -38,7 +38,7 @@ class Watched:
     def send(self, actions: np.ndarray) -> None:
         self.env.send(actions)
 
-    def recv(self) -> Outcome:
+    def recv(self) -> StepResult:
         self._call = object()
         try:
             return self.env.recv()

@@ -5,7 +5,7 @@ A verb takes parsed arguments and returns an exit code. The library is imported 
 """
 
 from qfleet.verbs.asking import check_env, config, doctor, env_host, recipes, version
-from qfleet.verbs.fleet import join, member
+from qfleet.verbs.fleet import join, run_member
 from qfleet.verbs.pages import report, watch
 from qfleet.verbs.sharing import share
 from qfleet.verbs.showing import evaluate, export, play, plot, record
@@ -13,5 +13,5 @@ from qfleet.verbs.submit import submit
 from qfleet.verbs.training import resume, train
 from qfleet.verbs.watching import top
 
-__all__ = ["check_env", "config", "doctor", "env_host", "evaluate", "export", "join", "member", "play", "plot",
+__all__ = ["check_env", "config", "doctor", "env_host", "evaluate", "export", "join", "run_member", "play", "plot",
            "recipes", "record", "report", "resume", "share", "submit", "top", "train", "version", "watch"]

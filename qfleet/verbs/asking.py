@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qfleet import __version__
-from qfleet.verbs.telling import clean_stdout, outcome, table
+from qfleet.verbs.telling import clean_stdout, print_result, table
 
 if TYPE_CHECKING:
     from qfleet.runs.directory import RunDirectory
@@ -27,8 +27,8 @@ def recipes(args: Namespace) -> int:
     if not rows:
         raise UserError(f"no recipe is about {' '.join(args.words)}: `qfleet recipes` lists all of them")
     width = max((len(name) for name, _ in rows), default=0)
-    outcome(args, [f"{name:<{width}}  {description}" for name, description in rows],
-            [{"name": name, "description": description} for name, description in rows])
+    print_result(args, [f"{name:<{width}}  {description}" for name, description in rows],
+                 [{"name": name, "description": description} for name, description in rows])
     return 0
 
 
@@ -64,7 +64,7 @@ def check_env(args: Namespace) -> int:
     with clean_stdout(args):
         findings = check(cfg)
     lines = [f"{finding.level:<8} {finding.text}" for finding in findings]
-    outcome(args, lines, [{"level": finding.level, "text": finding.text} for finding in findings])
+    print_result(args, lines, [{"level": finding.level, "text": finding.text} for finding in findings])
     return 1 if any(finding.level == "error" for finding in findings) else 0
 
 
@@ -76,7 +76,7 @@ def doctor(args: Namespace) -> int:
     plan, root = None, "."
     if args.words and not args.overrides and (run := _run(args, args.words[0])) is not None:
         report = surgery.diagnose(run)
-        outcome(args, surgery.explain(report), report)
+        print_result(args, surgery.explain(report), report)
         return 0
     if args.words:
         from qfleet import api, recipe
@@ -87,26 +87,26 @@ def doctor(args: Namespace) -> int:
     elif args.overrides:
         raise UserError(f"{args.overrides[0]} changes a recipe, and none is named: qfleet doctor RECIPE key=value")
     report = surgery.examine(plan, root)
-    outcome(args, [surgery.render(report)], report)
+    print_result(args, [surgery.render(report)], report)
     return 0
 
 
 def version(args: Namespace) -> int:
     """Print the version."""
-    outcome(args, [f"qfleet {__version__}"], {"version": __version__})
+    print_result(args, [f"qfleet {__version__}"], {"version": __version__})
     return 0
 
 
 def env_host(args: Namespace) -> int:
     """Host an environment for the process that started this one, until it closes the pipe."""
     from qfleet.envs import EnvConfig, make
-    from qfleet.runtime.isolate import serve
+    from qfleet.runtime.isolate import serve_env
 
     def build(request: dict[str, Any]) -> VectorEnv:
         sys.path += [place for place in request["path"] if place not in sys.path]
         return make(EnvConfig(**request["env"]), request["lanes"], render=request["render"])
 
-    return serve(build, sys.stdin, sys.stdout)
+    return serve_env(build, sys.stdin, sys.stdout)
 
 
 def _config_show(args: Namespace, sources: Sequence[str]) -> None:
@@ -114,7 +114,7 @@ def _config_show(args: Namespace, sources: Sequence[str]) -> None:
     from qfleet.config import to_yaml
 
     resolved = recipe.resolve(sources[0], args.overrides)
-    outcome(args, [to_yaml(resolved.config).rstrip()], resolved.config.model_dump(mode="json"))
+    print_result(args, [to_yaml(resolved.config).rstrip()], resolved.config.model_dump(mode="json"))
 
 
 def _config_explain(args: Namespace, sources: Sequence[str]) -> None:
@@ -123,14 +123,14 @@ def _config_explain(args: Namespace, sources: Sequence[str]) -> None:
     rows = recipe.explain(recipe.resolve(sources[0], args.overrides))
     lines = table([(row.key, row.value, row.source, f"no effect: {row.idle}" if row.idle else row.description)
                    for row in rows])
-    outcome(args, lines, [{**asdict(row), "active": not row.idle} for row in rows])
+    print_result(args, lines, [{**asdict(row), "active": not row.idle} for row in rows])
 
 
 def _config_schema(args: Namespace, sources: Sequence[str]) -> None:
     from qfleet import recipe
 
     schema = recipe.schema()
-    outcome(args, [json.dumps(schema, indent=2)], schema)
+    print_result(args, [json.dumps(schema, indent=2)], schema)
 
 
 def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
@@ -138,8 +138,8 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
 
     first, second = (recipe.resolve(source, args.overrides) for source in sources)
     rows = recipe.diff(first.config, second.config)
-    outcome(args, table([("key", *sources), *((row.key, row.a, row.b) for row in rows)]) if rows else ["no difference"],
-            [asdict(row) for row in rows])
+    print_result(args, table([("key", *sources), *((row.key, row.a, row.b) for row in rows)]) if rows else ["no difference"],
+                 [asdict(row) for row in rows])
 
 
 def _run(args: Namespace, word: str) -> RunDirectory | None:

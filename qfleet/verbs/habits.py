@@ -8,16 +8,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-HABITS = {"--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=", "--algo": "agent.algo=",
-          "--total-timesteps": "total_steps=", "--timesteps": "total_steps=", "--steps": "total_steps=",
-          "-n": "total_steps=", "--num-envs": "env.lanes=", "--n-envs": "env.lanes=",
-          "--eval-freq": "eval.period_steps=", "--n-eval-episodes": "eval.episodes=",
-          "--eval-episodes": "eval.episodes=",
-          "--save-freq": "checkpoint.period_steps=", "-f": "run.root=", "--log-folder": "run.root=",
-          "--name": "run.name=", "--learning-rate": "learner.learning_rate=", "--lr": "learner.learning_rate=",
-          "--batch-size": "learner.batch_size=", "--gamma": "agent.gamma=", "--buffer-size": "replay.capacity=",
-          "--learning-starts": "replay.min_steps=", "--track": "run.wandb=", "-i": "init_from=",
-          "--trained-agent": "init_from="}
+FOREIGN_OPTIONS = {"--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=", "--algo": "agent.algo=",
+                   "--total-timesteps": "total_steps=", "--timesteps": "total_steps=", "--steps": "total_steps=",
+                   "-n": "total_steps=", "--num-envs": "env.lanes=", "--n-envs": "env.lanes=",
+                   "--eval-freq": "eval.period_steps=", "--n-eval-episodes": "eval.episodes=",
+                   "--eval-episodes": "eval.episodes=",
+                   "--save-freq": "checkpoint.period_steps=", "-f": "run.root=", "--log-folder": "run.root=",
+                   "--name": "run.name=", "--learning-rate": "learner.learning_rate=", "--lr": "learner.learning_rate=",
+                   "--batch-size": "learner.batch_size=", "--gamma": "agent.gamma=", "--buffer-size": "replay.capacity=",
+                   "--learning-starts": "replay.min_steps=", "--track": "run.wandb=", "-i": "init_from=",
+                   "--trained-agent": "init_from="}
 """Option -> the override that means the same."""
 
 WITHOUT_VALUE = {"--track": "run.wandb=true", "--capture-video": "--record"}
@@ -58,13 +58,13 @@ def _value(flag: str, argv: Sequence[str]) -> str | None:
 
 def _translated(name: str, value: str | None, known: Sequence[str], free: bool, overrides: bool) -> str | None:
     """An option as it is written here; None if nothing is known that means the same."""
-    if HABITS.get(name) == "run.root=" and "--root" in known:
+    if FOREIGN_OPTIONS.get(name) == "run.root=" and "--root" in known:
         return "--root DIR"
     if name in PLAIN and free and value:
         return value
     if not overrides:
         return None
-    return WITHOUT_VALUE.get(name) or (f"{HABITS[name]}{value or 'VALUE'}" if name in HABITS else None)
+    return WITHOUT_VALUE.get(name) or (f"{FOREIGN_OPTIONS[name]}{value or 'VALUE'}" if name in FOREIGN_OPTIONS else None)
 
 
 def _single(parser: argparse.ArgumentParser, name: str, ours: str | None, known: Sequence[str]) -> str:

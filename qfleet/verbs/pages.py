@@ -6,11 +6,11 @@ import contextlib
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from qfleet.verbs.telling import outcome
+from qfleet.verbs.telling import print_result
 
 if TYPE_CHECKING:
     from qfleet.runs.directory import RunDirectory
-    from qfleet.runs.live import Server
+    from qfleet.runs.live import LivePageServer
 
 PORT = 8420
 
@@ -22,23 +22,23 @@ def report(args: Namespace) -> int:
 
     runs = [RunDirectory.open(word, args.root).path for word in args.words]
     path = write(runs, args.out, args.films)
-    outcome(args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs], "bytes": path.stat().st_size})
+    print_result(args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs], "bytes": path.stat().st_size})
     return 0
 
 
 def watch(args: Namespace) -> int:
     """Serve a page that follows a run, until Ctrl-C."""
-    from qfleet.runs.state import state_of, words_of
+    from qfleet.runs.state import run_state, describe_state
 
     run = _named_or_newest(args)
     server = _served(args, run)
-    state = state_of(run)
-    lines = [f"{run.path} {words_of(run, state)}", f"open  {server.url}", *(f"or    {url}" for url in server.urls[1:])]
+    state = run_state(run)
+    lines = [f"{run.path} {describe_state(run, state)}", f"open  {server.url}", *(f"or    {url}" for url in server.urls[1:])]
     if args.listen:
         lines.append("whoever has this address may look on, and nothing is encrypted: across networks use ssh -L")
     lines.append("Ctrl-C ends this page, not the run")
     with server, contextlib.suppress(KeyboardInterrupt):
-        outcome(args, lines, {"run": str(run.path), "state": state, "url": server.url})
+        print_result(args, lines, {"run": str(run.path), "state": state, "url": server.url})
         if args.open:
             import webbrowser
 
@@ -49,7 +49,7 @@ def watch(args: Namespace) -> int:
 
 def _named_or_newest(args: Namespace) -> RunDirectory:
     from qfleet.runs.directory import RunDirectory, run_names
-    from qfleet.runs.state import state_of
+    from qfleet.runs.state import run_state
     from qfleet.types import UserError
 
     if args.words:
@@ -58,12 +58,12 @@ def _named_or_newest(args: Namespace) -> RunDirectory:
     if not runs:
         raise UserError(f"there is no run in {args.root} to watch: start one with `qfleet train`, or name its folder "
                         "with --root DIR")
-    return next((run for run in runs if state_of(run) == "running"), runs[0])
+    return next((run for run in runs if run_state(run) == "running"), runs[0])
 
 
-def _served(args: Namespace, run: RunDirectory) -> Server:
+def _served(args: Namespace, run: RunDirectory) -> LivePageServer:
     """The server, listening. Other machines are let in on demand only, and never without a token."""
-    from qfleet.runs.live import Server
+    from qfleet.runs.live import LivePageServer
     from qfleet.runtime.wire.address import Address, parse_address
     from qfleet.runtime.wire.security import fresh_token, read_token
     from qfleet.types import UserError
@@ -78,9 +78,9 @@ def _served(args: Namespace, run: RunDirectory) -> Server:
     token = None if not args.listen else read_token(args.token_file) if args.token_file else fresh_token()
     port = where.port if args.port is None else args.port
     try:
-        return Server(run, where.host, port, token)
+        return LivePageServer(run, where.host, port, token)
     except (OSError, OverflowError) as error:
         if not args.listen and args.port is None:
-            return Server(run, where.host, 0, token)
+            return LivePageServer(run, where.host, 0, token)
         raise UserError(f"cannot listen at {Address(where.host, port)} ({getattr(error, 'strerror', None) or error}): "
                         "the port is in use, or the address is not one of this machine; choose another") from None

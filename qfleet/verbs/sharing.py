@@ -7,8 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from qfleet.verbs.showing import Reel, film, verdict
-from qfleet.verbs.telling import clean_stdout, complain, outcome
+from qfleet.verbs.showing import RolloutFrames, write_video, describe_result
+from qfleet.verbs.telling import clean_stdout, print_error, print_result
 
 FPS = 30
 
@@ -31,8 +31,8 @@ def share(args: Namespace) -> int:
             line = prepare(args, run, repo, folder)
         url = None if hub is None else _upload(hub, repo, folder, args.private)
         kept = folder if args.out or args.dry_run else None
-        outcome(args, [line, *([str(kept)] if kept else []), *([url] if url else [])],
-                {"repo": repo, "folder": kept and str(kept), "url": url})
+        print_result(args, [line, *([str(kept)] if kept else []), *([url] if url else [])],
+                     {"repo": repo, "folder": kept and str(kept), "url": url})
     return 0
 
 
@@ -40,22 +40,22 @@ def prepare(args: Namespace, run: str, repo: str, folder: Path) -> str:
     """Policy, card and film in a new folder; returns how well it plays."""
     from qfleet import api
     from qfleet.config import parse_mapping
-    from qfleet.runs.card import FILM, card
+    from qfleet.runs.card import VIDEO_FILE, model_card
     from qfleet.runs.checkpoint import open_checkpoint
 
     api.export(run, folder, args.which, root=args.root)
     result = api.evaluate(run, episodes=args.episodes, seed=args.seed, which=args.which, root=args.root,
                           trust=args.trust)
     try:
-        film(Reel(run, 1, args.seed, args.which, args.trust, args.root), folder / FILM, FPS)
+        write_video(RolloutFrames(run, 1, args.seed, args.which, args.trust, args.root), folder / VIDEO_FILE, FPS)
     except Exception as error:  # a policy without a film is worth sharing, too
-        complain(f"no film: {error or type(error).__name__}")
+        print_error(f"no film: {error or type(error).__name__}")
     policy = open_checkpoint(folder)
     trained = {"steps": policy.manifest.step, "updates": policy.manifest.updates}
     settings = parse_mapping(policy.config_text, "config.yaml")
-    (folder / "README.md").write_text(card(repo, settings, result.to_json(), trained, (folder / FILM).exists()),
+    (folder / "README.md").write_text(model_card(repo, settings, result.to_json(), trained, (folder / VIDEO_FILE).exists()),
                                       encoding="utf-8")
-    return verdict(result)
+    return describe_result(result)
 
 
 def _hub() -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qfleet.verbs.telling import clean_stdout, counting, outcome
+from qfleet.verbs.telling import clean_stdout, progress_counter, print_result
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,24 +20,24 @@ def evaluate(args: Namespace) -> int:
     """Play whole episodes and report."""
     from qfleet import api
 
-    with clean_stdout(args), counting("episodes", args.episodes) as told:
+    with clean_stdout(args), progress_counter("episodes", args.episodes) as told:
         result = api.evaluate(args.words[0], episodes=args.episodes, seed=args.seed, epsilon=args.epsilon,
                               which=args.which, lanes=args.lanes, device=args.device, root=args.root, trust=args.trust,
-                              told=told)
-    outcome(args, [verdict(result), f"checkpoint {result.checkpoint}"], result.to_json())
+                              on_episode=told)
+    print_result(args, [describe_result(result), f"checkpoint {result.checkpoint}"], result.to_json())
     return 0
 
 
 def record(args: Namespace) -> int:
     """Film some episodes."""
-    path = Path(args.out) if args.out else film_path(args.words[0], args.which, args.seed, args.root)
+    path = Path(args.out) if args.out else video_path(args.words[0], args.which, args.seed, args.root)
     if args.gif and not args.out:
         path = path.with_suffix(".gif")
-    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
+    reel = RolloutFrames(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
-        pictures = film(reel, path, args.fps)
-    outcome(args, [f"{pictures} pictures, returns of the episodes: {_listed(reel.returns)}", str(path)],
-            {"path": str(path), "pictures": pictures, "episodes": len(reel.returns), "returns": reel.returns})
+        pictures = write_video(reel, path, args.fps)
+    print_result(args, [f"{pictures} pictures, returns of the episodes: {_listed(reel.returns)}", str(path)],
+                 {"path": str(path), "pictures": pictures, "episodes": len(reel.returns), "returns": reel.returns})
     return 0
 
 
@@ -45,10 +45,10 @@ def play(args: Namespace) -> int:
     """Watch some episodes in a window."""
     from qfleet.runs import video
 
-    reel = Reel(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
+    reel = RolloutFrames(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
         video.show(reel.frames(), f"qfleet: {args.words[0]}", args.fps)
-    outcome(args, [f"returns {_listed(reel.returns)}"], {"episodes": len(reel.returns), "returns": reel.returns})
+    print_result(args, [f"returns {_listed(reel.returns)}"], {"episodes": len(reel.returns), "returns": reel.returns})
     return 0
 
 
@@ -59,7 +59,7 @@ def plot(args: Namespace) -> int:
 
     runs = [RunDirectory.open(word, args.root).path for word in args.words]
     path = plots.plot(runs, args.x, args.y, args.smooth, args.out)
-    outcome(args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs]})
+    print_result(args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs]})
     return 0
 
 
@@ -68,11 +68,11 @@ def export(args: Namespace) -> int:
     from qfleet import api
 
     path = api.export(args.words[0], args.words[1], args.which, root=args.root)
-    outcome(args, [str(path)], {"path": str(path)})
+    print_result(args, [str(path)], {"path": str(path)})
     return 0
 
 
-class Reel:
+class RolloutFrames:
     """The pictures of some episodes, one after the other, and the returns of those that ended."""
 
     def __init__(self, path: str | Path, episodes: int, seed: int, which: Which, trust: bool,
@@ -96,17 +96,17 @@ class Reel:
                 total = 0.0
 
 
-def film(reel: Reel, path: Path, fps: float) -> int:
+def write_video(reel: RolloutFrames, path: Path, fps: float) -> int:
     """Write the film by its ending, counting aloud on a terminal since long episodes take their time."""
     from qfleet.runs import video
 
     video.without_display()
     write = video.write_gif if path.suffix.lower() == ".gif" else video.write_mp4
-    with counting("pictures", period=100) as count:
+    with progress_counter("pictures", period=100) as count:
         return write(reel.frames(), path, fps, count)
 
 
-def film_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
+def video_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
     """Films lie in their run; those of a checkpoint that belongs to no run lie beside it."""
     from qfleet.runs.checkpoint import is_checkpoint
     from qfleet.runs.directory import RunDirectory
@@ -119,7 +119,7 @@ def film_path(where: str | Path, which: str, seed: int, root: str | Path = "runs
     return folder / f"{checkpoint.name}-seed{seed}.mp4"
 
 
-def verdict(result: EvalResult) -> str:
+def describe_result(result: EvalResult) -> str:
     how = "greedy" if result.epsilon == 0 else f"ε = {result.epsilon:g}"
     episodes = f"{result.episodes} episode{'s' * (result.episodes != 1)}"
     return (f"mean return {result.mean_reward:.2f} ± {result.std_reward:.2f} over {episodes} "

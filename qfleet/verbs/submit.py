@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qfleet.verbs.telling import complain, outcome, say
+from qfleet.verbs.telling import print_error, print_result, print_line
 
 if TYPE_CHECKING:
-    from qfleet.runtime.slurm import Job, Layout, Size
+    from qfleet.runtime.slurm import SlurmJob, JobLayout, JobSize
     from qfleet.settings import RunConfig
 
 
@@ -26,33 +26,33 @@ def submit(args: Namespace) -> int:
                         "for Kubernetes see docs/kubernetes.md")
     job = job_of(args)
     if args.dry_run:
-        say(slurm.script(job, args.local).rstrip())
+        print_line(slurm.script(job, args.local).rstrip())
         return 0
-    with slurm.written(job, args.local):
+    with slurm.script_written(job, args.local):
         if args.local:
-            complain(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
-            slurm.run_here(job)
-        number = slurm.hand_over(job)
+            print_error(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
+            slurm.exec_locally(job)
+        number = slurm.submit_job(job)
     lines = [("job", number), ("output", str(job.output)), ("script", str(job.script)),
              ("watch", f"qfleet top {job.run}"), ("cancel", f"scancel {number}")]
-    outcome(args, [*(f"{name:<10} {text}" for name, text in lines), str(job.run)],
-            {"job": number, "directory": str(job.run), "output": str(job.output), "script": str(job.script)})
+    print_result(args, [*(f"{name:<10} {text}" for name, text in lines), str(job.run)],
+                 {"job": number, "directory": str(job.run), "output": str(job.output), "script": str(job.script)})
     return 0
 
 
-def job_of(args: Namespace) -> Job:
+def job_of(args: Namespace) -> SlurmJob:
     """The job that the words and options mean; UserError for what could only fail on the cluster."""
     from qfleet import recipe
     from qfleet.runs.directory import RunDirectory
-    from qfleet.runs.find import require_closed, require_trusted
-    from qfleet.runtime.slurm import Job
+    from qfleet.runs.find import require_no_outside_links, require_trusted
+    from qfleet.runtime.slurm import SlurmJob
     from qfleet.types import UserError
 
     source, run = args.words[1], _existing(args.words[1])
     overrides = list(args.overrides)
     if run is not None and not args.trust:
         require_trusted(RunDirectory(run))
-        require_closed(RunDirectory(run))
+        require_no_outside_links(RunDirectory(run))
     resolved = recipe.resolve(source if run is None else str(run / "config.yaml"), overrides)
     size = _size(args, resolved.config)
     layout = _layout(resolved.config, size.tasks)
@@ -74,9 +74,9 @@ def job_of(args: Namespace) -> Job:
     elif args.name or args.prefix:
         raise UserError(f"{run} has a name already: leave --name and --prefix out")
     # Another node may go on with it, where it is nobody's own: we have seen here whose it is.
-    return Job(layout, run, size, train, ["resume", str(run), "--trust", *overrides], [sys.executable, "-m", "qfleet"],
-               _joining(config, size), config.actors, config.allreduce.max_restarts, config.ray.object_store_mb,
-               args.partition, args.time, args.sbatch)
+    return SlurmJob(layout, run, size, train, ["resume", str(run), "--trust", *overrides], [sys.executable, "-m", "qfleet"],
+                    _joining(config, size), config.actors, config.allreduce.max_restarts, config.ray.object_store_mb,
+                    args.partition, args.time, args.sbatch)
 
 
 def _existing(source: str) -> Path | None:
@@ -94,7 +94,7 @@ def _name(args: Namespace, config: RunConfig) -> str:
     return str(args.name or config.run.name or default_name(config.env.id, config.agent.algo, config.seed))
 
 
-def _layout(config: RunConfig, tasks: int) -> Layout:
+def _layout(config: RunConfig, tasks: int) -> JobLayout:
     if str(config.placement) == "ray":  # which places cells itself
         return "ray"
     if config.gradients == "allreduce":
@@ -102,8 +102,8 @@ def _layout(config: RunConfig, tasks: int) -> Layout:
     return "fleet" if config.placement == "processes" and tasks > 1 else "node"
 
 
-def _size(args: Namespace, config: RunConfig) -> Size:
-    from qfleet.runtime.slurm import Size
+def _size(args: Namespace, config: RunConfig) -> JobSize:
+    from qfleet.runtime.slurm import JobSize
     from qfleet.types import UserError
 
     nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
@@ -114,10 +114,10 @@ def _size(args: Namespace, config: RunConfig) -> Size:
     if not nodes <= tasks <= nodes * per_node:
         raise UserError(f"--ntasks {tasks} do not fit --nodes {nodes} with --ntasks-per-node {per_node}: choose from "
                         f"{nodes} to {nodes * per_node}, or leave --ntasks-per-node out")
-    return Size(nodes, tasks, per_node, args.cpus_per_task, args.gpus_per_node)
+    return JobSize(nodes, tasks, per_node, args.cpus_per_task, args.gpus_per_node)
 
 
-def _implied(layout: Layout, size: Size, config: RunConfig, given: Mapping[str, str]) -> list[str]:
+def _implied(layout: JobLayout, size: JobSize, config: RunConfig, given: Mapping[str, str]) -> list[str]:
     """What the size of a job says about the run where the config leaves it open."""
     from qfleet.config import DEFAULT
 
@@ -128,7 +128,7 @@ def _implied(layout: Layout, size: Size, config: RunConfig, given: Mapping[str, 
     return []
 
 
-def _check(args: Namespace, layout: Layout, size: Size, config: RunConfig) -> None:
+def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig) -> None:
     from qfleet.types import UserError
 
     tasks = size.tasks
@@ -163,7 +163,7 @@ def _check(args: Namespace, layout: Layout, size: Size, config: RunConfig) -> No
         raise UserError("\n".join(found))
 
 
-def _room_on_ray(size: Size, config: RunConfig) -> list[str]:
+def _room_on_ray(size: JobSize, config: RunConfig) -> list[str]:
     """Roles for which Ray would look for room for ever."""
     ray, served = config.ray, config.gradients == "server"
     packed = ray.evaluator_cpus + config.cells * ray.cell_cpus
@@ -175,7 +175,7 @@ def _room_on_ray(size: Size, config: RunConfig) -> list[str]:
             f"of a node, an actor for {actor:g}, and a node of the job has {node}; raise --cpus-per-task"]
 
 
-def _joining(config: RunConfig, size: Size) -> list[str]:
+def _joining(config: RunConfig, size: JobSize) -> list[str]:
     """Further words for `qfleet join`."""
     from qfleet.runs.find import foreign_names
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """A line on stderr, if anybody can read it."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
 
 
-def unread(error: OSError) -> bool:
+def is_reader_gone(error: OSError) -> bool:
     """Whether stdout failed because its reader is gone: a pipe or a terminal that was closed."""
     with contextlib.suppress(OSError):
         return isinstance(error, BrokenPipeError) or (
@@ -28,26 +28,26 @@ def unread(error: OSError) -> bool:
     return False
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """A line of the result; a reader who has left does not change how the command ends, a full disk does."""
     try:
         print(text, flush=True)
     except OSError as error:
-        if unread(error):
+        if is_reader_gone(error):
             return
-        complain(f"error: cannot write to stdout: {error.strerror}")
+        print_error(f"error: cannot write to stdout: {error.strerror}")
         raise SystemExit(1) from None
 
 
-def outcome(args: Namespace, lines: Iterable[str], document: Any) -> None:
+def print_result(args: Namespace, lines: Iterable[str], document: Any) -> None:
     """The result of a verb: lines for people, or one JSON document."""
     if args.json:
-        from qfleet.runs.webpage import finite
+        from qfleet.runs.webpage import nan_to_null
 
-        say(json.dumps(finite(document), indent=2, default=str))
+        print_line(json.dumps(nan_to_null(document), indent=2, default=str))
         return
     for line in lines:
-        say(line)
+        print_line(line)
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def clean_stdout(args: Namespace) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counting(what: str, total: int | None = None, period: int = 1) -> Iterator[Callable[[int], None]]:
+def progress_counter(what: str, total: int | None = None, period: int = 1) -> Iterator[Callable[[int], None]]:
     """Count aloud on a terminal, in one line of stderr that is gone at the end; elsewhere say nothing."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     width = 0
@@ -80,17 +80,17 @@ def counting(what: str, total: int | None = None, period: int = 1) -> Iterator[C
             print(f"\r{' ' * width}\r", end="", file=sys.stderr, flush=True)
 
 
-def word(value: Any) -> str:
+def to_text(value: Any) -> str:
     """A value as it would be written in a config: `null`, `true`, `[64, 64]`, `3e-4`; text as it is."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(word(item) for item in value)}]"
+        return f"[{', '.join(to_text(item) for item in value)}]"
     return json.dumps(value, default=str)
 
 
 def table(rows: Sequence[Sequence[Any]]) -> list[str]:
     """Lines with columns as wide as their widest cell."""
-    texts = [[word(cell) for cell in row] for row in rows]
+    texts = [[to_text(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*texts, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qfleet.verbs.options import fleet_overrides
-from qfleet.verbs.showing import Reel, film, film_path, verdict
-from qfleet.verbs.telling import clean_stdout, complain, outcome
+from qfleet.verbs.showing import RolloutFrames, write_video, video_path, describe_result
+from qfleet.verbs.telling import clean_stdout, print_error, print_result
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qfleet.settings import RunConfig
 
 SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
-SAVED = (75, 130)
+SAVED_EXIT_CODES = (75, 130)
 ENDINGS = {"total_steps": "all steps taken", "total_updates": "all updates made",
            "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted",
            "preempted": "stopped by a signal"}
@@ -47,14 +47,14 @@ def train(args: Namespace) -> int:
     worst = 0
     for number, plan in enumerate(plans, start=1):
         if len(plans) > 1 and not args.quiet:
-            complain(f"seed {plan.config.seed}, run {number} of {len(plans)}")
+            print_error(f"seed {plan.config.seed}, run {number} of {len(plans)}")
         code, document = _train_one(args, plan)
         documents.append(document)
         worst = max(worst, code, key=lambda each: (each == 1, each))
-        if code in SAVED:
+        if code in SAVED_EXIT_CODES:
             break
     if args.json:
-        outcome(args, [], documents if args.seeds > 1 else documents[0])
+        print_result(args, [], documents if args.seeds > 1 else documents[0])
     return worst
 
 
@@ -64,27 +64,27 @@ def resume(args: Namespace) -> int:
     from qfleet.config import parse_override, read_yaml
     from qfleet.runs.directory import RunDirectory
     from qfleet.runs.progress import ProgressView
-    from qfleet.runs.tally import Goal
+    from qfleet.runs.tally import RunGoal
 
     args.overrides += fleet_overrides(args)
     run = RunDirectory.open(args.words[0], args.root)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
     _as_rank(args, goal.get("gradients"))
     _require_finish(args)
-    view = ProgressView(Goal.of(goal, _has_gpu()), mode=_mode(args))
+    view = ProgressView(RunGoal.from_settings(goal, _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
     document = _finish(args, result)
     if args.json:
-        outcome(args, [], document)
+        print_result(args, [], document)
     return result.exit_code
 
 
 def _as_rank(args: Namespace, gradients: str | None) -> bool:
     """Under torchrun or srun the first rank speaks for all. Whether all were started anew: then the run exists."""
-    from qfleet.runtime.ranks import Place
+    from qfleet.runtime.ranks import RankInfo
 
-    place = Place.here() if gradients == "allreduce" else None
+    place = RankInfo.from_environment() if gradients == "allreduce" else None
     if place is not None and place.rank:
         args.quiet, args.show, args.record = True, False, False
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -100,9 +100,9 @@ def _has_gpu() -> bool:
 def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
     from qfleet import api
     from qfleet.runs.progress import ProgressView
-    from qfleet.runs.tally import Goal
+    from qfleet.runs.tally import RunGoal
 
-    view = ProgressView(Goal.of(plan.config.model_dump(mode="json"), _has_gpu()), mode=_mode(args))
+    view = ProgressView(RunGoal.from_settings(plan.config.model_dump(mode="json"), _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _watched(view):
         result = api.train(plan.config, sinks=[view], provenance=plan.provenance)
     return result.exit_code, _finish(args, result)
@@ -134,15 +134,15 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
                 "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code,
                 "saved_at": result.saved_at}
     lines = [_ending(result)]
-    if (args.show or args.record) and result.exit_code not in SAVED:
+    if (args.show or args.record) and result.exit_code not in SAVED_EXIT_CODES:
         with clean_stdout(args):
             more, extra = _show(args, run)
         lines += more
         document |= extra
     commands = _next_commands(result) | ({} if "report" in document else {"report": f"qfleet report {run}"})
-    lines += [f"{name:<10} {command}" for name, command in list(commands.items())[:1 if result.before else None]]
+    lines += [f"{name:<10} {command}" for name, command in list(commands.items())[:1 if result.already_finished else None]]
     if not args.json:
-        outcome(args, [*lines, str(run)], document)
+        print_result(args, [*lines, str(run)], document)
     return document
 
 
@@ -176,7 +176,7 @@ def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
             texts, document[name] = part(run)
             lines += [f"{label:<10} {text}" for label, text in texts]
         except Exception as error:  # whatever it is, hours of training are not to end in a traceback over a picture
-            complain(f"no {name}: {error or type(error).__name__}")
+            print_error(f"no {name}: {error or type(error).__name__}")
     return lines, document
 
 
@@ -184,7 +184,7 @@ def _evaluated(run: Path) -> tuple[list[tuple[str, str]], Any]:
     from qfleet import api
 
     result = api.evaluate(run, episodes=SHOWN_EPISODES, trust=True)  # its modules have just been at work
-    return [("evaluation", verdict(result)), ("checkpoint", result.checkpoint)], result.to_json()
+    return [("evaluation", describe_result(result)), ("checkpoint", result.checkpoint)], result.to_json()
 
 
 def _drawn(run: Path) -> tuple[list[tuple[str, str]], Any]:
@@ -195,8 +195,8 @@ def _drawn(run: Path) -> tuple[list[tuple[str, str]], Any]:
 
 
 def _filmed(run: Path) -> tuple[list[tuple[str, str]], Any]:
-    path = film_path(run, "best", SHOWN_SEED)
-    film(Reel(run, 1, SHOWN_SEED, "best", True), path, SHOWN_FPS)
+    path = video_path(run, "best", SHOWN_SEED)
+    write_video(RolloutFrames(run, 1, SHOWN_SEED, "best", True), path, SHOWN_FPS)
     return [("film", str(path))], str(path)
 
 
@@ -213,16 +213,16 @@ def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
 
     first = plans[0].config
     if first.placement != "inline":
-        from qfleet.head import checked
+        from qfleet.head import require_startable
 
-        checked(first)
+        require_startable(first)
     recipes = sorted({source.removeprefix("recipe ") for source in plans[0].provenance.values()
                       if source.startswith("recipe ")})
     with clean_stdout(args):
         rows = {"recipes": ", ".join(recipes) or "none"} | dict(api.plan(first))
     width = max(len(name) for name in rows)
-    outcome(args, [to_yaml(first).rstrip(), "", *(f"# {name:<{width}}  {text}" for name, text in rows.items())],
-            {"config": first.model_dump(mode="json"), "plan": rows, "seeds": [plan.config.seed for plan in plans]})
+    print_result(args, [to_yaml(first).rstrip(), "", *(f"# {name:<{width}}  {text}" for name, text in rows.items())],
+                 {"config": first.model_dump(mode="json"), "plan": rows, "seeds": [plan.config.seed for plan in plans]})
     return 0
 
 
@@ -262,18 +262,18 @@ def _mode(args: Namespace) -> str:
 
 
 def _ending(result: TrainResult) -> str:
-    from qfleet.runs.tally import amount, clock
+    from qfleet.runs.tally import format_number, format_duration
 
-    best = "" if result.best is None else f", best evaluation {amount(result.best)}"
+    best = "" if result.best is None else f", best evaluation {format_number(result.best)}"
     ending = ENDINGS.get(result.reason, result.reason)
     if result.exit_code == 1:
         ending = f"{ending}, but the last checkpoint could not be saved: {_going_on(result)}"
-    elif result.exit_code in SAVED:
+    elif result.exit_code in SAVED_EXIT_CODES:
         ending = f"{ending}, {_going_on(result)}"
-    if result.before:
+    if result.already_finished:
         ending = f"nothing to do, it was finished before, {ending}"
     return (f"{ending}: {result.steps:,} steps, {result.updates:,} updates, "
-            f"{result.episodes:,} episodes in {clock(result.seconds)}{best}")
+            f"{result.episodes:,} episodes in {format_duration(result.seconds)}{best}")
 
 
 def _going_on(result: TrainResult) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from qfleet.verbs.telling import outcome, say
+from qfleet.verbs.telling import print_result, print_line
 
 if TYPE_CHECKING:
     from qfleet.runs.directory import RunDirectory
-    from qfleet.runs.state import State
-    from qfleet.runs.tally import Tally
+    from qfleet.runs.state import RunState
+    from qfleet.runs.tally import RunStatus
 
 POLL_S = 0.25
 
@@ -23,12 +23,12 @@ POLL_S = 0.25
 def top(args: Namespace) -> int:
     """Show a run until it ends or the viewer leaves; the run does not notice either."""
     from qfleet.runs.directory import RunDirectory
-    from qfleet.runs.state import state_of, words_of
+    from qfleet.runs.state import run_state, describe_state
 
     run = RunDirectory.open(args.words[0], args.root)
     if args.json or args.once:
-        tally, state = _tally(run), state_of(run)
-        outcome(args, [f"{run.path} {words_of(run, state)}", *_lines(tally, state)], _document(run, tally, state))
+        tally, state = _tally(run), run_state(run)
+        print_result(args, [f"{run.path} {describe_state(run, state)}", *_lines(tally, state)], _document(run, tally, state))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _follow(run)
@@ -37,31 +37,31 @@ def top(args: Namespace) -> int:
 
 def _follow(run: RunDirectory) -> None:
     from qfleet.runs.progress import ProgressView
-    from qfleet.runs.state import going_on, state_of, words_of
-    from qfleet.runs.tail import Tail
+    from qfleet.runs.state import may_be_running, run_state, describe_state
+    from qfleet.runs.tail import MetricsTail
 
-    tail = Tail(run.metrics, from_start=True)
+    tail = MetricsTail(run.metrics, from_start=True)
     view = ProgressView(_goal(run), stream=sys.stdout)
-    state = state_of(run)
-    view.plan([("run", f"{run.path} {words_of(run, state)}")])
+    state = run_state(run)
+    view.plan([("run", f"{run.path} {describe_state(run, state)}")])
     try:
-        view.catch_up(tail.news())
-        while going_on(state) and view.watched:
+        view.catch_up(tail.new_records())
+        while may_be_running(state) and view.has_reader:
             time.sleep(POLL_S)
-            state = state_of(run)  # first, so that whatever was written before the end is still shown
-            for record in tail.news():
+            state = run_state(run)  # first, so that whatever was written before the end is still shown
+            for record in tail.new_records():
                 view.write(record)
     finally:
         view.close()
-    if not going_on(state) and view.watched:
-        say(f"{run.path} {words_of(run, state)}")
+    if not may_be_running(state) and view.has_reader:
+        print_line(f"{run.path} {describe_state(run, state)}")
 
 
-def _tally(run: RunDirectory) -> Tally:
-    from qfleet.runs.tally import Tally
+def _tally(run: RunDirectory) -> RunStatus:
+    from qfleet.runs.tally import RunStatus
     from qfleet.runs.writers import read_metrics
 
-    tally = Tally(_goal(run))
+    tally = RunStatus(_goal(run))
     for record in read_metrics(run.metrics):
         tally.add(record)
     return tally
@@ -69,36 +69,36 @@ def _tally(run: RunDirectory) -> Tally:
 
 def _goal(run: RunDirectory) -> Any:
     from qfleet.config import read_yaml
-    from qfleet.runs.plain import no_link
-    from qfleet.runs.tally import Goal
+    from qfleet.runs.plain import no_follow_opener
+    from qfleet.runs.tally import RunGoal
 
-    return Goal.of(read_yaml(run.config, no_link) if run.config.is_file() else {}, run.has_gpu())
+    return RunGoal.from_settings(read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}, run.has_gpu())
 
 
-def _lines(tally: Tally, state: State) -> Iterator[str]:
+def _lines(tally: RunStatus, state: RunState) -> Iterator[str]:
     """The live view as it stands, without a terminal."""
-    from qfleet.runs.state import going_on
+    from qfleet.runs.state import may_be_running
     from qfleet.runs.tally import BY_ROLE
 
     if not tally.latest:
         yield "there is no record yet"
         return
-    yield tally.headline(running=going_on(state))
+    yield tally.headline(running=may_be_running(state))
     roles = tally.roles()
-    rows = [*roles, *(row for row in tally.figures() if not (roles and row[0] in BY_ROLE))]
-    verdict = tally.verdict()
+    rows = [*roles, *(row for row in tally.metrics() if not (roles and row[0] in BY_ROLE))]
+    verdict = tally.bottleneck()
     if verdict is not None:
         rows += [("limited by", f"{verdict.limit}: {verdict.evidence}"), ("advice", verdict.advice)]
     width = max(len(name) for name, _ in rows)
     yield from (f"{name:<{width}}  {text}" for name, text in rows)
 
 
-def _document(run: RunDirectory, tally: Tally, state: State) -> dict[str, Any]:
-    from qfleet.runs.state import going_on
+def _document(run: RunDirectory, tally: RunStatus, state: RunState) -> dict[str, Any]:
+    from qfleet.runs.state import may_be_running
 
     steps_s, updates_s = tally.rates()
-    verdict = tally.verdict()
+    verdict = tally.bottleneck()
     return {"run": str(run.path), "state": state, "fraction": tally.goal.fraction(tally.latest),
-            "seconds_left": tally.seconds_left() if going_on(state) else None, "steps_per_s": steps_s,
+            "seconds_left": tally.seconds_left() if may_be_running(state) else None, "steps_per_s": steps_s,
             "updates_per_s": updates_s, "samples_per_insert": tally.goal.ratio,
             "limit": None if verdict is None else asdict(verdict), "latest": tally.latest}

@@ -10,8 +10,8 @@ from qfleet.algos import c51, dqn, iqn, qr
 from qfleet.nets.torsos import Torso
 from qfleet.types import EnvSpec, Leaf, Sample
 
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
-PICTURES = EnvSpec("toy", {"obs": Leaf((1, 36, 36), "uint8", "image")}, actions=4)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
+PICTURES = EnvSpec("toy", {"obs": Leaf((1, 36, 36), "uint8", "image")}, num_actions=4)
 ALGOS = {"dqn": dqn, "c51": c51, "qr": qr, "iqn": iqn}
 SMALL = {"dqn": {}, "c51": {"atoms": 7, "v_min": -3.0, "v_max": 4.0}, "qr": {"quantiles": 5},
          "iqn": {"samples": 3, "target_samples": 4, "policy_samples": 6, "cosines": 5}}

@@ -10,7 +10,7 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Actor, Recorder
-from qfleet.roles.evaluator import Tally
+from qfleet.roles.evaluator import EpisodeCounter
 from qfleet.roles.policy import Policy
 
 
@@ -22,7 +22,7 @@ def played(env_id, build, lanes=3, steps=400, explorer=None, chunk_steps=16, **k
     cfg = ReplayConfig(capacity=4_000, min_steps=0, samples_per_insert=100, chunk_steps=chunk_steps, alpha=1.0)
     replay = HostReplay(layout, cfg, 0, torch.device("cpu"))
     policy = Policy(agent, 0, torch.device("cpu"))
-    actor = Actor(policy, env, explorer or Constant(0.5, lanes), Tally(0, lanes), None,
+    actor = Actor(policy, env, explorer or Constant(0.5, lanes), EpisodeCounter(0, lanes), None,
                   Recorder(agent, layout, lanes, replay, True))
     actor.begin(range(lanes))
     for _ in range(steps):

@@ -12,7 +12,7 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
 from qfleet.roles.actor import Actor, Recorder
-from qfleet.roles.evaluator import Tally
+from qfleet.roles.evaluator import EpisodeCounter
 from qfleet.roles.policy import Policy
 
 MEMBERS = {**SMALL, "iqn": {"samples": 6, "target_samples": 6, "policy_samples": 6}}
@@ -37,7 +37,7 @@ def played(env_id, switches, prioritised=True, lanes=3, steps=160, algo="dqn"):
     cfg = ReplayConfig(capacity=2_000, min_steps=0, samples_per_insert=100, chunk_steps=16, alpha=1.0)
     replay = Listening(layout, cfg, 0, torch.device("cpu"))
     policy = Policy(agent, 0, torch.device("cpu"))
-    actor = Actor(policy, env, Constant(0.5, lanes), Tally(0, lanes), None,
+    actor = Actor(policy, env, Constant(0.5, lanes), EpisodeCounter(0, lanes), None,
                   Recorder(agent, layout, lanes, replay, prioritised))
     actor.begin(range(lanes))
     for _ in range(steps):
@@ -49,7 +49,7 @@ def played(env_id, switches, prioritised=True, lanes=3, steps=160, algo="dqn"):
 @pytest.fixture
 def even_levels(monkeypatch):
     """IQN samples its levels, an actor others than a learner: with evenly spread ones both see the same."""
-    monkeypatch.setattr(iqn, "levels", lambda items, n, rng: ((torch.arange(n) + 0.5) / n).expand(items, n))
+    monkeypatch.setattr(iqn, "sample_taus", lambda items, n, rng: ((torch.arange(n) + 0.5) / n).expand(items, n))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "toy/Catch-v0"])

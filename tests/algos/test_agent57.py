@@ -8,14 +8,14 @@ import torch
 from sequences import played
 from test_ngu import SMALL, drawn, transitions
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.algos import agent57
 from qfleet.algos.agent57 import Config, build
 from qfleet.maths.mixture import betas
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.types import EnvSpec, Leaf
 
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 
 
 def config(**changes):
@@ -36,7 +36,7 @@ def test_actor_and_learner_agree_on_priorities(kind):
 
 @pytest.mark.parametrize("rescale", [True, False])
 def test_values_are_mixed_by_the_arms_beta(rescale):
-    family = agent57.Family(config(rescale=rescale))
+    family = agent57.PolicyFamily(config(rescale=rescale))
     q_e, q_i, arm = torch.randn(5, 4), torch.randn(5, 4), torch.arange(5)
     for j, beta in enumerate(betas(5, 0.3)):
         wanted = h(h_inverse(q_e[j]) + beta * h_inverse(q_i[j])) if rescale else q_e[j] + beta * q_i[j]
@@ -63,10 +63,10 @@ def test_each_network_learns_from_its_own_rewards():
 def test_without_an_arm_it_plays_the_one_that_an_evaluator_chose():
     cfg = config(memory="none")
     agent = build(cfg, SPEC)
-    net, memory = agent.network(), agent.recall.begin(2, torch.device("cpu"))
+    net, memory = agent.network(), agent.recurrent_state.initial(2, torch.device("cpu"))
     obs = {"obs": torch.randn(2, 3)}
     net.arm.fill_(3)
-    decision = agent.act(net, obs, memory, Arm(torch.zeros(2)), torch.Generator())
+    decision = agent.act(net, obs, memory, ExplorationParams(torch.zeros(2)), torch.Generator())
     assert decision.extras["arm"].tolist() == [3, 3]
-    chosen = agent.act(net, obs, memory, Arm(torch.zeros(2), index=torch.tensor([1, 4])), torch.Generator())
+    chosen = agent.act(net, obs, memory, ExplorationParams(torch.zeros(2), index=torch.tensor([1, 4])), torch.Generator())
     assert chosen.extras["arm"].tolist() == [1, 4]

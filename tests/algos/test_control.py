@@ -7,9 +7,9 @@ import torch
 from control_kit import ALGOS, PICTURES, SPEC, TD3, agent, batch_of, config, twins
 from family_kit import changes_of
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.recipe import resolve
-from qfleet.roles.derive import Eager
+from qfleet.roles.derive import Autograd
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
@@ -144,14 +144,14 @@ def weights_after(algo, spec, updates=2, **switches):
     made = ALGOS[algo].build(cfg, spec)
     torch.manual_seed(3)
     flat, target = Flat(made.network(), rates=made.rates), Flat(made.network().requires_grad_(False))
-    derive = Eager(made, flat.net, target.net, torch.Generator().manual_seed(0))
+    derive = Autograd(made, flat.net, target.net, torch.Generator().manual_seed(0))
     solo = Solo(OptimizerConfig(learning_rate=1e-2))
     solo.attach(flat)
     for seed in range(updates):
         found = derive(batch_of(cfg.n_step + 1, 8, seed, spec))
         solo.apply(found.grads)
-        flat.assign(found.buffers)
-        target.follow(flat, 0.1)
+        flat.set_buffers(found.buffers)
+        target.polyak_update(flat, 0.1)
     return flat.master
 
 
@@ -175,7 +175,7 @@ def test_running_figures_of_observations_become_what_was_seen():
         batch = batch_of(2, 32, seed)
         batch.rows["obs.obs"].mul_(3).add_(7)
         seen.append(batch.obs(0)["obs"])
-        flat.assign(made.loss(net, target, batch, torch.Generator()).buffers)
+        flat.set_buffers(made.loss(net, target, batch, torch.Generator()).buffers)
     everything = torch.cat(seen)
     torch.testing.assert_close(net.normaliser.mean_0, everything.mean(0))
     torch.testing.assert_close(net.normaliser.var_0, everything.var(0, unbiased=False))
@@ -193,7 +193,7 @@ def test_actors_find_the_priority_that_the_learner_would(algo, twin, n):
     net, _ = twins(made)
     batch = batch_of(n + 1, 12)
     rows = dict(batch.rows)
-    hints = [made.appraise(net, batch.obs(t), rows["action"][:, t]) for t in range(n + 1)]
+    hints = [made.evaluate_actions(net, batch.obs(t), rows["action"][:, t]) for t in range(n + 1)]
     rows |= {name: torch.stack([row[name] for row in hints], 1) for name in made.hints}
     assert all(rows[name].shape == (12, n + 1, *shape) for name, (shape, _) in made.hints.items())
     found = made.priority({name: rows[name] for name in rows if not name.startswith("obs.")})
@@ -220,14 +220,14 @@ def play(made, arm, steps, rng=None, over=None):
 
 def test_noise_has_the_size_of_its_lane_and_no_mean():
     sigma = torch.tensor([0.0, 0.05, 0.1, 0.2])
-    seen = play(agent("ddpg"), Arm(torch.zeros(2000), sigma=sigma.repeat(500)), 5).unflatten(1, (500, 4))
+    seen = play(agent("ddpg"), ExplorationParams(torch.zeros(2000), sigma=sigma.repeat(500)), 5).unflatten(1, (500, 4))
     torch.testing.assert_close(seen.std((0, 1, 3)), sigma, rtol=0.05, atol=1e-6)
     assert seen.mean((0, 1, 3)).abs().max() < 0.02
     assert abs((seen[1:, :, 3] * seen[:-1, :, 3]).mean() / 0.04) < 0.1, "white"
 
 
 def test_the_ou_process_remembers_and_begins_anew_with_every_episode():
-    theta, arm = 0.15, Arm(torch.zeros(1000), sigma=torch.full((1000,), 0.05), theta=0.15)
+    theta, arm = 0.15, ExplorationParams(torch.zeros(1000), sigma=torch.full((1000,), 0.05), theta=0.15)
     over = torch.arange(1000) < 500
     seen = play(agent("ddpg"), arm, 40, over=over)
     size = 0.05 / (1 - (1 - theta) ** 2) ** 0.5
@@ -238,7 +238,7 @@ def test_the_ou_process_remembers_and_begins_anew_with_every_episode():
 
 
 def test_epsilon_is_the_chance_of_any_action():
-    seen = play(agent("ddpg"), Arm(torch.tensor([0.0, 0.5, 1.0, 1.0]).repeat(300)), 5).unflatten(1, (300, 4))
+    seen = play(agent("ddpg"), ExplorationParams(torch.tensor([0.0, 0.5, 1.0, 1.0]).repeat(300)), 5).unflatten(1, (300, 4))
     half = (seen[:, :, 1] == 0).all(2).float().mean()
     assert not seen[:, :, 0].any() and float(half) == pytest.approx(0.5, abs=0.06)
     assert float(seen[:, :, 2:].std()) == pytest.approx(3 ** -0.5, rel=0.05) and seen.min() < -0.98
@@ -247,7 +247,7 @@ def test_epsilon_is_the_chance_of_any_action():
 def test_greedy_play_draws_nothing():
     rng = torch.Generator().manual_seed(5)
     before = rng.get_state()
-    play(agent("d4pg"), Arm(torch.zeros(4), noise=False), 3, rng=rng)
+    play(agent("d4pg"), ExplorationParams(torch.zeros(4), network_noise=False), 3, rng=rng)
     assert torch.equal(rng.get_state(), before)
 
 
@@ -284,4 +284,4 @@ def test_an_action_may_be_one_number_without_a_shape(algo):
     loss = built.loss(net, target, batch_of(2, spec=spec), torch.Generator().manual_seed(0))
     assert loss.per_item.shape == (16,) and bool(loss.extra.isfinite())
     assert built.act(net, {"obs": torch.zeros(5, 3)}, built.recall.begin(5, torch.device("cpu")),
-                     Arm(torch.zeros(5)), torch.Generator()).action.shape == (5,)
+                     ExplorationParams(torch.zeros(5)), torch.Generator()).action.shape == (5,)

@@ -9,7 +9,7 @@ import torch
 from fakes import ListMetrics, TapeReplay
 from family_kit import ALGOS, PICTURES, agent, batch_of, config
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.policy import Policy
 from qfleet.roles.weights import Mailbox
@@ -66,8 +66,8 @@ def test_every_pair_of_choices_acts(row):
     made, lanes = agent(row["algo"], PICTURES, **switches(row)), 3
     policy = Policy(made, 0, torch.device("cpu"))
     pictures = {"obs": batch_of(1, lanes, spec=PICTURES).rows["obs.obs"][:, 0].numpy()}
-    actions, hints = policy.act(pictures, Arm(torch.zeros(lanes)))
-    assert actions.shape == (lanes,) and actions.max() < PICTURES.actions
+    actions, hints = policy.act(pictures, ExplorationParams(torch.zeros(lanes)))
+    assert actions.shape == (lanes,) and actions.max() < PICTURES.num_actions
     assert {name: (value.shape[1:], value.dtype.name) for name, value in hints.items()} == dict(made.hints)
     assert all(np.isfinite(value).all() for value in hints.values())
 

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from qfleet.agent import Arm, epsilon_greedy
+from qfleet.agent import ExplorationParams, epsilon_greedy
 from qfleet.algos.dqn import Config, build
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.types import EnvSpec, Leaf, Sample
 
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 
 
 def batch_of(rows: int, items: int = 16, seed: int = 0) -> Sample:
@@ -88,7 +88,7 @@ def test_every_option_changes_the_update(change):
 def test_epsilon_is_per_lane():
     q = torch.tensor([[0.0, 1.0, 0.0, 0.0]]).repeat(2000, 1)
     epsilon = torch.cat([torch.zeros(1000), torch.ones(1000)])
-    action = epsilon_greedy(q, Arm(epsilon), torch.Generator().manual_seed(0))
+    action = epsilon_greedy(q, ExplorationParams(epsilon), torch.Generator().manual_seed(0))
     assert (action[:1000] == 1).all()
     counts = torch.bincount(action[1000:], minlength=4)
     assert (counts > 200).all() and (counts < 300).all()

@@ -14,9 +14,9 @@ class Walk:
     def __init__(self, lanes=4, capacity=2000, seed=0):
         self.cfg = config(neighbours=10, episodic_capacity=capacity, modulator_max=1)
         torch.manual_seed(seed)
-        self.net, self.rng = ngu.curiosity_of(self.cfg, SPEC), torch.Generator().manual_seed(seed)
-        self.recall = ngu.recall_of(self.cfg, SPEC)
-        self.memory = self.recall.begin(lanes, torch.device("cpu"))
+        self.net, self.rng = ngu.make_curiosity(self.cfg, SPEC), torch.Generator().manual_seed(seed)
+        self.recall = ngu.make_recurrent_state(self.cfg, SPEC)
+        self.memory = self.recall.initial(lanes, torch.device("cpu"))
         self.places, self.at = torch.randn(5, 3, generator=self.rng), torch.zeros(lanes, dtype=torch.int64)
         self.version = 0
 
@@ -28,9 +28,9 @@ class Walk:
             self.version += 1
             ends = torch.zeros(len(self.at), dtype=torch.bool)
             ends[list(over)] = True
-            self.memory = self.recall.forget(self.memory, ends)
+            self.memory = self.recall.reset(self.memory, ends)
             self.at = (self.at + torch.randint(5, self.at.shape, generator=self.rng)) % 5
-            bonus, self.memory = ngu.wonder(self.net, {"obs": self.places[self.at]}, self.memory, self.cfg)
+            bonus, self.memory = ngu.intrinsic_reward(self.net, {"obs": self.places[self.at]}, self.memory, self.cfg)
         return bonus
 
     def used(self, lane):
@@ -39,7 +39,7 @@ class Walk:
         return self.memory[which].clone()
 
     def newest(self):
-        return ngu.weights_of(self.net.embed)
+        return ngu.flatten_parameters(self.net.embed)
 
 
 @pytest.fixture(params=[False, True], ids=["seen", "avoid_sync"])
@@ -105,5 +105,5 @@ def test_a_full_memory_forgets_the_oldest_as_long_as_its_weights_are_the_newest(
     walk = Walk(lanes=2, capacity=20)
     with torch.inference_mode():
         for _ in range(60):
-            bonus, walk.memory = ngu.wonder(walk.net, {"obs": walk.places[:2]}, walk.memory, walk.cfg)
+            bonus, walk.memory = ngu.intrinsic_reward(walk.net, {"obs": walk.places[:2]}, walk.memory, walk.cfg)
     assert walk.memory["episodic.count"].tolist() == [60, 60] and float(bonus.max()) < 0.4

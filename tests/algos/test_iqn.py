@@ -7,7 +7,7 @@ import pytest
 import torch
 from family_kit import SPEC, agent, batch_of, config, twins
 
-from qfleet.algos.iqn import QuantileNetwork, levels
+from qfleet.algos.iqn import QuantileNetwork, sample_taus
 
 ITEMS, LEVELS = 4, 5
 
@@ -50,14 +50,14 @@ def test_the_network_equals_a_naive_loop(hidden, dueling):
     obs = torch.randn(ITEMS, 3, generator=rng).double()
     tau = torch.rand(ITEMS, LEVELS, generator=rng).double()
     found = net({"obs": obs}, tau, None)
-    assert found.shape == (ITEMS, SPEC.actions, LEVELS)
+    assert found.shape == (ITEMS, SPEC.num_actions, LEVELS)
     for item, level in itertools.product(range(ITEMS), range(LEVELS)):
         expected = naive(net, obs[item].tolist(), tau[item, level].item())
         assert found[item, :, level].tolist() == pytest.approx(expected, abs=1e-6), "the output alone is float32"
 
 
 def test_levels_are_uniform():
-    tau = levels(1000, 100, torch.Generator().manual_seed(0)).double()
+    tau = sample_taus(1000, 100, torch.Generator().manual_seed(0)).double()
     assert tau.shape == (1000, 100) and tau.min() >= 0 and tau.max() < 1
     assert tau.mean().item() == pytest.approx(1 / 2, abs=0.005)
     assert tau.var().item() == pytest.approx(1 / 12, abs=0.002)
@@ -67,9 +67,9 @@ def test_levels_are_uniform():
 
 def test_every_item_and_every_draw_has_levels_of_its_own():
     rng = torch.Generator().manual_seed(0)
-    first, second = levels(50, 8, rng), levels(50, 8, rng)
+    first, second = sample_taus(50, 8, rng), sample_taus(50, 8, rng)
     assert len(torch.cat([first, second]).unique(dim=0)) == 100
-    assert torch.equal(first, levels(50, 8, torch.Generator().manual_seed(0))), "the generator decides, nothing else"
+    assert torch.equal(first, sample_taus(50, 8, torch.Generator().manual_seed(0))), "the generator decides, nothing else"
 
 
 @pytest.mark.parametrize("switches", [{"double": True}, {"double": False}, {"munchausen": True, "double": False}])

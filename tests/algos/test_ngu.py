@@ -7,17 +7,17 @@ import pytest
 import torch
 from sequences import played
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.algos import agent57, ngu
 from qfleet.algos.ngu import Config, build
 from qfleet.explore import mixture
 from qfleet.maths.mixture import betas, gammas
-from qfleet.maths.novelty import Kernel, episodic_bonus, modulator
+from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator
 from qfleet.maths.returns import n_step
 from qfleet.nets.curiosity import Curiosity
 from qfleet.types import EnvSpec, Leaf, Sample
 
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 SMALL = {"features": (8,), "units": 6, "hidden": (8,), "burn_in": 3, "unroll": 8, "stride": 4, "n_step": 2, "arms": 5,
          "episodic_capacity": 7, "neighbours": 3, "curious_hidden": (8,), "embedding": 4, "surprise_outputs": 6}
 KINDS = [{"memory": memory, "targets": targets} for memory in ("lstm", "none") for targets in ("retrace", "n_step")]
@@ -36,16 +36,16 @@ def drawn(lanes=3, arms=5):
 def test_wonder_equals_a_naive_walk_through_lists():
     cfg = config()
     torch.manual_seed(0)
-    net = ngu.curiosity_of(cfg, SPEC)
-    recall = ngu.recall_of(cfg, SPEC)
-    memory, lists = recall.begin(3, torch.device("cpu")), [[], [], []]
-    kernel = Kernel(3, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity)
+    net = ngu.make_curiosity(cfg, SPEC)
+    recall = ngu.make_recurrent_state(cfg, SPEC)
+    memory, lists = recall.initial(3, torch.device("cpu")), [[], [], []]
+    kernel = NoveltyKernel(3, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity)
     distance, surprise, rng = [], [], np.random.default_rng(1)
     with torch.inference_mode():
         for step in range(40):
             obs = {"obs": torch.from_numpy(rng.normal(size=(3, 3)).astype(np.float32))}
-            bonus, memory = ngu.wonder(net, obs, memory, cfg)
-            keys, errors = net.embed(obs).double().numpy(), net.surprise(obs).double().numpy()
+            bonus, memory = ngu.intrinsic_reward(net, obs, memory, cfg)
+            keys, errors = net.embed(obs).double().numpy(), net.rnd_error(obs).double().numpy()
             near = np.full((3, 3), np.inf)
             for lane, seen in enumerate(lists):
                 apart = sorted(((keys[lane] - other) ** 2).sum() for other in seen[-cfg.episodic_capacity:])[:3]
@@ -62,7 +62,7 @@ def test_wonder_equals_a_naive_walk_through_lists():
             for lane, seen in enumerate(lists):
                 seen.append(keys[lane])
             over = rng.random(3) < 0.1
-            memory = recall.forget(memory, torch.from_numpy(over))
+            memory = recall.reset(memory, torch.from_numpy(over))
             lists = [[] if end else seen for end, seen in zip(over, lists, strict=True)]
     assert float(bonus.max()) > 0 and float(memory["distance.count"]) == len(distance)
 
@@ -77,7 +77,7 @@ def test_the_learner_sees_what_the_actor_saw(env_id, kind):
     past = cfg.burn_in if cfg.memory == "lstm" else 0
     effective = cfg if past else cfg.model_copy(update={"burn_in": 0, "unroll": 1})
     with torch.inference_mode():
-        q = ngu.window_values(policy.flat.net.q, sample, effective, replay.layout.spec.actions)
+        q = ngu.window_q_values(policy.flat.net.q, sample, effective, replay.layout.spec.num_actions)
     seen, last = sample.rows["seen"][:, past:], sample.rows["last"][:, past:]
     real = ~last | ~torch.cat([torch.ones_like(last[:, :1]), last[:, :-1]], 1)
     assert float((q - seen)[real].abs().max()) < 2e-5
@@ -155,8 +155,8 @@ def test_actors_store_how_probable_their_choice_was_where_retrace_asks(epsilon):
     assert ("mu" in agent.columns) == (epsilon > 0)
     assert "mu" not in build(config(memory="none", targets="n_step"), SPEC).columns
     torch.manual_seed(0)
-    net, memory = agent.network(), agent.recall.begin(64, torch.device("cpu"))
-    arm = Arm(torch.linspace(0, 1, 64))
+    net, memory = agent.network(), agent.recurrent_state.initial(64, torch.device("cpu"))
+    arm = ExplorationParams(torch.linspace(0, 1, 64))
     found = agent.act(net, {"obs": torch.randn(64, 3)}, memory, arm, torch.Generator().manual_seed(1))
     best = found.extras["q"].argmax(1) == found.action
     torch.testing.assert_close(found.extras["mu"], torch.where(best, 1 - 0.75 * arm.epsilon, arm.epsilon / 4))
@@ -168,10 +168,10 @@ def test_observations_are_normalised_before_they_surprise():
     torch.manual_seed(0)
     net = Curiosity(SPEC.observation, 4, "auto", (8,), 4, 6)
     obs = {"obs": 50 + 3 * torch.randn(400, 3)}
-    before = net.surprise(obs)
-    for name, value in net.normaliser.seen(obs).items():
+    before = net.rnd_error(obs)
+    for name, value in net.normaliser.updated_statistics(obs).items():
         net.normaliser.get_buffer(name).copy_(value)
-    assert not torch.allclose(before, net.surprise(obs))
+    assert not torch.allclose(before, net.rnd_error(obs))
     clean = net.normaliser(obs)["obs"]
     assert float(clean.mean().abs()) < 1e-3 and float(clean.std()) == pytest.approx(1, abs=0.02)
 
@@ -180,7 +180,7 @@ def test_running_figures_of_parts_are_those_of_the_whole():
     net = Curiosity(SPEC.observation, 4, "auto", (8,), 4, 6).normaliser
     x = 5 + torch.randn(300, 3)
     for part in x.split([10, 90, 200]):
-        for name, value in net.seen({"obs": part}).items():
+        for name, value in net.updated_statistics({"obs": part}).items():
             net.get_buffer(name).copy_(value)
     torch.testing.assert_close(net.mean_0, x.mean(0), atol=1e-4, rtol=0)
     torch.testing.assert_close(net.var_0, x.var(0, unbiased=False), atol=1e-4, rtol=0)
@@ -199,13 +199,13 @@ def test_the_extra_loss_trains_curiosity_and_nothing_else():
 def test_the_embedding_learns_which_action_was_taken():
     cfg = config(memory="none")
     torch.manual_seed(0)
-    net = ngu.curiosity_of(cfg, SPEC)
+    net = ngu.make_curiosity(cfg, SPEC)
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     step = torch.eye(3)[torch.tensor([0, 1, 2, 0])] * torch.tensor([1.0, 1, 1, -1])[:, None]
     rng = torch.Generator().manual_seed(1)
     for _ in range(150):
         now, action = torch.randn(64, 3, generator=rng), torch.randint(4, (64,), generator=rng)
-        logits = net.guess(net.embed({"obs": now}), net.embed({"obs": now + step[action]}))
+        logits = net.predict_action(net.embed({"obs": now}), net.embed({"obs": now + step[action]}))
         loss = torch.nn.functional.cross_entropy(logits, action)
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,7 @@ from qfleet.recipe import resolve
 from qfleet.roles.optimizer import Optimizer, OptimizerConfig
 from qfleet.types import EnvSpec, Leaf, Sample
 
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=2)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=2)
 STEPS = 5
 
 
@@ -58,7 +58,7 @@ def test_r2d2_moves_as_with_half_the_sum_of_squares(recipe, size):
     config = resolve(recipe).config
     cfg = r2d2.Config(**{**config.agent.model_dump(), "features": (4,), "units": 4, "hidden": (4,)})
     agent, items = r2d2.build(cfg, SPEC), config.learner.batch_size
-    batch = batch_of(items, cfg.window.length, agent.states)
+    batch = batch_of(items, cfg.window.length, agent.stored_states)
 
     def values(q):
         """A network whose values of the trained rows are q [B, U]; all others are 0."""

@@ -8,17 +8,17 @@ import torch
 from sequences import played
 
 from qfleet.algos import r2d2
-from qfleet.algos.r2d2 import Config, build, led_here, past_of, states_of
-from qfleet.algos.r2d2 import unrolled as unrolled_beside
+from qfleet.algos.r2d2 import Config, build, last_action_reward, window_last_action_reward, state_columns
+from qfleet.algos.r2d2 import unroll_q as unrolled_beside
 from qfleet.maths.rescale import h, h_inverse
 from qfleet.types import EnvSpec, Leaf, Sample, UserError
 
 SMALL = {"features": (8,), "units": 6, "hidden": (8,), "burn_in": 3, "unroll": 8, "stride": 4, "n_step": 2}
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 
 
-def unrolled(net, batch, cfg, actions=SPEC.actions):
-    return unrolled_beside(net, batch, past_of(batch.rows, actions), cfg)
+def unrolled(net, batch, cfg, actions=SPEC.num_actions):
+    return unrolled_beside(net, batch, window_last_action_reward(batch.rows, actions), cfg)
 
 
 def config(**changes):
@@ -39,7 +39,7 @@ def batch_of(cfg, items=24, seed=0):
             "reward": rng.normal(size=(items, length)) * ~last,
             "discount": (rng.random((items, length)) < 0.85) * ~last,
             "last": last, "action": rng.integers(4, size=(items, length)) * ~last}
-    for name, (shape, dtype) in states_of(cfg.units).items():
+    for name, (shape, dtype) in state_columns(cfg.units).items():
         values = rng.integers(5, size=(items, 1)) if dtype == "int32" else rng.normal(size=(items, 1, *shape))
         rows[name] = np.where(begins_empty.reshape(-1, *[1] * (values.ndim - 1)), 0, values)
     kinds = {"last": torch.bool, "action": torch.int32, "state.action": torch.int32}
@@ -64,7 +64,7 @@ def naive_values(net, batch, item, cfg):
         if last and not begun:
             continue
         begun = True
-        q, state = net({"obs": rows["obs.obs"][item, row][None, None]}, led_here(action, reward, 4)[None, None],
+        q, state = net({"obs": rows["obs.obs"][item, row][None, None]}, last_action_reward(action, reward, 4)[None, None],
                        torch.ones(1, 1, dtype=torch.bool), state)
         found[row] = q[0, 0]
         action, reward = rows["action"][item, row] + 1, rows["reward"][item, row]
@@ -148,7 +148,7 @@ def test_burning_in_is_playing_the_same_rows_without_training_on_them():
 
 
 def test_a_lane_that_remembers_nothing_still_does_after_padding():
-    net = r2d2.recurrent.Memory(5, 7)
+    net = r2d2.recurrent.LSTMCore(5, 7)
     zero = torch.zeros(3, 7), torch.zeros(3, 7)
     out, (hidden, cell) = net(torch.randn(3, 9, 5), torch.zeros(3, 9, dtype=torch.bool), zero)
     assert not out.any() and not hidden.any() and not cell.any()
@@ -179,7 +179,7 @@ def test_unrolling_from_stored_states_reproduces_what_the_actor_saw(env_id, chan
     _, policy, replay = played(env_id, lambda spec: stored_q(build(cfg, spec), spec))
     sample = replay.sample(256)
     with torch.inference_mode():
-        q = unrolled(policy.flat.net, sample, cfg, replay.layout.spec.actions)
+        q = unrolled(policy.flat.net, sample, cfg, replay.layout.spec.num_actions)
     seen, last = sample.rows["seen"][:, cfg.burn_in:], sample.rows["last"][:, cfg.burn_in:]
     real = ~last | ~torch.cat([torch.ones_like(last[:, :1]), last[:, :-1]], 1)
     assert sample.rows["state.h"].any() and real.sum() > 1000

@@ -16,7 +16,7 @@ from speed.update_profile import NestedTimer, ProfileRow, measure, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qfleet.roles import learner as learning
-from qfleet.roles.taped import Taped
+from qfleet.roles.taped import GraphGradient
 
 TINY = ["agent.hidden=[8]", "agent.double=false", "agent.n_step=1", "learner.batch_size=16", "run.threads=1",
         "device=cpu", "replay.capacity=2000"]
@@ -81,7 +81,7 @@ def test_rows_of_a_small_learner():
     assert json.loads(json.dumps(found.to_json()))["parts"][2]["distance"] > 0
 
 
-class Unseen(Taped):
+class Unseen(GraphGradient):
     """Runs operations that the counter does not see, as a CUDA graph does."""
 
     recorded = True
@@ -93,7 +93,7 @@ class Unseen(Taped):
 
 def test_operations_of_a_cuda_graph_are_counted_eagerly(monkeypatch):
     eager = profile("cartpole", TINY, 4, 64)
-    deriving = learning.Learner._deriving
+    deriving = learning.Learner._make_gradient_fn
     monkeypatch.setattr(learning.Learner, "_deriving", lambda *given: Unseen(deriving(*given)))
     found = profile("cartpole", TINY, 4, 64)
     assert profiling.RECORDED in [row.name for row in found.rows]

@@ -70,7 +70,7 @@ def test_a_section_starts_anew_when_its_kind_changes() -> None:
 
 
 def test_of_two_rivals_the_later_layer_wins() -> None:
-    recipe = Layered(rivals=(("e.steps", "e.updates"),)).over({"e": {"steps": 5, "n": 1}}, "recipe")
+    recipe = Layered(exclusive_keys=(("e.steps", "e.updates"),)).over({"e": {"steps": 5, "n": 1}}, "recipe")
     assert recipe.over({"e": {"updates": 7}}, "x").merged() == {"e": {"n": 1, "updates": 7}}
     assert recipe.over({"e": {"updates": None}}, "x").merged() == {"e": {"steps": 5, "n": 1, "updates": None}}
     assert recipe.over({"e": {"updates": 7, "steps": 6}}, "x").merged() == {"e": {"steps": 6, "n": 1, "updates": 7}}

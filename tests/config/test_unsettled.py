@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qfleet import api, assemble
-from qfleet.assemble import make_env, settle, unsettled
+from qfleet.assemble import make_env, resolve_auto, reopen_auto
 from qfleet.recipe import resolve
 from qfleet.runtime import gpus
 from qfleet.settings import RunConfig
@@ -26,13 +26,13 @@ def begun(*words: str) -> RunConfig:
     config = resolve("toy/Catch-v0", ["total_steps=20000", *words]).config
     env = make_env(config.env, 1)
     env.close()
-    return settle(config, env.spec)
+    return resolve_auto(config, env.spec)
 
 
 def resumed(old: RunConfig, **changes: str) -> RunConfig:
     env = make_env(old.env, 1)
     env.close()
-    return settle(unsettled(old, old.model_copy(update=changes), list(changes)), env.spec)
+    return resolve_auto(reopen_auto(old, old.model_copy(update=changes), list(changes)), env.spec)
 
 
 def of(config: RunConfig) -> tuple[object, ...]:
@@ -110,7 +110,7 @@ def test_an_exact_run_stays_on_the_cpu(gpu):
 def test_runs_of_before_are_gone_on_with_as_they_are(gpu):
     first = begun("learner.capture=auto")
     old = first.model_copy(update={"run": first.run.model_copy(update={"settled": ()})})
-    assert unsettled(old, old, []) == old
+    assert reopen_auto(old, old, []) == old
 
 
 @pytest.mark.slow

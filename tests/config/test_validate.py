@@ -20,7 +20,7 @@ from qfleet.config import (
     Positive,
     PositiveCount,
     Real,
-    assemble,
+    build_config,
     flatten,
     inactive_keys,
     parse_mapping,
@@ -216,7 +216,7 @@ def test_every_line_blames_the_layer_that_spoke() -> None:
 
 def test_an_idle_key_is_refused_only_where_it_was_idle_when_set() -> None:
     recipe = Layered().over({"world": {"id": "w"}, "memory": {"alpha": 0.6, "beta": 0.2}}, "recipe")
-    config, sources = assemble(Root, recipe.over({"memory": {"alpha": 0}}, "command line"), {})
+    config, sources = build_config(Root, recipe.over({"memory": {"alpha": 0}}, "command line"), {})
     assert config.memory == Memory() and sources["memory.beta"] == "default"
     assert sources["memory.alpha"] == "command line" and sources["world.id"] == "recipe"
     assert sources["rate"] == "default"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qfleet import recipe
-from qfleet.settings import shared_out
+from qfleet.settings import per_rank
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def test_settings_are_taken(way, actors, cells, value):
     assert (cfg.actors, cfg.cells) == (value if actors else 1, value if cells else 1)
     assert cfg.run.threads == 1 and cfg.stop_at is None
     if cfg.gradients == "allreduce":
-        assert shared_out(cfg, value).learner.batch_size == 32
+        assert per_rank(cfg, value).learner.batch_size == 32
 
 
 def test_rounds_become_medians_and_gains():

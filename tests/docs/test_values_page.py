@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from qfleet.algos import c51, dqn, iqn, qr
-from qfleet.algos._values import Values
+from qfleet.algos._values import ValueBasedConfig
 from qfleet.recipe import key_table
 
 PAGE = (Path(__file__).parents[2] / "docs/values.md").read_text(encoding="utf-8")
@@ -22,11 +22,11 @@ def rows_of(algo: str) -> dict[str, str]:
 
 def table() -> list[str]:
     """What all members share, then what is one's own."""
-    shared = [name for name in Values.model_fields if name != "algo"]
+    shared = [name for name in ValueBasedConfig.model_fields if name != "algo"]
     rows = [rows_of("dqn")[name].replace("| ", "| all | ", 1) for name in shared]
     for algo, model in OWN.items():
         rows += [rows_of(algo)[name].replace("| ", f"| `{algo}` | ", 1)
-                 for name in model.model_fields if name not in Values.model_fields]
+                 for name in model.model_fields if name not in ValueBasedConfig.model_fields]
     return ["| of | key | default | meaning |", "|---|---|---|---|", *rows]
 
 

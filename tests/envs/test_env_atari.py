@@ -65,8 +65,8 @@ def test_spec():
     env = make(EnvConfig(id="PongNoFrameskip-v4"), 2)
     leaf = env.spec.observation["obs"]
     assert isinstance(env, AtariLanes) and (leaf.shape, leaf.stack, leaf.kind) == ((4, 84, 84), 4, "image")
-    assert env.spec.actions == 6 and env.spec.frames_per_step == 4
-    assert make(EnvConfig(id="ALE/Pong-v5"), 1).spec.actions == 18
+    assert env.spec.num_actions == 6 and env.spec.frames_per_step == 4
+    assert make(EnvConfig(id="ALE/Pong-v5"), 1).spec.num_actions == 18
     colour = make(EnvConfig(id="ALE/Pong-v5", colour="rgb", frame_size=40, stack=2, frame_skip=2), 1)
     assert colour.spec.observation["obs"].shape == (6, 40, 40) and colour.spec.frames_per_step == 2
     assert colour.reset([0])["obs"].shape == (1, 6, 40, 40)
@@ -183,7 +183,7 @@ def test_work_between_send_and_recv_changes_nothing():
     rng = np.random.default_rng(0)
     obs, outs = env.reset([1, 2]), []
     for _ in range(15):
-        actions = rng.integers(env.spec.actions, size=2)
+        actions = rng.integers(env.spec.num_actions, size=2)
         env.send(actions)
         actions[:] = -1  # the caller's array may be used again
         np.linalg.svd(np.ones((60, 60)))

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.gym import source
+from qfleet.envs.gym import env_factory
 from qfleet.types import Box, EnvFault, EnvSpec, UserError
 
 MODULE = '''
@@ -75,7 +75,7 @@ def scores(cfg, steps):
     for _ in range(steps):
         env.send(np.array([1]))
         step = env.recv()
-        out.append((float(step.score[0]), float(step.discount[0]), bool(step.last[0])))
+        out.append((float(step.raw_reward[0]), float(step.discount[0]), bool(step.last[0])))
     return out
 
 
@@ -106,7 +106,7 @@ def test_wrappers_go_from_the_inside_out(module):
 
 
 def test_wrappers_see_the_time_limit(module):
-    build, limit = source(EnvConfig(id="CartPole-v1", wrappers=[f"{module}:Doubled"], max_episode_steps=3))
+    build, limit = env_factory(EnvConfig(id="CartPole-v1", wrappers=[f"{module}:Doubled"], max_episode_steps=3))
     env = build()
     env.reset(seed=0)
     assert limit == 3 and [env.step(0)[3] for _ in range(3)] == [False, False, True]
@@ -169,7 +169,7 @@ def test_mujoco_is_filmed_without_a_screen_by_a_camera_that_follows(monkeypatch,
         monkeypatch.delenv(name)
     monkeypatch.setenv("DISPLAY", screen)
     monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
-    build, _ = source(EnvConfig(id="HalfCheetah-v5", kwargs=words), render=True)
+    build, _ = env_factory(EnvConfig(id="HalfCheetah-v5", kwargs=words), render=True)
     env = build()
     found = env.unwrapped.mujoco_renderer
     assert mujoco.mj_id2name(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, found.camera_id) == camera
@@ -186,7 +186,7 @@ def test_where_nothing_can_draw_mujoco_plays_and_is_not_filmed(monkeypatch):
     make(EnvConfig(id="HalfCheetah-v5"), 1).close()
     assert "MUJOCO_GL" not in os.environ
     with pytest.raises(UserError, match=r"HalfCheetah-v5 cannot be drawn: .* apt install libegl1"):
-        source(EnvConfig(id="HalfCheetah-v5"), render=True)
+        env_factory(EnvConfig(id="HalfCheetah-v5"), render=True)
 
 
 def test_mistakes_in_the_users_module(module, tmp_path):
@@ -212,7 +212,7 @@ def test_mistakes_in_the_users_module(module, tmp_path):
 
 def test_continuous_actions_are_scaled_to_the_bounds():
     env = make(EnvConfig(id=f"{__name__}:Echo"), 2)
-    assert env.spec.box == Box((2,), (-2.0, 0.0), (4.0, 1.0)) and env.spec.actions == 0
+    assert env.spec.box == Box((2,), (-2.0, 0.0), (4.0, 1.0)) and env.spec.num_actions == 0
     assert EnvSpec.from_json(json.loads(json.dumps(env.spec.to_json()))) == env.spec
     env.reset([1, 2])
     env.send(np.array([[-1, -1], [0.5, 1]], np.float32))
@@ -251,8 +251,8 @@ def test_cartpole_equals_gymnasium_itself():
         for i, env in enumerate(theirs):
             if over[i]:
                 expected[i], over[i] = env.reset()[0], False
-                assert (out.score[i], out.discount[i], out.last[i]) == (0, 0, False)
+                assert (out.raw_reward[i], out.discount[i], out.last[i]) == (0, 0, False)
             else:
                 expected[i], reward, terminated, truncated, _ = env.step(int(actions[i]))
                 over[i] = terminated or truncated
-                assert (out.score[i], out.discount[i], out.last[i]) == (reward, not terminated, over[i])
+                assert (out.raw_reward[i], out.discount[i], out.last[i]) == (reward, not terminated, over[i])

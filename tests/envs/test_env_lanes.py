@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import GymLanes, Rules, _warn_cut, _warn_endless
-from qfleet.envs.spaces import View
+from qfleet.envs.lanes import GymLanes, EpisodeRules, _warn_cut, _warn_endless
+from qfleet.envs.spaces import ImageFormat
 from qfleet.types import BadOutput, EnvFault, UserError
 
 T, F = True, False
@@ -54,7 +54,7 @@ def play(lanes, seeds, actions):
 
 def tape_lanes(episodes, limit=100, lives=None, **rules):
     env = Tape(episodes, lives)
-    return env, GymLanes(lambda: env, EnvConfig(id="tape"), 1, View(), Rules(limit, **rules))
+    return env, GymLanes(lambda: env, EnvConfig(id="tape"), 1, ImageFormat(), EpisodeRules(limit, **rules))
 
 
 def test_next_step_autoreset():
@@ -224,7 +224,7 @@ def test_a_rebuild_that_fails_counts_too():
         built.append(Tape([[]]))
         return built[0]
 
-    lanes = GymLanes(build, EnvConfig(id="tape", max_faults=4), 1, View(), Rules(9))
+    lanes = GymLanes(build, EnvConfig(id="tape", max_faults=4), 1, ImageFormat(), EpisodeRules(9))
     lanes.reset([0])
     lanes.send(np.array([0]))
     with pytest.raises(EnvFault, match=r"failed 4 times(.|\n)*licence server"):
@@ -345,7 +345,7 @@ class Liar(Tape):
 
 
 def test_observations_out_of_bounds_are_warned_of_once(caplog):
-    lanes = GymLanes(lambda: Liar([[(0, F, F)] * 9]), EnvConfig(id="liar"), 1, View(), Rules(99))
+    lanes = GymLanes(lambda: Liar([[(0, F, F)] * 9]), EnvConfig(id="liar"), 1, ImageFormat(), EpisodeRules(99))
     with caplog.at_level(logging.WARNING, "qfleet.envs"):
         play(lanes, [0], [0] * 5)
     assert len(caplog.records) == 1 and "0..2" in caplog.text
@@ -367,7 +367,7 @@ class Film(gymnasium.Env):
 
 
 def test_frames_are_stacked_with_zeros_before_the_first():
-    lanes = GymLanes(Film, EnvConfig(id="film"), 2, View(stack=3), Rules(99))
+    lanes = GymLanes(Film, EnvConfig(id="film"), 2, ImageFormat(stack=3), EpisodeRules(99))
     assert lanes.spec.observation["obs"].shape == (3, 3, 3) and lanes.spec.observation["obs"].stack == 3
     seen = [lanes.reset([0, 1])["obs"][1, :, 0, 0].tolist()]
     for _ in range(5):
@@ -382,7 +382,7 @@ class Blind(Tape):
 
 
 def test_a_missing_drawing_library_is_named():
-    lanes = GymLanes(lambda: Blind([[]]), EnvConfig(id="blind"), 1, View(), Rules(9))
+    lanes = GymLanes(lambda: Blind([[]]), EnvConfig(id="blind"), 1, ImageFormat(), EpisodeRules(9))
     with pytest.raises(UserError, match=r"qfleet\[video\]"):
         lanes.render()
 
@@ -417,7 +417,7 @@ def test_an_environment_that_cannot_draw_says_so():
         def reset(self, *, seed=None, options=None):
             return np.zeros(1, np.float32), {}
 
-    env = GymLanes(Undrawn, EnvConfig(id="my:Undrawn"), 1, View(), Rules(10))
+    env = GymLanes(Undrawn, EnvConfig(id="my:Undrawn"), 1, ImageFormat(), EpisodeRules(10))
     env.reset([0])
     with pytest.raises(UserError, match=r"my:Undrawn has no render\(\)"):
         env.render()

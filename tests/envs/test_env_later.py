@@ -5,7 +5,7 @@ import pytest
 
 from qfleet import envs
 from qfleet.envs import EnvConfig
-from qfleet.envs.later import Later
+from qfleet.envs.later import LazyEnv
 
 CATCH = EnvConfig(id="toy/Catch-v0", lanes=2)
 
@@ -18,7 +18,7 @@ def test_nothing_is_built_before_the_first_reset():
         return built[-1]
 
     plain = envs.make(CATCH, 2)
-    later = Later(build, plain.spec, 2)
+    later = LazyEnv(build, plain.spec, 2)
     later.close()
     assert not built and later.faults() == 0 and later.render() is None
     with pytest.raises(RuntimeError, match="before reset"):

@@ -6,15 +6,15 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.envs.spaces import Eyes, Misfit, Stack, View, read_actions
+from qfleet.envs.spaces import ObservationEncoder, SpaceMismatch, FrameStack, ImageFormat, make_action_decoder
 from qfleet.types import Leaf, UserError
 
-PLAIN = View()
+PLAIN = ImageFormat()
 
 
 def see(space, value, view=PLAIN):
-    eyes = Eyes(space, view)
-    out = eyes.blank(2)
+    eyes = ObservationEncoder(space, view)
+    out = eyes.allocate(2)
     eyes.write(out, 1, value)
     return eyes.leaves, {name: array[1] for name, array in out.items()}
 
@@ -51,7 +51,7 @@ def test_bytes_that_are_no_image_are_a_vector():
 
 def test_several_images_at_once_are_refused_with_the_remedy():
     with pytest.raises(UserError, match=r"env\.stack"):
-        Eyes(spaces.Box(0, 255, (4, 84, 84, 3), np.uint8), View())
+        ObservationEncoder(spaces.Box(0, 255, (4, 84, 84, 3), np.uint8), ImageFormat())
 
 
 def test_categories_count_from_zero():
@@ -84,7 +84,7 @@ def test_nested_parts_are_named_by_their_path():
 ])
 def test_other_spaces_are_refused_with_what_is_supported(space):
     with pytest.raises(UserError, match="supported: Box"):
-        Eyes(space, View())
+        ObservationEncoder(space, ImageFormat())
 
 
 @pytest.mark.parametrize("space, raw, words", [
@@ -98,9 +98,9 @@ def test_other_spaces_are_refused_with_what_is_supported(space):
     (spaces.Dict({"a": spaces.Discrete(2)}), {"b": 1}, "'a' cannot be read"),
 ])
 def test_misfits(space, raw, words):
-    eyes = Eyes(space, View())
-    with pytest.raises(Misfit, match=words):
-        eyes.write(eyes.blank(1), 0, raw)
+    eyes = ObservationEncoder(space, ImageFormat())
+    with pytest.raises(SpaceMismatch, match=words):
+        eyes.write(eyes.allocate(1), 0, raw)
 
 
 def test_read_only_and_strided_arrays_are_taken():
@@ -111,35 +111,35 @@ def test_read_only_and_strided_arrays_are_taken():
 
 @given(st.lists(st.sampled_from([0.0, 1.5, 3e38, -3e38, np.nan, np.inf, -np.inf]), min_size=6, max_size=6))
 def test_finite_agrees_with_the_naive_test(values):
-    eyes = Eyes(spaces.Box(-np.inf, np.inf, (2,)), View())
+    eyes = ObservationEncoder(spaces.Box(-np.inf, np.inf, (2,)), ImageFormat())
     obs = {"obs": np.array(values, np.float32).reshape(3, 2)}
     naive = [i for i, row in enumerate(obs["obs"]) if not np.isfinite(row).all()]
-    assert eyes.finite(obs) == (not naive) and eyes.not_finite(obs).tolist() == naive
+    assert eyes.all_finite(obs) == (not naive) and eyes.nonfinite_lanes(obs).tolist() == naive
 
 
 def test_bounds_are_watched():
-    eyes = Eyes(spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32)), View())
-    assert eyes.outside({"obs": np.array([[0.5, 1e9]], np.float32)}) is None
-    assert "'obs'" in eyes.outside({"obs": np.array([[1.5, 0]], np.float32)})
+    eyes = ObservationEncoder(spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32)), ImageFormat())
+    assert eyes.bounds_violation({"obs": np.array([[0.5, 1e9]], np.float32)}) is None
+    assert "'obs'" in eyes.bounds_violation({"obs": np.array([[1.5, 0]], np.float32)})
 
 
 def test_shrunk_images_are_grey_squares():
     pytest.importorskip("cv2")
     raw = np.zeros((20, 10, 3), np.uint8)
     raw[:, :, 1] = 200
-    leaves, out = see(spaces.Box(0, 255, raw.shape, np.uint8), raw, View(size=5))
+    leaves, out = see(spaces.Box(0, 255, raw.shape, np.uint8), raw, ImageFormat(size=5))
     assert leaves["obs"].shape == (1, 5, 5) and abs(int(out["obs"][0, 2, 2]) - 117) <= 1  # 0.587 of green
-    leaves, out = see(spaces.Box(0, 255, raw.shape, np.uint8), raw, View(size=5, grey=False))
+    leaves, out = see(spaces.Box(0, 255, raw.shape, np.uint8), raw, ImageFormat(size=5, grey=False))
     assert leaves["obs"].shape == (3, 5, 5) and out["obs"][:, 2, 2].tolist() == [0, 200, 0]
     first = raw.transpose(2, 0, 1)
-    _, same = see(spaces.Box(0, 255, first.shape, np.uint8), first, View(size=5, grey=False))
+    _, same = see(spaces.Box(0, 255, first.shape, np.uint8), first, ImageFormat(size=5, grey=False))
     assert (same["obs"] == out["obs"]).all()
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=1, max_size=12), st.integers(2, 4))
 def test_stack_equals_a_naive_twin(fresh_rows, depth):
     leaf = Leaf((2 * depth, 1, 1), "uint8", "image", stack=depth)
-    stack = Stack({"obs": leaf, "other": Leaf((1,), "float32", "vector")}, 2)
+    stack = FrameStack({"obs": leaf, "other": Leaf((1,), "float32", "vector")}, 2)
     episodes = [[], []]
     for t, fresh in enumerate([[True, True], *fresh_rows]):
         frames = np.array([[10 * t + 1, 10 * t + 2], [10 * t + 3, 10 * t + 4]], np.uint8).reshape(2, 2, 1, 1)
@@ -154,30 +154,30 @@ def test_stack_equals_a_naive_twin(fresh_rows, depth):
 
 def test_stack_needs_an_image():
     with pytest.raises(UserError, match=r"env\.stack=4"):
-        Eyes(spaces.Box(0, 1, (3,)), View(stack=4))
+        ObservationEncoder(spaces.Box(0, 1, (3,)), ImageFormat(stack=4))
 
 
 def test_discrete_actions_keep_their_start():
-    actions = read_actions(spaces.Discrete(4, start=-2), 10)
+    actions = make_action_decoder(spaces.Discrete(4, start=-2), 10)
     assert actions.n == 4 and [actions.decode(a) for a in range(4)] == [-2, -1, 0, 1]
 
 
 def test_multi_discrete_actions_are_flattened_to_every_combination():
     space = spaces.MultiDiscrete([2, 3], start=[5, 0])
-    actions = read_actions(space, 6)
+    actions = make_action_decoder(space, 6)
     decoded = [actions.decode(a) for a in range(actions.n)]
     assert [tuple(action) for action in decoded] == [(5, 0), (5, 1), (5, 2), (6, 0), (6, 1), (6, 2)]
     assert all(space.contains(action) for action in decoded)
     decoded[0][:] = 99  # an environment that scribbles on its action changes nothing
     assert actions.decode(0).tolist() == [5, 0]
     with pytest.raises(UserError, match=r"6 combinations.*max_action_combinations=5"):
-        read_actions(space, 5)
+        make_action_decoder(space, 5)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((), np.float32), ((3,), np.float64), ((2, 2), np.float32)])
 def test_a_box_is_scaled_from_plus_minus_one(shape, dtype):
     space = spaces.Box(-0.1, 0.7, shape, dtype)
-    actions = read_actions(space, 100)
+    actions = make_action_decoder(space, 100)
     assert actions.box.shape == shape and actions.box.size == max(1, int(np.prod(shape))) and actions.n == 0
     for unit, expected in ((-1, -0.1), (0, 0.3), (1, 0.7)):
         decoded = actions.decode(np.full(shape, unit, np.float32))
@@ -189,11 +189,11 @@ def test_a_box_is_scaled_from_plus_minus_one(shape, dtype):
 def test_a_box_without_bounds_is_refused(high):
     space = spaces.Box(np.full(2, -1, np.float32), np.broadcast_to(np.float32(high), 2).astype(np.float32))
     with pytest.raises(UserError, match=r"has no bounds.*env\.wrappers"):
-        read_actions(space, 100)
+        make_action_decoder(space, 100)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,), np.int32), spaces.Tuple((spaces.Discrete(2),)),
                                    spaces.MultiBinary(2)])
 def test_other_actions_are_refused(space):
     with pytest.raises(UserError, match="supported: Discrete"):
-        read_actions(space, 100)
+        make_action_decoder(space, 100)

@@ -150,7 +150,7 @@ def test_every_toy_is_made_by_id_and_is_deterministic(id):
         rng = np.random.default_rng(0)
         trace = [env.reset([1, 2, 3])["obs"]]
         for _ in range(60):
-            env.send(rng.integers(env.spec.actions, size=3) if env.spec.box is None else rng.uniform(-1, 1, (3, 1)))
+            env.send(rng.integers(env.spec.num_actions, size=3) if env.spec.box is None else rng.uniform(-1, 1, (3, 1)))
             trace.append(env.recv().obs["obs"])
         traces.append(np.stack(trace))
     assert np.array_equal(*traces)

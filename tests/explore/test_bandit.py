@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.explore import Chooser, bandit, mixture
+from qfleet.explore import AdaptiveExplorer, bandit, mixture
 from qfleet.explore.bandit import Bandit
-from qfleet.roles.actor import followed
+from qfleet.roles.actor import arm_shares
 from qfleet.runs.parts import pack_state, unpack_state
 
 
@@ -45,7 +45,7 @@ def test_scores_equal_the_naive_twin(rule):
         arm = ours.choose()
         assert arm == (step if step < 5 else int(np.argmax(twin.scores())))
         ret = float(rng.normal(arm, 2))
-        ours.tell(arm, ret)
+        ours.update(arm, ret)
         twin.told.append((arm, ret))
         np.testing.assert_allclose(ours.scores(), twin.scores(), rtol=1e-12)
         assert len(ours.history) == min(step + 1, 12), "one row holds one episode, and old ones go"
@@ -59,7 +59,7 @@ def test_it_finds_the_best_arm_and_follows_when_that_changes():
         best = 2 if step < 300 else 5
         arm = ours.choose()
         counts[step // 300, arm] += 1
-        ours.tell(arm, float(rng.normal(1.0 * (arm == best), 0.2)))
+        ours.update(arm, float(rng.normal(1.0 * (arm == best), 0.2)))
     assert counts.argmax(1).tolist() == [2, 5] and counts.max(1).min() > 120 and ours.best() == 5
 
 
@@ -72,9 +72,9 @@ def best_arms_share(lanes, episodes=12_000, best=5, seed=1):
     for _ in range(episodes):
         lane = int(left.argmin())
         left -= left[lane]
-        arm = int(chooser.arms(0).index[lane])
+        arm = int(chooser.params(0).index[lane])
         followed_best += arm == best
-        chooser.episode(lane, float(rng.normal(50.0 * (arm == best), 10)))
+        chooser.end_episode(lane, float(rng.normal(50.0 * (arm == best), 10)))
         left[lane] = rng.integers(50, 150)
     return followed_best / episodes
 
@@ -89,7 +89,7 @@ def test_an_arm_without_returns_is_tried_by_one_lane_at_a_time():
     ours = Bandit(4, 100)
     ours.dealt = 4
     for arm in (0, 1):
-        ours.tell(arm, 5.0 - arm)
+        ours.update(arm, 5.0 - arm)
     assert ours.choose() == 2 and ours.choose([2]) == 3, "the unknown come first"
     assert ours.choose([2, 3]) == 0, "their returns are on their way: the best of the known"
     assert ours.scores([0])[0] == 5 + math.sqrt(1 / 2), "an arm that is played counts as a trial"
@@ -98,7 +98,7 @@ def test_an_arm_without_returns_is_tried_by_one_lane_at_a_time():
 def test_more_lanes_than_arms_begin_with_every_arm_alike():
     chooser = bandit.build(bandit.Config(arms=4, random=0), 12, 0, 12)
     chooser.seed(0)
-    assert np.bincount(chooser.arms(0).index, minlength=4).tolist() == [3, 3, 3, 3]
+    assert np.bincount(chooser.params(0).index, minlength=4).tolist() == [3, 3, 3, 3]
 
 
 def test_the_window_grows_with_the_lanes():
@@ -113,14 +113,14 @@ def test_arms_of_lanes_that_are_gone_are_not_waited_for():
         return found
 
     before, after = made(4), made(1)
-    before.episode(0, 1.0)
-    before.episode(1, 2.0)
+    before.end_episode(0, 1.0)
+    before.end_episode(1, 2.0)
     after.load_state_dict(unpack_state(pack_state(before.state_dict())))
     found = []
     for _ in range(2):
-        after.episode(0, None)
-        found.append(int(after.arms(0).index[0]))
-        after.bandit.tell(found[-1], 0.0)
+        after.end_episode(0, None)
+        found.append(int(after.params(0).index[0]))
+        after.bandit.update(found[-1], 0.0)
     assert found == [2, 3], "of these nothing was heard"
 
 
@@ -129,7 +129,7 @@ def test_some_episodes_follow_any_arm():
     arms = []
     for _ in range(800):
         arms.append(ours.choose())
-        ours.tell(arms[-1], float(arms[-1] == 3))
+        ours.update(arms[-1], float(arms[-1] == 3))
     share = np.bincount(arms, minlength=4) / 800
     assert 0.5 < share[3] < 0.75 and share[:3].min() > 0.08
 
@@ -148,21 +148,21 @@ def test_choosers_go_on_where_they_were(kind):
         return found
 
     one, two = made(), made()
-    assert isinstance(one, Chooser)
+    assert isinstance(one, AdaptiveExplorer)
     for step in range(20):
-        one.episode(step % 3, None if step == 5 else float(step % 4))
+        one.end_episode(step % 3, None if step == 5 else float(step % 4))
     two.load_state_dict(one.state_dict())
     for step in range(30):
-        assert one.arms(0).index.tolist() == two.arms(0).index.tolist()
+        assert one.params(0).index.tolist() == two.arms(0).index.tolist()
         for chooser in (one, two):
-            chooser.episode(step % 3, float(step % 5))
+            chooser.end_episode(step % 3, float(step % 5))
 
 
 def test_epsilon_may_belong_to_arms():
     lanes = bandit.build(bandit.Config(arms=4, base=0.5, alpha=3), 4, 0, 4)
     arms = bandit.build(bandit.Config(arms=4, base=0.5, alpha=3, epsilon_by="arm"), 2, 0, 8)
     arms.seed(0)
-    assert arms.arms(0).epsilon.tolist() == [lanes.arms(0).epsilon[int(arm)] for arm in arms.arms(0).index]
+    assert arms.params(0).epsilon.tolist() == [lanes.params(0).epsilon[int(arm)] for arm in arms.params(0).index]
 
 
 @pytest.mark.parametrize("kind", [bandit, mixture])
@@ -171,7 +171,7 @@ def test_what_part_of_the_lanes_follows_each_arm_is_known(kind):
     made.seed(3)
     arm = made.arms(0).to(torch.device("cpu"))
     shares = {f"arms/{index:02d}": arm.index.tolist().count(index) / 8 for index in range(12)}
-    assert followed(arm.index, arm.count) == shares and followed(arm.index, 0) == {}
+    assert arm_shares(arm.index, arm.count) == shares and arm_shares(arm.index, 0) == {}
 
 
 def test_a_bandit_refuses_to_remember_arms_that_it_has_not():

@@ -10,9 +10,9 @@ from qfleet.recipe import resolve
 
 def test_linear_falls_and_stays():
     explorer = linear.build(linear.Config(start=1.0, end=0.1, steps=100), 3, 0, 3)
-    assert explorer.arms(0).epsilon.tolist() == [1.0] * 3
-    assert explorer.arms(50).epsilon.tolist() == pytest.approx([0.55] * 3)
-    assert explorer.arms(2**40).epsilon.tolist() == pytest.approx([0.1] * 3)
+    assert explorer.params(0).epsilon.tolist() == [1.0] * 3
+    assert explorer.params(50).epsilon.tolist() == pytest.approx([0.55] * 3)
+    assert explorer.params(2**40).epsilon.tolist() == pytest.approx([0.1] * 3)
 
 
 def test_exponential_falls_as_if_a_part_of_the_distance_were_taken_off_at_every_step():
@@ -20,17 +20,17 @@ def test_exponential_falls_as_if_a_part_of_the_distance_were_taken_off_at_every_
     explorer, epsilon = exponential.build(exponential.Config(end=0.1, steps=1000, until_steps=5000), 3, 0, 3), 1.0
     for step in range(5000):
         if step % 500 == 0:
-            assert explorer.arms(step).epsilon.tolist() == pytest.approx([epsilon] * 3, rel=2e-3)
+            assert explorer.params(step).epsilon.tolist() == pytest.approx([epsilon] * 3, rel=2e-3)
         epsilon -= (epsilon - 0.1) / 1000
-    assert explorer.arms(4999).epsilon.min() > 0.1 and explorer.arms(5000).epsilon.tolist() == [0.0] * 3
-    assert exponential.build(exponential.Config(), 1, 0, 1).arms(2**40).epsilon.item() == pytest.approx(0.01)
+    assert explorer.params(4999).epsilon.min() > 0.1 and explorer.params(5000).epsilon.tolist() == [0.0] * 3
+    assert exponential.build(exponential.Config(), 1, 0, 1).params(2**40).epsilon.item() == pytest.approx(0.01)
 
 
 def test_beyond_the_rainbow_explores_evaluates_and_plays_as_its_authors_code_does():
     cfg = resolve("btr").config
     explorer = exponential.build(cfg.explore, 1, 0, 1)
     wanted = {0: 1.0, 2_000_000: 0.374, 10_000_000: 0.0167, cfg.total_steps // 2 - 1: 0.01, cfg.total_steps // 2: 0.0}
-    assert {step: explorer.arms(step).epsilon.item() for step in wanted} == pytest.approx(wanted, abs=1e-3)
+    assert {step: explorer.params(step).epsilon.item() for step in wanted} == pytest.approx(wanted, abs=1e-3)
     assert cfg.eval.epsilon == 0.01
     rules = atari.rules_of(cfg.env)
     assert (rules.sticky, rules.life_loss, rules.full_action_space, rules.noop_max) == (0.25, False, False, 30)
@@ -38,28 +38,28 @@ def test_beyond_the_rainbow_explores_evaluates_and_plays_as_its_authors_code_doe
 
 def test_ladder_is_the_papers():
     explorer = ladder.build(ladder.Config(), 8, 0, 8)
-    assert torch.allclose(explorer.arms(0).epsilon, torch.tensor([0.4 ** (1 + 7 * i / 7) for i in range(8)]))
+    assert torch.allclose(explorer.params(0).epsilon, torch.tensor([0.4 ** (1 + 7 * i / 7) for i in range(8)]))
 
 
 def test_ladder_spans_all_lanes_of_the_run():
-    parts = [ladder.build(ladder.Config(), 4, first, 8).arms(0).epsilon for first in (0, 4)]
-    assert torch.equal(torch.cat(parts), ladder.build(ladder.Config(), 8, 0, 8).arms(0).epsilon)
-    assert torch.equal(ladder.build(ladder.Config(), 4, 8, 8).arms(0).epsilon, parts[0])
+    parts = [ladder.build(ladder.Config(), 4, first, 8).params(0).epsilon for first in (0, 4)]
+    assert torch.equal(torch.cat(parts), ladder.build(ladder.Config(), 8, 0, 8).params(0).epsilon)
+    assert torch.equal(ladder.build(ladder.Config(), 4, 8, 8).params(0).epsilon, parts[0])
 
 
 def test_ladder_comes_down_from_random_play():
     explorer = ladder.build(ladder.Config(warmup_steps=100), 2, 0, 2)
-    assert explorer.arms(0).epsilon.tolist() == [1.0, 1.0]
-    assert explorer.arms(50).epsilon[0].item() == pytest.approx(0.7)
-    assert explorer.arms(100).epsilon[0].item() == pytest.approx(0.4)
+    assert explorer.params(0).epsilon.tolist() == [1.0, 1.0]
+    assert explorer.params(50).epsilon[0].item() == pytest.approx(0.7)
+    assert explorer.params(100).epsilon[0].item() == pytest.approx(0.4)
 
 
 def test_one_lane_has_the_first_rung():
-    assert ladder.build(ladder.Config(), 1, 0, 1).arms(0).epsilon.tolist() == pytest.approx([0.4])
+    assert ladder.build(ladder.Config(), 1, 0, 1).params(0).epsilon.tolist() == pytest.approx([0.4])
 
 
 def test_constant():
-    assert constant.build(constant.Config(epsilon=0.25), 2, 0, 2).arms(7).epsilon.tolist() == [0.25, 0.25]
+    assert constant.build(constant.Config(epsilon=0.25), 2, 0, 2).params(7).epsilon.tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize(("module", "theta"), [(gaussian, 1.0), (ou, 0.15)])
@@ -74,4 +74,4 @@ def test_noise_has_a_size_for_every_lane_of_the_run(module, theta):
 
 def test_warm_up_is_random_and_what_follows_is_not():
     explorer = gaussian.build(gaussian.Config(warmup_steps=100), 2, 0, 2)
-    assert explorer.arms(99).epsilon.tolist() == [1, 1] and explorer.arms(100).epsilon.tolist() == [0, 0]
+    assert explorer.params(99).epsilon.tolist() == [1, 1] and explorer.params(100).epsilon.tolist() == [0, 0]

@@ -18,7 +18,7 @@ from fleet_runs import FleetRun  # noqa: E402
 
 import qfleet  # noqa: E402
 from qfleet.runs.directory import RunDirectory  # noqa: E402
-from qfleet.runs.live import Server  # noqa: E402
+from qfleet.runs.live import LivePageServer  # noqa: E402
 from qfleet.runs.report import report  # noqa: E402
 
 PICTURES = ROOT / "docs/assets"
@@ -51,7 +51,7 @@ def of_watch(browser: Browser, folder: Path) -> None:
     """A fleet that has just lost an actor."""
     with FleetRun("train", "cartpole", *FLEET, cwd=folder, run="fleet", PYTHONPATH=str(ROOT)) as fleet:
         fleet.until(lambda: len(fleet.metrics()) > 3)
-        server = Server(RunDirectory(fleet.run), "127.0.0.1", 0, None)
+        server = LivePageServer(RunDirectory(fleet.run), "127.0.0.1", 0, None)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         browser.screen(1280, 1010)
         browser.open(server.url)

@@ -16,11 +16,11 @@ import torch
 from gymnasium import spaces
 
 from qfleet import api
-from qfleet.assemble import make_judge
+from qfleet.assemble import make_eval_env
 from qfleet.cli import main
 from qfleet.recipe import resolve
 from qfleet.roles.learner import Learner
-from qfleet.runs.checkpoint import Checkpoints, Meta
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
 from qfleet.types import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -97,7 +97,7 @@ def test_an_agent_acts_in_the_words_of_its_environment(env_id):
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             obs, _ = env.reset()
-    assert len(seen) == agent.spec.actions, "every action can be chosen, each under its own name"
+    assert len(seen) == agent.spec.num_actions, "every action can be chosen, each under its own name"
 
 
 @pytest.mark.parametrize(("env_id", "shape"), [("FrozenLake-v1", (5,)), ("test_api:levers", (5, 2)),
@@ -177,7 +177,7 @@ def test_threads_are_left_as_they_were():
         api.load(result.directory)
         assert torch.get_num_threads() == 3
         told = []
-        api.evaluate(result.directory, episodes=3, told=told.append)
+        api.evaluate(result.directory, episodes=3, on_episode=told.append)
         assert torch.get_num_threads() == 3 and told[-1] >= 3
         steps = api.rollout(result.directory, render=False)
         next(steps)
@@ -212,7 +212,7 @@ def test_episodes_of_evaluation_have_a_limit_of_their_own():
 ])
 def test_the_limit_of_evaluations_holds_in_every_environment(words, steps):
     config = resolve(words[0], words[1:]).config
-    with closing(make_judge(config)) as env:
+    with closing(make_eval_env(config)) as env:
         env.reset(range(env.lanes))
         for step in range(1, steps + 1):
             env.send(np.zeros(env.lanes, np.int64))
@@ -308,7 +308,7 @@ def test_a_resume_that_fails_changes_nothing():
     state = found.state()
     del state["learner"]  # whole by its hashes, and yet nothing to go on from
     store.save(found.manifest.step - 100, found.manifest.updates, found.policy(), state, [],
-               Meta(found.config_text, found.spec))
+               CheckpointMeta(found.config_text, found.spec))
     for folder in store.series():
         if folder == found.path:
             for file in folder.iterdir():

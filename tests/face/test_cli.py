@@ -14,7 +14,7 @@ import pytest
 from qfleet import cli, verbs
 from qfleet.cli import IMPORTS, VERBS, main, parse
 from qfleet.types import EnvFault, UserError
-from qfleet.verbs.habits import HABITS
+from qfleet.verbs.habits import FOREIGN_OPTIONS
 
 BY_NAME = {verb.name: verb for verb in VERBS}
 PUBLIC = [verb for verb in VERBS if not verb.hidden]
@@ -105,10 +105,10 @@ def test_misuse_exits_2_with_a_remedy_and_no_traceback(argv, message, capsys):
     assert message in err and "Traceback" not in err and out == ""
 
 
-@pytest.mark.parametrize("flag", sorted(set(HABITS) - {"--track"}))
+@pytest.mark.parametrize("flag", sorted(set(FOREIGN_OPTIONS) - {"--track"}))
 def test_habits_from_elsewhere_are_answered_with_our_spelling(flag, capsys):
     assert main(["train", "cartpole", flag, "3"]) == 2
-    assert f"write {HABITS[flag]}3" in capsys.readouterr().err
+    assert f"write {FOREIGN_OPTIONS[flag]}3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("trian", "train"), ("recrod", "record"), ("checkenv", "check-env"),

@@ -10,7 +10,7 @@ import torch
 
 from qfleet import api, films
 from qfleet.assemble import make_agent, make_env
-from qfleet.films import Films
+from qfleet.films import EvalVideoRecorder
 from qfleet.recipe import resolve
 from qfleet.roles.policy import Policy
 from qfleet.runs import video
@@ -34,7 +34,7 @@ def filming(tmp_path, monkeypatch):
         written.append((path.name, sum(1 for _ in frames)))
 
     monkeypatch.setattr(films, "write_mp4", write)
-    return Films(config, tmp_path / "videos"), policy, written
+    return EvalVideoRecorder(config, tmp_path / "videos"), policy, written
 
 
 def test_the_first_evaluation_is_filmed_and_every_so_many_after_it(filming):
@@ -82,7 +82,7 @@ def test_what_goes_wrong_is_told_and_a_mistake_is_not_repeated(filming, monkeypa
 
 
 def test_nothing_is_filmed_unless_asked_for(tmp_path):
-    Films(resolve("catch", []).config, tmp_path).take(None, 0, 0, lambda: False)
+    EvalVideoRecorder(resolve("catch", []).config, tmp_path).record(None, 0, 0, lambda: False)
     assert list(tmp_path.iterdir()) == []
 
 

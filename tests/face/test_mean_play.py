@@ -12,7 +12,7 @@ import torch
 from qfleet import api, films
 from qfleet.assemble import make_agent, make_env
 from qfleet.explore import constant
-from qfleet.films import Films
+from qfleet.films import EvalVideoRecorder
 from qfleet.nets.noisy import Noise
 from qfleet.recipe import resolve
 from qfleet.roles.evaluator import EvalConfig, Evaluator, evaluate
@@ -54,7 +54,7 @@ def test_an_evaluator_plays_the_mean(played, drawn):
     weights.publish(policy.flat.state(), 1)
     judge = Evaluator(policy, env, weights, EvalConfig(episodes=4, epsilon=0.0), 1, lambda: Progress(10, 1),
                       lambda score, state: scores.append(score))
-    judge.judge()
+    judge.evaluate()
     assert len(scores) == 1 and set(arms) == {False} and not drawn
 
 
@@ -62,7 +62,7 @@ def test_a_film_shows_the_mean(played, drawn, tmp_path, monkeypatch):
     config, _, policy, arms = played
     pictures = []
     monkeypatch.setattr(films, "write_mp4", lambda frames, path: pictures.extend(frames))
-    Films(config, tmp_path).take(policy, 0, 100, lambda: False)
+    EvalVideoRecorder(config, tmp_path).record(policy, 0, 100, lambda: False)
     assert pictures and set(arms) == {False} and not drawn
 
 

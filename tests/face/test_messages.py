@@ -13,10 +13,10 @@ from qfleet.envs import gym
 from qfleet.recipe import changed_on_resume, list_recipes, recipe_names, resolve
 from qfleet.runs.bottleneck import acting_shares
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.live import Follower
+from qfleet.runs.live import RunFollower
 from qfleet.session import require_same_spaces
 from qfleet.types import EnvSpec, Leaf, UserError
-from qfleet.verbs.showing import verdict
+from qfleet.verbs.showing import describe_result
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +203,7 @@ def test_spaces_that_differ_are_told_without_the_names_of_classes():
 
 @pytest.mark.parametrize(("episodes", "words"), [(1, "over 1 episode ("), (2, "over 2 episodes (")])
 def test_one_episode_is_one(episodes, words):
-    assert words in verdict(EvalResult(1.0, 0.0, episodes, 1, "full episodes", 0.0, [1.0], [9], "x"))
+    assert words in describe_result(EvalResult(1.0, 0.0, episodes, 1, "full episodes", 0.0, [1.0], [9], "x"))
 
 
 @pytest.mark.parametrize(("fleet", "part"), [({}, "storing"), ({"fleet/actors": 1.0}, "wire")])
@@ -216,4 +216,4 @@ def test_only_a_run_of_several_processes_speaks_of_the_wire(fleet, part):
                                                  ("seed: 1", None)])
 def test_the_live_page_knows_whether_videos_are_to_come(place, section, period):
     (place / "config.yaml").write_text(section + "\n")
-    assert Follower(RunDirectory(place)).news(0)["video_period"] == period
+    assert RunFollower(RunDirectory(place)).updates_since(0)["video_period"] == period

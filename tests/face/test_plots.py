@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfleet.runs import plots
-from qfleet.runs.plots import Group, Run, band, draw, group, plot, read_run, smoothed, tick
+from qfleet.runs.plots import RunGroup, RunCurve, mean_and_range, draw, group_runs, plot, read_run, smoothed, format_tick
 from qfleet.types import UserError
 
 pytest.importorskip("matplotlib")
@@ -48,7 +48,7 @@ def test_one_run_is_drawn_into_its_own_folder(tmp_path):
 def test_seeds_become_one_line_with_a_band_and_other_settings_another(tmp_path):
     runs = [write_run(tmp_path, f"dqn-s{seed}", seed) for seed in (1, 2, 3)]
     runs += [write_run(tmp_path, f"single-s{seed}", seed, double=False) for seed in (1, 2)]
-    groups = group([read_run(run) for run in runs])
+    groups = group_runs([read_run(run) for run in runs])
     assert [(members.label, len(members.runs)) for members in groups] == [("dqn (3 seeds)", 3), ("single (2 seeds)", 2)]
     axes = draw(groups, y=["rollout/ep_rew_mean"]).axes
     assert [line.get_label() for line in strong_lines(axes[0])] == ["dqn (3 seeds)", "single (2 seeds)"]
@@ -57,12 +57,12 @@ def test_seeds_become_one_line_with_a_band_and_other_settings_another(tmp_path):
 
 
 def test_groups_with_one_name_are_told_apart_by_their_settings():
-    runs = [Run("dqn__1", "E", {"agent.double": value, "env.id": "E"}, records()) for value in ("true", "false")]
-    assert [members.label for members in group(runs)] == ["dqn__1 agent.double=true", "dqn__1 agent.double=false"]
+    runs = [RunCurve("dqn__1", "E", {"agent.double": value, "env.id": "E"}, records()) for value in ("true", "false")]
+    assert [members.label for members in group_runs(runs)] == ["dqn__1 agent.double=true", "dqn__1 agent.double=false"]
 
 
 def test_by_default_training_and_evaluation_share_a_panel():
-    (panel,) = draw([Group("run", [Run("run", "Env-v0", {}, records())])], smooth=3).axes
+    (panel,) = draw([RunGroup("run", [RunCurve("run", "Env-v0", {}, records())])], smooth=3).axes
     assert [line.get_label() for line in strong_lines(panel)] == ["run: training", "run: greedy evaluation"]
     assert panel.get_ylabel() == "return" and panel.get_xlabel() == "environment steps"
     assert panel.figure.get_suptitle() == "Env-v0" and panel.get_legend() is not None
@@ -72,19 +72,19 @@ def test_by_default_training_and_evaluation_share_a_panel():
                                                   ("updates", 1000, "updates"), ("episodes", 20, "episodes"),
                                                   ("time", 40, "training time (s)")])
 def test_every_axis_shows_its_own_figures(x, last, label):
-    figure = draw([Group("run", [Run("run", "", {}, records())])], x=x, y=["eval/mean_reward", "rollout/ep_rew_mean"])
+    figure = draw([RunGroup("run", [RunCurve("run", "", {}, records())])], x=x, y=["eval/mean_reward", "rollout/ep_rew_mean"])
     assert len(figure.axes) == 2 and figure.axes[-1].get_xlabel() == label
     assert strong_lines(figure.axes[0])[0].get_xdata()[-1] == last
 
 
 def test_long_times_are_shown_in_hours():
     rows = [{"step": 1, "time_s": 0.0, "train/loss": 1.0}, {"step": 2, "time_s": 7200.0 * 3, "train/loss": 1.0}]
-    (panel,) = draw([Group("run", [Run("run", "", {}, rows)])], x="time", y=["train/loss"]).axes
+    (panel,) = draw([RunGroup("run", [RunCurve("run", "", {}, rows)])], x="time", y=["train/loss"]).axes
     assert panel.get_xlabel() == "training time (h)" and strong_lines(panel)[0].get_xdata()[-1] == 6
 
 
 def test_the_raw_curve_stays_faint_behind_the_smoothed_one():
-    members = [Group("run", [Run("run", "", {}, records())])]
+    members = [RunGroup("run", [RunCurve("run", "", {}, records())])]
     for smooth, lines in ((1, 1), (5, 2)):
         (panel,) = draw(members, y=["rollout/ep_rew_mean"], smooth=smooth).axes
         assert len(panel.get_lines()) == lines
@@ -95,7 +95,7 @@ def test_the_raw_curve_stays_faint_behind_the_smoothed_one():
 def test_of_two_records_at_one_step_the_later_counts_and_nulls_do_not():
     rows = [{"step": 1, "train/loss": 5.0}, {"step": 1, "train/loss": 3.0}, {"step": 2, "train/loss": None},
             {"step": 3}]
-    xs, ys = Run("run", "", {}, rows).curve("steps", "train/loss")
+    xs, ys = RunCurve("run", "", {}, rows).curve("steps", "train/loss")
     assert xs.tolist() == [1] and ys.tolist() == [3]
 
 
@@ -103,8 +103,8 @@ def test_no_seed_leaves_the_band_however_smooth_its_middle_is():
     steps = np.arange(100, 2100, 100)
     rows = [[{"step": int(step), "time_s": 1.0, "frames": 4, "rollout/ep_rew_mean": sign * 10.0 * (i % 2)}
              for i, step in enumerate(steps)] for sign in (1, -1)]
-    seeds = [Run(f"s{i}", "Env-v0", {}, each) for i, each in enumerate(rows)]
-    (panel,) = draw([Group("both", seeds)], y=["rollout/ep_rew_mean"], smooth=5).axes
+    seeds = [RunCurve(f"s{i}", "Env-v0", {}, each) for i, each in enumerate(rows)]
+    (panel,) = draw([RunGroup("both", seeds)], y=["rollout/ep_rew_mean"], smooth=5).axes
     (area,) = panel.collections
     reached = area.get_paths()[0].vertices[:, 1]
     assert (reached.min(), reached.max()) == (-10, 10)
@@ -120,7 +120,7 @@ def test_smoothing_equals_a_naive_window(values, width):
 def test_a_band_covers_only_what_all_seeds_cover():
     short = (np.array([0.0, 10.0]), np.array([0.0, 10.0]))
     long = (np.array([5.0, 20.0]), np.array([25.0, 40.0]))
-    grid, mean, low, high = band([short, long], points=3)
+    grid, mean, low, high = mean_and_range([short, long], points=3)
     assert grid.tolist() == [5, 7.5, 10] and low.tolist() == [5, 7.5, 10] and high.tolist() == [25, 27.5, 30]
     assert mean.tolist() == [15, 17.5, 20]
 
@@ -158,10 +158,10 @@ def test_a_missing_extra_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.25, "0.25"), (-300, "-300"), (20_000, "20k"), (1.5e6, "1.5M"),
                                              (2e9, "2G")])
 def test_ticks(value, text):
-    assert tick(value) == text
+    assert format_tick(value) == text
 
 
 def test_colours_repeat_rather_than_run_out():
-    members = [Group(f"run {i}", [Run(f"run {i}", "", {}, records())]) for i in range(len(plots.COLOURS) + 2)]
+    members = [RunGroup(f"run {i}", [RunCurve(f"run {i}", "", {}, records())]) for i in range(len(plots.COLOURS) + 2)]
     (panel,) = draw(members, y=["eval/mean_reward"]).axes
     assert len(strong_lines(panel)) == len(members)

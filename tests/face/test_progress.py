@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.runs.progress import Forgiving, ProgressView
-from qfleet.runs.tally import FIGURES, Goal, Tally, amount, clock, size
+from qfleet.runs.progress import SafeStream, ProgressView
+from qfleet.runs.tally import SHOWN_METRICS, RunGoal, RunStatus, format_number, format_duration, format_size
 
 
 class Terminal(io.StringIO):
@@ -59,8 +59,8 @@ def escapes(text):
 
 def test_a_terminal_gets_a_bar_and_every_figure():
     stream = Terminal()
-    view = ProgressView(Goal(10_000), stream=stream)
-    figures = [row for row in FIGURES if not row[1].startswith("fleet/")]
+    view = ProgressView(RunGoal(10_000), stream=stream)
+    figures = [row for row in SHOWN_METRICS if not row[1].startswith("fleet/")]
     tags = {tag.replace("/", "__"): 7.25 for _, tag, _ in figures}
     for step in (1000, 2000, 4000):
         view.write(record(step, **tags))
@@ -76,7 +76,7 @@ def test_a_terminal_gets_a_bar_and_every_figure():
 def test_no_color_drops_colours_but_keeps_the_live_view(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    view = ProgressView(Goal(100), stream=stream)
+    view = ProgressView(RunGoal(100), stream=stream)
     view.write(record(50, train__loss=1.0))
     view.close()
     coloured = [code for code in escapes(stream.getvalue()) if re.match(r"\x1b\[(3|4|9)[0-9]|\x1b\[[34]8;", code)]
@@ -87,19 +87,19 @@ def test_no_color_drops_colours_but_keeps_the_live_view(monkeypatch):
 def test_no_line_is_wider_than_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     stream = Terminal()
-    view = ProgressView(Goal(10_000_000), stream=stream)
-    view.write(record(1_234_567, **{tag.replace("/", "__"): 123456.0 for _, tag, _ in FIGURES}))
+    view = ProgressView(RunGoal(10_000_000), stream=stream)
+    view.write(record(1_234_567, **{tag.replace("/", "__"): 123456.0 for _, tag, _ in SHOWN_METRICS}))
     view.close()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").split("\n")
     assert "1,234,567" in stream.getvalue() and max(map(len, lines)) <= int(columns)
 
 
 @pytest.mark.parametrize("surroundings", [{"TERM": "dumb"}, {"CI": "true"}])
-def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, surroundings):
-    for name, value in surroundings.items():
+def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, child_environment):
+    for name, value in child_environment.items():
         monkeypatch.setenv(name, value)
     stream = Terminal()
-    view = ProgressView(Goal(100), stream=stream)
+    view = ProgressView(RunGoal(100), stream=stream)
     view.write(record(50))
     view.close()
     assert escapes(stream.getvalue()) == [] and stream.getvalue().count("\n") == 1
@@ -107,7 +107,7 @@ def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, surroundings):
 
 def test_elsewhere_lines_come_every_five_seconds_and_at_each_evaluation():
     stream, now = io.StringIO(), Clock()
-    view = ProgressView(Goal(100_000), stream=stream, now=now)
+    view = ProgressView(RunGoal(100_000), stream=stream, now=now)
     for tenth in range(100):
         now.now = tenth / 10
         tags = {"eval__mean_reward": 99.5} if tenth == 33 else {}
@@ -121,7 +121,7 @@ def test_elsewhere_lines_come_every_five_seconds_and_at_each_evaluation():
 
 def test_the_last_record_is_shown_once():
     stream = io.StringIO()
-    view = ProgressView(Goal(100), stream=stream)
+    view = ProgressView(RunGoal(100), stream=stream)
     view.write(record(100))
     view.close()
     view.close()
@@ -130,7 +130,7 @@ def test_the_last_record_is_shown_once():
 
 def test_silent_shows_nothing():
     stream = Terminal()
-    view = ProgressView(Goal(100), stream=stream, mode="silent")
+    view = ProgressView(RunGoal(100), stream=stream, mode="silent")
     view.plan([("steps", "100")])
     view.write(record(50))
     view.close()
@@ -139,7 +139,7 @@ def test_silent_shows_nothing():
 
 def test_the_plan_is_a_table_of_names_and_texts():
     stream = io.StringIO()
-    ProgressView(Goal(100), stream=stream).plan([("steps", "100"), ("memory", "3 MB of [bold]8 GB")])
+    ProgressView(RunGoal(100), stream=stream).plan([("steps", "100"), ("memory", "3 MB of [bold]8 GB")])
     assert stream.getvalue() == "steps   100\nmemory  3 MB of [bold]8 GB\n"
 
 
@@ -147,7 +147,7 @@ def test_the_plan_is_a_table_of_names_and_texts():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_reader_who_leaves_does_not_disturb(error, terminal):
     stream = Broken(error, terminal)
-    view = ProgressView(Goal(100), stream=stream)
+    view = ProgressView(RunGoal(100), stream=stream)
     view.plan([("steps", "100")])
     for step in range(1, 50):
         view.write(record(step, eval__mean_reward=1.0))
@@ -158,12 +158,12 @@ def test_a_reader_who_leaves_does_not_disturb(error, terminal):
 def test_letters_the_stream_cannot_encode_are_replaced():
     raw = io.BytesIO()
     text = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    Forgiving(text).write("ε 0.1\n")
+    SafeStream(text).write("ε 0.1\n")
     assert raw.getvalue() == b"? 0.1\n"
 
 
 def test_rates_and_time_left_come_from_the_last_records():
-    tally = Tally(Goal(steps=100_000))
+    tally = RunStatus(RunGoal(steps=100_000))
     assert tally.rates() == (None, None) and tally.seconds_left() is None
     for index in range(30):  # the first 15 seconds at 100 steps/s, then 1000 steps/s
         step = 100 * index if index < 15 else 1500 + 1000 * (index - 15)
@@ -173,36 +173,36 @@ def test_rates_and_time_left_come_from_the_last_records():
 
 
 def test_whichever_limit_comes_first_counts():
-    goal = Goal(steps=1000, updates=100)
+    goal = RunGoal(steps=1000, updates=100)
     assert goal.fraction({"step": 100, "updates": 50}) == 0.5
     assert goal.fraction({"step": 2000, "updates": 0}) == 1.0
-    tally = Tally(Goal(None, 100))
+    tally = RunStatus(RunGoal(None, 100))
     tally.add({"step": 7, "updates": 25, "time_s": 1.0})
     assert tally.headline() == "25 / 100 updates  25%"
 
 
 def test_a_null_never_replaces_a_figure():
-    tally = Tally(Goal(10))
+    tally = RunStatus(RunGoal(10))
     tally.add({"step": 1, "train/loss": 0.5})
     tally.add({"step": 2, "train/loss": None})
-    assert dict(tally.figures())["loss"] == "0.5"
+    assert dict(tally.metrics())["loss"] == "0.5"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (11220, "3:07:00"),
                                                (183_600, "2 d 03:00")])
 def test_clock(seconds, text):
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (3.2e6, "3.2 MB"),
                                              (5e12, "5.0 TB")])
 def test_size(count, text):
-    assert size(count) == text
+    assert format_size(count) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30))
 def test_an_amount_is_short_and_near_its_value(value):
-    text = amount(value)
+    text = format_number(value)
     assert len(text) <= 12
     assert float(text.replace(",", "")) == pytest.approx(value, rel=6e-3, abs=1e-30)
 
@@ -225,7 +225,7 @@ def plain(text):
 def test_a_fleet_shows_its_roles_and_what_limits_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
-    view = ProgressView(Goal(10_000, ratio=8.0), stream=stream)
+    view = ProgressView(RunGoal(10_000, ratio=8.0), stream=stream)
     view.write(of_fleet(1000, eval__mean_reward=12.5, eval__best_reward=13.0))
     view.write(of_fleet(3000))
     view.close()
@@ -238,15 +238,15 @@ def test_a_fleet_shows_its_roles_and_what_limits_it(monkeypatch):
 
 
 def test_a_fleet_that_was_not_judged_says_so():
-    tally = Tally(Goal(100))
+    tally = RunStatus(RunGoal(100))
     tally.add(of_fleet(10))
     assert dict(tally.roles())["evaluator"] == "has not judged yet"
-    assert Tally(Goal(100)).roles() == []
+    assert RunStatus(RunGoal(100)).roles() == []
 
 
 def test_lines_say_who_acts_and_what_limits():
     stream = io.StringIO()
-    view = ProgressView(Goal(10_000, ratio=8.0), stream=stream)
+    view = ProgressView(RunGoal(10_000, ratio=8.0), stream=stream)
     view.write(of_fleet(1000))
     view.close()
     assert stream.getvalue().endswith("samples/insert 7.9/8  actors 3  limited by learner\n")
@@ -256,7 +256,7 @@ def test_lines_say_who_acts_and_what_limits():
 def test_no_line_of_a_fleet_is_wider_than_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     stream = Terminal()
-    view = ProgressView(Goal(10_000_000, ratio=8.0), stream=stream)
+    view = ProgressView(RunGoal(10_000_000, ratio=8.0), stream=stream)
     view.write(of_fleet(1_234_567))
     view.close()
     lines = plain(stream.getvalue()).replace("\r", "\n").split("\n")
@@ -265,8 +265,8 @@ def test_no_line_of_a_fleet_is_wider_than_the_terminal(monkeypatch, columns):
 
 def test_silence_is_told_when_it_is_unusual():
     stream, now = Terminal(), Clock()
-    view = ProgressView(Goal(10_000), stream=stream, now=now)
-    panel = view._face.panel
+    view = ProgressView(RunGoal(10_000), stream=stream, now=now)
+    panel = view._renderer.panel
 
     def shown():
         from rich.console import Console
@@ -286,7 +286,7 @@ def test_silence_is_told_when_it_is_unusual():
 
 def test_what_went_before_is_caught_up_with_at_once():
     stream = io.StringIO()
-    view = ProgressView(Goal(10_000), stream=stream)
+    view = ProgressView(RunGoal(10_000), stream=stream)
     view.catch_up(record(1000 * i, eval__mean_reward=float(i)) for i in range(1, 5))
     view.catch_up([])
     view.close()
@@ -294,8 +294,8 @@ def test_what_went_before_is_caught_up_with_at_once():
 
 
 @pytest.mark.parametrize(("settings", "goal"), [
-    ({"total_steps": 100, "total_updates": None, "replay": {"samples_per_insert": 8.0}}, Goal(100, None, 8.0)),
-    ({"total_steps": 2e5, "total_updates": 7}, Goal(200_000, 7)),
-    ({"total_steps": "many", "replay": [1]}, Goal(None)), ({}, Goal(None))])
+    ({"total_steps": 100, "total_updates": None, "replay": {"samples_per_insert": 8.0}}, RunGoal(100, None, 8.0)),
+    ({"total_steps": 2e5, "total_updates": 7}, RunGoal(200_000, 7)),
+    ({"total_steps": "many", "replay": [1]}, RunGoal(None)), ({}, RunGoal(None))])
 def test_the_goal_is_read_from_a_config_whatever_is_in_it(settings, goal):
-    assert Goal.of(settings) == goal
+    assert RunGoal.from_settings(settings) == goal

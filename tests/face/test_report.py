@@ -15,7 +15,7 @@ from report_kit import EVIL, records, write_run
 from qfleet.cli import main
 from qfleet.runs import report as reporting
 from qfleet.runs.report import gather, report
-from qfleet.runs.webpage import films_of
+from qfleet.runs.webpage import list_videos
 
 
 def data_of(path):
@@ -166,7 +166,7 @@ def test_films_are_files_of_the_run_itself(tmp_path):
     for age, name in enumerate(["new.mp4", "old.mp4", ".half.mp4"]):
         (videos / name).write_bytes(b"film")
         os.utime(videos / name, (1000 - age, 1000 - age))
-    assert [path.name for path in films_of(videos)] == ["new.mp4", "old.mp4"]
+    assert [path.name for path in list_videos(videos)] == ["new.mp4", "old.mp4"]
 
 
 def test_a_folder_of_films_that_is_a_link_is_not_embedded(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.runs.scores import HUMAN, human_normalised, interval, iqm
+from qfleet.runs.scores import HUMAN, human_normalised, iqm_interval, iqm
 from qfleet.runs.series import columns, evaluations
 
 FINITE = st.floats(-1e6, 1e6)
@@ -45,20 +45,20 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(200):
-        _, low, high = interval([rng.normal(0, 1, 20), rng.normal(0, 1, 20)], rng, 300)
+        _, low, high = iqm_interval([rng.normal(0, 1, 20), rng.normal(0, 1, 20)], rng, 300)
         hits += low <= 0 <= high
     assert 175 <= hits <= 199
 
 
 def test_resampling_stays_within_an_environment():
-    middle, low, high = interval([[0.0] * 4, [1.0] * 4], np.random.default_rng(0))
+    middle, low, high = iqm_interval([[0.0] * 4, [1.0] * 4], np.random.default_rng(0))
     assert (middle, low, high) == (0.5, 0.5, 0.5), "every resample has four scores of each environment"
-    _, low, high = interval([[0.0] * 4 + [1.0] * 4], np.random.default_rng(0))
+    _, low, high = iqm_interval([[0.0] * 4 + [1.0] * 4], np.random.default_rng(0))
     assert low < 0.2 and high > 0.8
 
 
 def test_one_seed_is_its_own_interval():
-    assert interval([[3.0]], np.random.default_rng(0)) == (3.0, 3.0, 3.0)
+    assert iqm_interval([[3.0]], np.random.default_rng(0)) == (3.0, 3.0, 3.0)
 
 
 def record(step, **tags):

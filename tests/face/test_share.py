@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from qfleet.cli import main
-from qfleet.runs.card import card
+from qfleet.runs.card import model_card
 from qfleet.runs.checkpoint import open_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -74,10 +74,10 @@ def test_without_films_the_policy_is_shared_all_the_same(place, capsys, monkeypa
 def test_a_card_of_anything_is_still_a_card():
     evil = "a`b|c\n---\nd: [e"
     score = {"mean_reward": 14.6, "std_reward": 0.5, "episodes": 3, "protocol": "full", "seed": 1}
-    text = card("me/x", {"env": {"id": evil}, "agent": {"algo": "dqn"}}, score, {"steps": 1000, "updates": 5}, True)
+    text = model_card("me/x", {"env": {"id": evil}, "agent": {"algo": "dqn"}}, score, {"steps": 1000, "updates": 5}, True)
     front = yaml.safe_load(text.split("---\n")[1])
     assert front["tags"][0] == "a`b|c --- d: [e" and "human" not in text
-    known = card("me/x", {"env": {"id": "ALE/Pong-v5"}}, score, {"steps": 1000, "updates": 5}, False)
+    known = model_card("me/x", {"env": {"id": "ALE/Pong-v5"}}, score, {"steps": 1000, "updates": 5}, False)
     assert "`100%`" in known and "film" not in known
 
 

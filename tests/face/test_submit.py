@@ -10,7 +10,7 @@ import time
 import pytest
 
 from qfleet.cli import VERBS, main, parse
-from qfleet.runtime.slurm import Job, Size, script, write
+from qfleet.runtime.slurm import SlurmJob, JobSize, script, write
 from qfleet.verbs.submit import job_of
 
 SUBMIT = next(verb for verb in VERBS if verb.name == "submit")
@@ -55,7 +55,7 @@ def test_the_config_says_how_tasks_are_used(words, layout, sizes, steps):
 
 
 def test_a_ray_of_the_job_has_ports_a_folder_and_a_token_of_its_own(tmp_path):
-    text = script(Job("ray", tmp_path / "x", Size(2, 2, 1, 4, 1), ["train", "pong"], ["resume", "x"], ["python", "-m"]))
+    text = script(SlurmJob("ray", tmp_path / "x", JobSize(2, 2, 1, 4, 1), ["train", "pong"], ["resume", "x"], ["python", "-m"]))
     assert_bash_reads(text)
     assert settings(text)["layout"] == "ray"
     for words in ('--temp-dir="$TMPDIR"', '--port="$port"', "--num-cpus=$((per_node * cpus))", "RAY_AUTH_MODE=token",
@@ -70,7 +70,7 @@ def test_a_ray_that_does_not_start_is_tried_again_and_then_told(tmp_path):
     (tmp_path / "ray" / "__init__.py").touch()
     (tmp_path / "ray" / "scripts" / "scripts.py").write_text(
         "import pathlib, sys\nprint('timed out')\npathlib.Path('tries').open('a').write('x')\nsys.exit(1)\n")
-    given = Job("ray", tmp_path / "x", Size(), ["train", "cartpole"], ["resume", "x"], [sys.executable, "-m", "qfleet"])
+    given = SlurmJob("ray", tmp_path / "x", JobSize(), ["train", "cartpole"], ["resume", "x"], [sys.executable, "-m", "qfleet"])
     write(given, local=True)
     done = subprocess.run(["bash", str(given.script)], cwd=tmp_path, capture_output=True, text=True, timeout=60,
                           env=os.environ | {"PYTHONPATH": str(tmp_path), "ray_s": "4"})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qfleet import api, doctor
-from qfleet.api import EvalResult, Step
+from qfleet.api import EvalResult, RolloutStep
 from qfleet.cli import main
 from qfleet.session import TrainResult
 from qfleet.types import EnvFault, UserError
@@ -73,7 +73,7 @@ class Tape:
         self.calls.append(("rollout", str(path), episodes, options))
         for episode in range(episodes):
             for step in range(4):
-                yield Step(np.full((8, 8, 3), 60 * step, np.uint8), 1.5, episode, step == 3)
+                yield RolloutStep(np.full((8, 8, 3), 60 * step, np.uint8), 1.5, episode, step == 3)
 
     def export(self, path, out, which, *, root="runs"):
         self.calls.append(("export", path, out, which, root))
@@ -200,11 +200,11 @@ def test_show_evaluates_draws_and_films(tape, capsys):
 
 
 def blind(path, **options):
-    yield Step(None, 1.0, 0, True)
+    yield RolloutStep(None, 1.0, 0, True)
 
 
 def unfinished(path, **options):
-    yield Step(np.zeros((8, 8, 3), np.uint8), 1.0, 0, False)
+    yield RolloutStep(np.zeros((8, 8, 3), np.uint8), 1.0, 0, False)
     raise UserError("my_env:Blind has no render(): let it return an rgb_array picture to be seen")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.runs.video import enlargement, prepare, show, write_gif, write_mp4
+from qfleet.runs.video import enlargement, prepare_frame, show, write_gif, write_mp4
 from qfleet.types import UserError
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -55,7 +55,7 @@ def test_small_pictures_are_enlarged_within_reason(height, width, factor):
 @given(st.integers(1, 500), st.integers(1, 500), st.booleans())
 def test_prepared_pictures_are_even_and_keep_their_first_pixel(height, width, grey):
     frame = np.arange(height * width, dtype=np.uint64).astype(np.uint8).reshape(height, width)
-    picture = prepare(frame if grey else np.stack([frame] * 3, axis=2))
+    picture = prepare_frame(frame if grey else np.stack([frame] * 3, axis=2))
     factor = enlargement(height, width)
     assert picture.shape[0] % 2 == 0 and picture.shape[1] % 2 == 0 and picture.flags.c_contiguous
     assert picture.shape[0] - height * factor in (0, 1) and picture.shape[1] - width * factor in (0, 1)

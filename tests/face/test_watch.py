@@ -21,9 +21,9 @@ from report_kit import records, write_run
 from qfleet.cli import main
 from qfleet.runs import roll
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.live import Follower, Server, reachable
-from qfleet.runs.owner import Owner
-from qfleet.runs.roll import Roll, briefly, note_exit, read_roll, write_roll
+from qfleet.runs.live import RunFollower, LivePageServer, reachable
+from qfleet.runs.owner import LockOwner
+from qfleet.runs.roll import MemberMonitor, short_exit_text, record_exit, read_members, write_members
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,7 +36,7 @@ def member(name="local/0", **changes):
 @pytest.fixture
 def run(tmp_path):
     folder = write_run(tmp_path / "runs", "x", rows=records(1, 6))
-    (folder / "lock").write_text(f"{Owner.current()}\n")
+    (folder / "lock").write_text(f"{LockOwner.current()}\n")
     return RunDirectory(folder)
 
 
@@ -45,7 +45,7 @@ def served(run):
     servers = []
 
     def serve(token=None):
-        server = Server(run, "127.0.0.1", 0, token)
+        server = LivePageServer(run, "127.0.0.1", 0, token)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
         return server
@@ -66,30 +66,30 @@ def ask(server, path, **headers):
 # ---- What is known of a run ----
 
 def test_curves_are_told_once(run):
-    follower = Follower(run)
-    first = follower.news(-1)
+    follower = RunFollower(run)
+    first = follower.updates_since(-1)
     assert first["state"] == "running" and first["env"] == "ALE/Pong-v5" and first["film"] is None
     assert first["series"]["x"]["steps"] == [500 * i for i in range(1, 7)]
-    assert follower.news(first["version"])["series"] is None
+    assert follower.updates_since(first["version"])["series"] is None
     with run.metrics.open("a") as file:
         file.write(json.dumps({"step": 3500, "time_s": 10.0, "train/loss": 0.1}) + "\n")
-    again = follower.news(first["version"])
+    again = follower.updates_since(first["version"])
     assert again["series"]["x"]["steps"][-1] == 3500 and again["headline"].startswith("3,500 / 12,000 steps")
 
 
 def test_what_a_resumed_run_has_forgotten_is_forgotten(run):
-    follower = Follower(run)
-    follower.news(-1)
+    follower = RunFollower(run)
+    follower.updates_since(-1)
     with run.metrics.open("a") as file:
         file.write(json.dumps({"step": 1200, "time_s": 10.0, "train/loss": 0.1}) + "\n")
-    assert follower.news(-1)["series"]["x"]["steps"] == [500, 1000, 1200]
+    assert follower.updates_since(-1)["series"]["x"]["steps"] == [500, 1000, 1200]
 
 
 def test_a_long_run_costs_no_more_than_a_short_one(run):
     run.metrics.write_text("".join(json.dumps({"step": step, "time_s": step / 10, "train/loss": float(step)}) + "\n"
                                    for step in range(1, 20_001)))
-    follower = Follower(run)
-    series = follower.news(-1)["series"]
+    follower = RunFollower(run)
+    series = follower.updates_since(-1)["series"]
     steps, losses = series["x"]["steps"], series["y"]["train/loss"]
     assert len(follower.known) <= 1100 and 250 <= len(steps) <= 500
     assert steps == sorted(steps) and steps[-1] == 20_000 and losses[0] < 100 and losses[-1] > 19_900
@@ -101,58 +101,58 @@ def test_the_newest_film_is_named(run):
     for age, name in enumerate(("step-2.mp4", "step-1.mp4", ".step-3.partial-1.mp4")):
         (run.videos / name).write_bytes(b"film")
         os.utime(run.videos / name, (1000 - age, 1000 - age))
-    assert Follower(run).news(-1)["film"] == "step-2.mp4"
+    assert RunFollower(run).updates_since(-1)["film"] == "step-2.mp4"
 
 
 def test_a_run_without_records_is_followed(tmp_path):
     folder = tmp_path / "x"
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    news = Follower(RunDirectory(folder)).news(-1)
+    news = RunFollower(RunDirectory(folder)).updates_since(-1)
     assert news["headline"] == "there is no record yet" and news["state"] == "ended" and news["fraction"] == 0
 
 
 def test_members_of_a_run_that_is_over_are_not_shown(run):
-    write_roll(run.path, [member()])
-    assert len(Follower(run).news(-1)["members"]) == 1
+    write_members(run.path, [member()])
+    assert len(RunFollower(run).updates_since(-1)["members"]) == 1
     (run.path / "lock").unlink()
-    assert Follower(run).news(-1)["members"] == []
+    assert RunFollower(run).updates_since(-1)["members"] == []
 
 
 def test_a_run_of_another_host_is_judged_by_its_files(run):
     """On a shared disk the process cannot be asked, but whoever lives goes on writing."""
     (run.path / "lock").write_text("7.boot-1.some-other-host\n")
-    news = Follower(run).news(-1)
+    news = RunFollower(run).updates_since(-1)
     assert (news["state"], news["health"]) == ("elsewhere", "healthy")
     assert news["words"].startswith("runs on another host: its files changed ")
     hour = time.time() - 3600
     os.utime(run.metrics, (hour, hour))
-    news = Follower(run).news(-1)
+    news = RunFollower(run).updates_since(-1)
     assert news["health"] == "unknown" and "nobody can tell" in news["words"]
-    write_roll(run.path, [member()])
-    assert Follower(run).news(-1)["health"] == "healthy", "its roll is written every second"
+    write_members(run.path, [member()])
+    assert RunFollower(run).updates_since(-1)["health"] == "healthy", "its roll is written every second"
 
 
 def test_the_learner_of_a_run_that_is_over(run):
-    assert Follower(run).news(-1)["health"] == "healthy"
+    assert RunFollower(run).updates_since(-1)["health"] == "healthy"
     (run.path / "lock").write_text("999999999.boot-1." + platform.node())
-    assert Follower(run).news(-1)["health"] == "lost"
+    assert RunFollower(run).updates_since(-1)["health"] == "lost"
     (run.path / "lock").unlink()
-    assert Follower(run).news(-1)["health"] == "ended"
+    assert RunFollower(run).updates_since(-1)["health"] == "ended"
 
 
 def test_a_run_that_is_over_has_no_rates_no_time_left_and_no_remedy(run):
-    news = Follower(run).news(-1)
+    news = RunFollower(run).updates_since(-1)
     assert news["headline"] == "3,000 / 12,000 steps · 25% · 0:27 left" and news["limit"] and news["updates_s"]
     assert {"steps/s", "updates/s"} <= dict(news["figures"]).keys()
     (run.path / "lock").unlink()
-    news = Follower(run).news(-1)
+    news = RunFollower(run).updates_since(-1)
     assert news["headline"] == "3,000 / 12,000 steps · 25%" and news["limit"] is None and news["updates_s"] is None
     assert not {"steps/s", "updates/s"} & dict(news["figures"]).keys()
 
 
 def test_a_fleet_has_all_its_figures(run):
-    figures = dict(Follower(run).news(-1)["figures"])
+    figures = dict(RunFollower(run).updates_since(-1)["figures"])
     assert {"eval", "samples/insert", "policy lag", "steps/s", "actors"} <= figures.keys()
     assert figures["policy lag"] == "21", "that of the actors, not what one of them fetched last"
 
@@ -161,7 +161,7 @@ def test_what_is_no_number_is_no_figure(run):
     with run.metrics.open("a") as file:
         file.write(json.dumps({"step": 3500, "time_s": "soon", "train/loss": "high", "eval/mean_reward": [1],
                                "rollout/ep_rew_mean": {"a": 1}, "updates": None, "time/fps": 31.0}) + "\n")
-    news = Follower(run).news(-1)
+    news = RunFollower(run).updates_since(-1)
     assert news["series"]["x"]["steps"][-1] == 3500 and news["series"]["y"]["time/fps"][-1] == 31
     assert news["series"]["y"]["train/loss"][-1] is None
 
@@ -170,32 +170,32 @@ def test_what_is_no_number_is_no_figure(run):
 
 def at(monkeypatch, now, folder, *members):
     monkeypatch.setattr(roll.time, "time", lambda: now)
-    write_roll(folder, members)
+    write_members(folder, members)
 
 
 def test_rates_and_lives_are_told(tmp_path, monkeypatch):
-    seen = Roll(tmp_path)
+    seen = MemberMonitor(tmp_path)
     at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0))
-    [row] = seen.look(100.0)
+    [row] = seen.poll(100.0)
     assert row["rate"] is None and row["health"] == "healthy"
     at(monkeypatch, 102.0, tmp_path, member(silent_s=0.0, steps=300))
-    assert seen.look(102.0)[0]["rate"] == 100
+    assert seen.poll(102.0)[0]["rate"] == 100
     at(monkeypatch, 108.5, tmp_path, member(silent_s=6.5, steps=300))
-    [row] = seen.look(108.5)
+    [row] = seen.poll(108.5)
     assert row["health"] == "silent" and row["rate"] is None
-    assert seen.look(200.0)[0]["health"] == "lost", "nobody wrote any more"
+    assert seen.poll(200.0)[0]["health"] == "lost", "nobody wrote any more"
     at(monkeypatch, 201.0, tmp_path, member(silent_s=0.0, incarnation=2, steps=0))
-    assert seen.look(201.0)[0]["health"] == "healthy"
+    assert seen.poll(201.0)[0]["health"] == "healthy"
     assert [text for _, text in seen.events] == [
         "local/0: no heartbeat for 6 s", "local/0: no heartbeat for 98 s",
         "local/0 restarted (start 2)"]
 
 
 def test_somebody_who_was_slow_is_heard_of_again(tmp_path, monkeypatch):
-    seen = Roll(tmp_path)
+    seen = MemberMonitor(tmp_path)
     for now, silent in ((10.0, 0.0), (17.0, 7.0), (18.0, 0.1)):
         at(monkeypatch, now, tmp_path, member(silent_s=silent))
-        seen.look(now)
+        seen.poll(now)
     assert [text for _, text in seen.events][-1] == "local/0: heartbeat again"
 
 
@@ -203,44 +203,44 @@ KILLED = "was killed by SIGKILL: perhaps out of memory, lower env.lanes or actor
 
 
 def test_who_died_is_down_at_once_and_the_cause_is_told(tmp_path, monkeypatch):
-    seen = Roll(tmp_path)
+    seen = MemberMonitor(tmp_path)
     at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0), member("local/1", pid=8, silent_s=0.0))
-    assert [row["health"] for row in seen.look(100.0)] == ["healthy", "healthy"]
-    note_exit(tmp_path, "local/0", 7, KILLED)
-    dead, other = seen.look(100.5)
+    assert [row["health"] for row in seen.poll(100.0)] == ["healthy", "healthy"]
+    record_exit(tmp_path, "local/0", 7, KILLED)
+    dead, other = seen.poll(100.5)
     assert (dead["health"], dead["words"], dead["rate"]) == ("down", "killed (SIGKILL), restarting", None)
     assert (other["health"], other["words"]) == ("healthy", None)
     at(monkeypatch, 104.0, tmp_path, member(silent_s=0.0, incarnation=2, pid=9))
-    assert seen.look(104.0)[0]["health"] == "healthy"
+    assert seen.poll(104.0)[0]["health"] == "healthy"
     assert [text for _, text in seen.events] == [f"local/0 {KILLED}", "local/0 restarted (start 2)"]
 
 
 def test_a_number_that_was_given_again_is_another_process(tmp_path, monkeypatch):
     """After a container's restart the same numbers come back, and old exits are no news."""
     monkeypatch.setattr(roll.time, "time", lambda: 10.0)
-    note_exit(tmp_path, "local/0", 7, KILLED)
+    record_exit(tmp_path, "local/0", 7, KILLED)
     at(monkeypatch, 500.0, tmp_path, member(silent_s=0.0))
-    seen = Roll(tmp_path)
-    assert seen.look(500.0)[0]["health"] == "healthy" and not seen.events
+    seen = MemberMonitor(tmp_path)
+    assert seen.poll(500.0)[0]["health"] == "healthy" and not seen.events
 
 
 def test_only_the_last_exits_are_kept(tmp_path):
     for number in range(1, 80):
-        note_exit(tmp_path, "local/0", number, "ended with exit code 1")
-    kept = json.loads((tmp_path / roll.EXITS).read_text())["members"]
+        record_exit(tmp_path, "local/0", number, "ended with exit code 1")
+    kept = json.loads((tmp_path / roll.EXITS_FILE).read_text())["members"]
     assert len(kept) == roll.MOST_EXITS and kept[-1]["pid"] == 79
-    assert briefly(kept[-1]["how"]) == "ended with exit code 1" and briefly(KILLED) == "killed (SIGKILL)"
+    assert short_exit_text(kept[-1]["how"]) == "ended with exit code 1" and short_exit_text(KILLED) == "killed (SIGKILL)"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"at": "x", "members": []}', '{"at": 1, "members": 3}'])
 def test_a_roll_that_is_none_is_nobody(tmp_path, text):
-    (tmp_path / roll.FILE).write_text(text)
-    assert read_roll(tmp_path) == {} and Roll(tmp_path).look(1.0) == []
+    (tmp_path / roll.MEMBERS_FILE).write_text(text)
+    assert read_members(tmp_path) == {} and MemberMonitor(tmp_path).poll(1.0) == []
 
 
 def test_a_roll_that_cannot_be_written_is_no_failure(tmp_path):
-    write_roll(tmp_path / "gone", [member()])
-    assert read_roll(tmp_path / "gone") == {}
+    write_members(tmp_path / "gone", [member()])
+    assert read_members(tmp_path / "gone") == {}
 
 
 # ---- Who may ask ----
@@ -316,12 +316,12 @@ def test_films_behind_a_link_are_not_served(served, run, tmp_path):
     (private / "home.mp4").write_bytes(b"secret")
     server = served()
     run.videos.symlink_to(private)
-    assert Follower(run).news(-1)["film"] is None
+    assert RunFollower(run).updates_since(-1)["film"] is None
     assert ask(server, "/film/home.mp4")[0].status == 404
     run.videos.unlink()
     run.videos.mkdir()
     (run.videos / "home.mp4").symlink_to(private / "home.mp4")
-    assert Follower(run).news(-1)["film"] is None and ask(server, "/film/home.mp4")[0].status == 404
+    assert RunFollower(run).updates_since(-1)["film"] is None and ask(server, "/film/home.mp4")[0].status == 404
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "fleet.json", "exits.json"])
@@ -331,13 +331,13 @@ def test_a_live_page_follows_no_links(run, tmp_path, name):
         {"at": time.time(), "members": [{"name": "secret", "at": time.time(), "pid": 1, "how": "died"}]}))
     (run.path / name).unlink(missing_ok=True)
     (run.path / name).symlink_to(private)
-    news = Follower(run).news(-1)
+    news = RunFollower(run).updates_since(-1)
     assert news["members"] == [] and news["events"] == []
     assert news["series"]["y"] == {} or name != "metrics.jsonl"
 
 
 def test_all_addresses_are_told_as_one_that_others_can_open(run):
-    server = Server(run, "0.0.0.0", 0, "secret-word")
+    server = LivePageServer(run, "0.0.0.0", 0, "secret-word")
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         assert "0.0.0.0" not in "".join(server.urls) and all(url.endswith("?token=secret-word") for url in server.urls)

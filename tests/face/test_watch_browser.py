@@ -11,9 +11,9 @@ from fleet_runs import SMALL, FleetRun
 from report_kit import records, write_film, write_run
 
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.live import Server
-from qfleet.runs.owner import Owner
-from qfleet.runs.roll import write_roll
+from qfleet.runs.live import LivePageServer
+from qfleet.runs.owner import LockOwner
+from qfleet.runs.roll import write_members
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180),
               pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
@@ -25,7 +25,7 @@ ROW = "document.querySelector('tr[data-member=\"{}\"]')"
 def test_the_page_shows_a_fleet_that_loses_an_actor(tmp_path):
     with FleetRun("train", "cartpole", *WORDS, cwd=tmp_path) as fleet:
         fleet.until(lambda: len(fleet.metrics()) > 3)
-        server = Server(RunDirectory(fleet.run), "127.0.0.1", 0, "a-token")
+        server = LivePageServer(RunDirectory(fleet.run), "127.0.0.1", 0, "a-token")
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             with Browser() as browser:
@@ -45,7 +45,7 @@ def test_the_page_shows_a_fleet_that_loses_an_actor(tmp_path):
 
 def test_a_run_of_one_process_that_has_ended(tmp_path):
     rows = [{tag: value for tag, value in row.items() if not tag.startswith("fleet/")} for row in records(1)]
-    server = Server(RunDirectory(write_run(tmp_path, "<b>x", rows=rows)), "127.0.0.1", 0, None)
+    server = LivePageServer(RunDirectory(write_run(tmp_path, "<b>x", rows=rows)), "127.0.0.1", 0, None)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         with Browser() as browser:
@@ -69,12 +69,12 @@ def box(what):
 def test_all_of_a_fleet_is_in_sight(tmp_path):
     """The table of roles has the whole width, and where that is too narrow it says that there is more, and scrolls."""
     folder = write_run(tmp_path, "x", rows=[*records(1), {"step": 12_000, "time_s": 37.0, "eval/best_reward": 24.0}])
-    (folder / "lock").write_text(f"{Owner.current()}\n")
+    (folder / "lock").write_text(f"{LockOwner.current()}\n")
     write_film(folder)
     common = {"host": "worker-17.cluster.example", "pid": 123_456, "incarnation": 1, "steps": 9_000, "version": 4}
-    write_roll(folder, [common | {"name": name, "role": role} for name, role in (("local/0", "actor"),
-                                                                                 ("evaluator", "evaluator"))])
-    server = Server(RunDirectory(folder), "127.0.0.1", 0, None)
+    write_members(folder, [common | {"name": name, "role": role} for name, role in (("local/0", "actor"),
+                                                                                    ("evaluator", "evaluator"))])
+    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     spare = "(table => table.scrollWidth - table.clientWidth)(document.querySelector('.scroll.roles'))"
     try:
@@ -110,7 +110,7 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
 def test_a_run_of_another_host(tmp_path):
     folder = write_run(tmp_path, "x")
     (folder / "lock").write_text("7.boot-1.some-other-host\n")
-    server = Server(RunDirectory(folder), "127.0.0.1", 0, None)
+    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     learner = ROW.format("learner")
     try:

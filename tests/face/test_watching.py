@@ -15,8 +15,8 @@ import pytest
 
 from qfleet.cli import main
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.owner import Owner
-from qfleet.runs.state import state_of
+from qfleet.runs.owner import LockOwner
+from qfleet.runs.state import run_state
 from qfleet.verbs import watching
 
 CONFIG = "seed: 1\ntotal_steps: 4000\nenv:\n  id: CartPole-v1\nreplay:\n  samples_per_insert: 8.0\n"
@@ -53,16 +53,16 @@ def run(tmp_path, monkeypatch):
     return Run(tmp_path / "runs" / "x")
 
 
-DEAD = Owner(Owner.current().host, 2**22 + 1, "")
-FAR = Owner("far.away", 1, "")
+DEAD = LockOwner(LockOwner.current().host, 2**22 + 1, "")
+FAR = LockOwner("far.away", 1, "")
 
 
 @pytest.mark.parametrize(("owner", "state"), [(None, "ended"), (DEAD, "died"), (FAR, "elsewhere"),
-                                              (Owner.current(), "running"), ("nonsense", "ended")])
+                                              (LockOwner.current(), "running"), ("nonsense", "ended")])
 def test_the_lock_tells_whether_a_run_goes_on(run, owner, state):
     if owner is not None:
         run.lock(owner)
-    assert state_of(RunDirectory(run.path)) == state
+    assert run_state(RunDirectory(run.path)) == state
 
 
 RESUME = "; `qfleet resume` starts it again, there is no checkpoint yet"
@@ -102,7 +102,7 @@ def test_once_says_where_the_run_stands(run, capsys):
 
 def test_json_is_one_snapshot(run, capsys):
     run.write(record(1000), record(2000))
-    run.lock(Owner.current())
+    run.lock(LockOwner.current())
     assert main(["top", str(run.path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["state"] == "running" and document["fraction"] == 0.5 and document["seconds_left"] == 2.0
@@ -139,7 +139,7 @@ def test_of_a_run_that_is_over_the_last_state_is_shown(run, capsys, owner, words
 @pytest.mark.timeout(20)
 def test_a_run_is_followed_until_its_lock_is_gone(run, capsys):
     run.write(record(1000))
-    run.lock(Owner.current())
+    run.lock(LockOwner.current())
 
     def train():
         for step in (2000, 3000, 4000):
@@ -158,7 +158,7 @@ def test_a_run_is_followed_until_its_lock_is_gone(run, capsys):
 
 @pytest.mark.timeout(20)
 def test_a_viewer_may_leave_and_that_is_no_failure(run, monkeypatch, capsys):
-    run.lock(Owner.current())
+    run.lock(LockOwner.current())
     run.write(record(1000))
 
     def interrupt(seconds):
@@ -173,7 +173,7 @@ def test_a_viewer_may_leave_and_that_is_no_failure(run, monkeypatch, capsys):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["interrupt", "pipe"])
 def test_a_real_viewer_leaves(run, how):
-    run.lock(Owner.current())
+    run.lock(LockOwner.current())
     run.write(record(1000))
     process = subprocess.Popen([sys.executable, "-m", "qfleet", "top", "x"], stdout=subprocess.PIPE, text=True,
                                env=os.environ | {"PYTHONUNBUFFERED": "1"})

@@ -156,8 +156,8 @@ def unconfined(files: Iterable[Source]) -> list[str]:
     for file in files:
         for line, _, target in imports(file):
             for module, places in CONFINED.items():
-                at_home = any(f"{file.inner}.".startswith(f"{place}.") for place in places)
-                if f"{target}.".startswith(f"{module}.") and not at_home:
+                created_here = any(f"{file.inner}.".startswith(f"{place}.") for place in places)
+                if f"{target}.".startswith(f"{module}.") and not created_here:
                     offenders.append(f"{file.module}:{line}: {module} is for {' and '.join(places) or 'nobody'}")
     return offenders
 

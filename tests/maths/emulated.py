@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from qfleet.maths import numbers
-from qfleet.maths.cuda import BLOCK
+from qfleet.maths.cuda import BLOCK_SIZE
 
 ADD_UP = {"add_up": "float* rows, unsigned short* out, int items, int n"}
 WORDS = """
@@ -76,15 +76,15 @@ def together(folder, source, signatures):
     for name, given in (signatures | ADD_UP).items():
         passed = ", ".join(word.split()[-1] for word in given.replace("*", "").split(","))
         caller = f"""extern "C" void call({given}, int blocks) {{
-            blockDim.x = {BLOCK};
-            pthread_barrier_init(&barrier, nullptr, {BLOCK});
+            blockDim.x = {BLOCK_SIZE};
+            pthread_barrier_init(&barrier, nullptr, {BLOCK_SIZE});
             std::vector<std::thread> threads;   // they go through all blocks together
-            for (int i = 0; i < {BLOCK}; i++) threads.emplace_back([=] {{
+            for (int i = 0; i < {BLOCK_SIZE}; i++) threads.emplace_back([=] {{
                 threadIdx.x = i;
                 for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{ {name}({passed}); __syncthreads(); }}
             }});
             for (auto& thread : threads) thread.join(); }}"""
-        found[name] = launcher(compiled(folder, name, numbers.ADD_UP if name in ADD_UP else source, caller))
+        found[name] = launcher(compiled(folder, name, numbers.SUM_ROWS_SOURCE if name in ADD_UP else source, caller))
     return found
 
 
@@ -93,6 +93,6 @@ def launcher(call):
         for arg in args:
             assert not isinstance(arg, torch.Tensor) or arg.is_contiguous() or arg.is_contiguous(
                 memory_format=torch.channels_last)
-        call(*args, -(-threads // BLOCK))
+        call(*args, -(-threads // BLOCK_SIZE))
 
     return launch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.maths.aligned import aligned
+from qfleet.maths.aligned import aligned_tensor
 
 
 def at(offset, values):
@@ -20,18 +20,18 @@ def at(offset, values):
 @pytest.mark.parametrize("offset", range(0, 64, 4))
 def test_floats_begin_at_a_multiple_of_64_bytes(offset):
     values = np.arange(30, dtype=np.float32).reshape(5, 6)
-    tensor = aligned(at(offset, values))
+    tensor = aligned_tensor(at(offset, values))
     assert tensor.data_ptr() % 64 == 0 and tensor.is_contiguous()
     np.testing.assert_array_equal(tensor.numpy(), values)
-    columns = aligned(at(offset, values)[:, 1:3])
+    columns = aligned_tensor(at(offset, values)[:, 1:3])
     assert columns.data_ptr() % 64 == 0
     np.testing.assert_array_equal(columns.numpy(), values[:, 1:3])
 
 
 def test_what_is_converted_anyway_is_not_copied():
     pictures = at(8, np.arange(64, dtype=np.uint8))
-    assert aligned(pictures).data_ptr() == pictures.ctypes.data
-    assert aligned(at(0, np.ones(3, np.float32))).data_ptr() % 64 == 0
+    assert aligned_tensor(pictures).data_ptr() == pictures.ctypes.data
+    assert aligned_tensor(at(0, np.ones(3, np.float32))).data_ptr() % 64 == 0
 
 
 @pytest.mark.parametrize(("rows", "columns", "wide"), [(1, 50, 16), (2, 50, 16), (8, 16, 3), (32, 64, 2)])
@@ -41,5 +41,5 @@ def test_a_layer_gives_the_same_bits_wherever_its_input_lies(rows, columns, wide
     layer = torch.nn.Linear(columns, wide)
     values = rng.normal(size=(rows, columns)).astype(np.float32)
     with torch.inference_mode():
-        found = {layer(aligned(at(offset, values))).numpy().tobytes() for offset in range(0, 64, 4)}
+        found = {layer(aligned_tensor(at(offset, values))).numpy().tobytes() for offset in range(0, 64, 4)}
     assert len(found) == 1

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.maths import cuda
 from qfleet.maths.cuda import SOURCES
-from qfleet.nets.patches import patches
-from qfleet.roles.flat import Flat, laid_out, places_of
+from qfleet.nets.patches import space_to_depth
+from qfleet.roles.flat import Flat, contiguous_piece, scatter_index
 
 BLOCK, GRID = 32, 3
 EACH = f"""
@@ -44,7 +44,7 @@ def called(tmp_path_factory):
 @pytest.mark.parametrize("shapes", [[(32, 4, 2, 2), (32,), (6, 7), (6,)], [(3,)], [(5, 2, 1, 2), (2,), (400,)]])
 def test_adam_moves_and_rounds_as_torch_does(called, shapes, clip):
     torch.manual_seed(0)
-    places = places_of([torch.Size(shape) for shape in shapes])
+    places = scatter_index([torch.Size(shape) for shape in shapes])
     n = len(places)
     weights, mean, square = torch.randn(n), torch.zeros(n), torch.zeros(n)
     twin = [each.clone() for each in (weights, mean, square)]
@@ -78,7 +78,7 @@ def test_pictures_are_laid_out_in_patches(called):
     assert threads < BLOCK * GRID
     called["lay"](pictures, found, threads, 3, 8, 8)
     assert not room[1].any()
-    assert torch.equal(found.permute(0, 3, 1, 2), patches(pictures, 4).bfloat16())
+    assert torch.equal(found.permute(0, 3, 1, 2), space_to_depth(pictures, 4).bfloat16())
 
 
 def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monkeypatch):
@@ -91,21 +91,21 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
     grads = [torch.randn(shape).bfloat16() for shape in shapes]
     grads[0] = grads[0].to(memory_format=torch.channels_last)
     grads[4] = torch.randn(6, 14).bfloat16()[:, ::2]
-    assert [laid_out(grad)[1] for grad in grads][:3] == [(60, 3, 4), (5, 1, 1), (20, 1, 1)]
-    assert grads[6].numel() > 2 * cuda.EACH * cuda.BLOCK > cuda.EACH * cuda.BLOCK > grads[0].numel()
+    assert [contiguous_piece(grad)[1] for grad in grads][:3] == [(60, 3, 4), (5, 1, 1), (20, 1, 1)]
+    assert grads[6].numel() > 2 * cuda.ELEMENTS_PER_THREAD * cuda.BLOCK_SIZE > cuda.ELEMENTS_PER_THREAD * cuda.BLOCK_SIZE > grads[0].numel()
 
-    pieces = tuple(laid_out(grad)[1] for grad in grads)
+    pieces = tuple(contiguous_piece(grad)[1] for grad in grads)
     given = ", ".join(f"unsigned short* p{i}" for i in range(len(pieces)))
     passed = ", ".join(f"p{i}" for i in range(len(pieces)))
 
     def kernel(name, source):
         caller = f"""extern "C" void call({given}, float* out) {{
-            for (blockIdx.x = 0; blockIdx.x < {cuda.blocks(pieces)}; blockIdx.x++)
-                for (threadIdx.x = 0; threadIdx.x < {cuda.BLOCK}; threadIdx.x++) {name}({passed}, out); }}"""
+            for (blockIdx.x = 0; blockIdx.x < {cuda.block_count(pieces)}; blockIdx.x++)
+                for (threadIdx.x = 0; threadIdx.x < {cuda.BLOCK_SIZE}; threadIdx.x++) {name}({passed}, out); }}"""
         function = compiled(tmp_path, name, source, caller)
 
         def launch(threads, args):
-            assert threads == cuda.blocks(pieces) * cuda.BLOCK
+            assert threads == cuda.block_count(pieces) * cuda.BLOCK_SIZE
             function(*args)
 
         return launch
@@ -137,5 +137,5 @@ def test_a_kernel_is_not_given_gradients_of_other_shapes(monkeypatch, shapes):
 
 def test_no_kernel_is_started_while_operations_are_recorded():
     seen = []
-    make_fx(lambda x: seen.append(cuda.allowed()) or x + 1)(torch.zeros(2))
-    assert seen == [False] and cuda.allowed()
+    make_fx(lambda x: seen.append(cuda.custom_kernels_allowed()) or x + 1)(torch.zeros(2))
+    assert seen == [False] and cuda.custom_kernels_allowed()

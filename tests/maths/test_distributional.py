@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.maths.bellman import log_policy, pick
+from qfleet.maths.bellman import scaled_log_policy, gather_actions
 from qfleet.maths.distributional import (
     categorical_projection,
-    cosines,
+    cosine_features,
     cross_entropy,
     entropy,
     midpoints,
-    pairwise,
+    pairwise_td_errors,
     quantile_huber,
 )
 
@@ -123,7 +123,7 @@ def test_projection_onto_itself_is_the_identity():
     (quantile_huber, [(2, 3), (4,), (2, 5)], "levels"), (quantile_huber, [(2, 3), (1,), (2, 5)], "levels"),
     (quantile_huber, [(2, 3), (1, 3), (2, 5)], "levels"), (quantile_huber, [(2, 3), (2, 5), (2, 5)], "levels"),
     (quantile_huber, [(2, 3, 4), (3, 4), (2, 5)], "quantiles"),
-    (pairwise, [(2, 3), (3, 3)], "quantiles"), (pairwise, [(3,), (3,)], "quantiles")])
+    (pairwise_td_errors, [(2, 3), (3, 3)], "quantiles"), (pairwise_td_errors, [(3,), (3,)], "quantiles")])
 def test_shapes_are_checked(function, shapes, why):
     """What broadcasting would let pass in silence is refused as well."""
     rest = [1.0] if function is quantile_huber else []
@@ -181,7 +181,7 @@ def test_gradients_of_the_quantile_loss_equal_differences_of_the_naive_loop(seed
     theta, y = torch.randn(3, n, generator=rng).double().requires_grad_(), torch.randn(3, m, generator=rng).double()
     tau = torch.rand(3, n, generator=rng).double()
     (found,) = torch.autograd.grad(quantile_huber(theta, tau, y, kappa).sum(), theta)
-    smooth = pairwise(theta, y).abs().min(2).values > (0 if kappa else NEAR)
+    smooth = pairwise_td_errors(theta, y).abs().min(2).values > (0 if kappa else NEAR)
     for item in range(3):
         level, other = tau[item].tolist(), y[item].tolist()
         expected = doubles(*slopes(lambda x, t=level, y=other: naive_quantile_huber(x, t, y, kappa),
@@ -221,7 +221,7 @@ def test_quantile_regression_finds_the_quantiles():
 
 
 def test_cosines_by_hand():
-    found = cosines(doubles(0.0, 0.5, 1.0)[None], 3)
+    found = cosine_features(doubles(0.0, 0.5, 1.0)[None], 3)
     assert found.shape == (1, 3, 3)
     assert torch.allclose(found[0], doubles([1, 1, 1], [1, 0, -1], [1, -1, 1]), atol=1e-12)
 
@@ -229,7 +229,7 @@ def test_cosines_by_hand():
 @given(st.integers(0, 10_000), st.integers(1, 70))
 def test_cosines_equal_a_naive_loop(seed, n):
     tau = torch.rand(2, 3, generator=torch.Generator().manual_seed(seed)).double()
-    found = cosines(tau, n)
+    found = cosine_features(tau, n)
     assert found.shape == (2, 3, n) and found.dtype == torch.float64
     for b, j in itertools.product(range(2), range(3)):
         expected = [math.cos(math.pi * i * tau[b, j].item()) for i in range(n)]
@@ -239,11 +239,11 @@ def test_cosines_equal_a_naive_loop(seed, n):
 def test_the_soft_policy_by_hand():
     """τ log π of q = (0, τ log 3): π = (¼, ¾)."""
     tau = 0.5
-    found = log_policy(doubles(0, tau * math.log(3))[None], tau)
+    found = scaled_log_policy(doubles(0, tau * math.log(3))[None], tau)
     assert found[0].tolist() == pytest.approx([tau * math.log(0.25), tau * math.log(0.75)])
-    assert log_policy(doubles(0, 1000.0)[None], 0.03).isfinite().all()
+    assert scaled_log_policy(doubles(0, 1000.0)[None], 0.03).isfinite().all()
 
 
 def test_pick_takes_laws_as_well():
     laws = torch.arange(12.0).reshape(2, 3, 2)
-    assert pick(laws, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]
+    assert gather_actions(laws, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from qfleet.maths import numbers
-from qfleet.maths.finish import SOURCE, divisible
+from qfleet.maths.finish import EPILOGUE_SOURCE, channels_supported
 from qfleet.nets import heads
-from qfleet.nets.finished import finished
-from qfleet.nets.norms import PictureNorm
+from qfleet.nets.finished import fused_epilogue
+from qfleet.nets.norms import ImageLayerNorm
 from qfleet.nets.torsos import nature
 
 SHORTS = "unsigned short"
@@ -28,15 +28,15 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    return together(tmp_path_factory.mktemp("finish"), SOURCE, SIGNATURES)
+    return together(tmp_path_factory.mktemp("finish"), EPILOGUE_SOURCE, SIGNATURES)
 
 
 @pytest.fixture
 def swift(kernels, monkeypatch):
     """What a GPU has, here."""
-    monkeypatch.setattr(numbers, "kernel", lambda name, source: kernels[name])
+    monkeypatch.setattr(numbers, "compile_kernel", lambda name, source: kernels[name])
     for module in (nature, heads):
-        monkeypatch.setattr(module, "finishable", lambda weight, channels: divisible(channels))
+        monkeypatch.setattr(module, "can_fuse_epilogue", lambda weight, channels: channels_supported(channels))
 
 
 def usual(x, bias, norm, scale, planar):
@@ -60,14 +60,14 @@ def test_values_and_gradients_are_torchs(swift, shape, biased, normed, planar):
     x = (3 * torch.randn(shape) + 1).bfloat16()
     x = x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
     bias = torch.randn(channels).bfloat16() if biased else None
-    norm = PictureNorm(channels) if normed else None
+    norm = ImageLayerNorm(channels) if normed else None
     if norm is not None:
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
         norm = norm.bfloat16()
     leaves = [each.requires_grad_() for each in (x, bias, *(norm.parameters() if norm else ())) if each is not None]
 
-    found, wanted = finished(x, bias, norm, 0.25, planar), usual(x, bias, norm, 0.25, planar)
+    found, wanted = fused_epilogue(x, bias, norm, 0.25, planar), usual(x, bias, norm, 0.25, planar)
     assert found.shape == wanted.shape and found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=1e-3)
     slope = torch.randn(wanted.shape)
@@ -82,10 +82,10 @@ def test_values_and_gradients_are_torchs(swift, shape, biased, normed, planar):
 def test_what_is_not_a_number_goes_through(swift):
     x = torch.ones(2, 8)
     x[1, 3] = torch.nan
-    out = finished(x.bfloat16(), None, None)
+    out = fused_epilogue(x.bfloat16(), None, None)
     assert out[0].isfinite().all() and out[1, 3].isnan() and out[1, :3].isfinite().all()
-    assert finished(x.bfloat16(), None, nn.LayerNorm(8).bfloat16())[1].isnan().all()
-    assert finished(torch.full((1, 8), torch.inf).bfloat16(), None, None).isinf().all()
+    assert fused_epilogue(x.bfloat16(), None, nn.LayerNorm(8).bfloat16())[1].isnan().all()
+    assert fused_epilogue(torch.full((1, 8), torch.inf).bfloat16(), None, None).isinf().all()
 
 
 @pytest.mark.parametrize("norm", ["none", "layer"])
@@ -96,7 +96,7 @@ def test_the_torso_is_the_same_function_at_once_and_layer_by_layer(swift, monkey
     at_once = torso(pictures)
     slope = torch.randn(at_once.shape).bfloat16()
     mine = torch.autograd.grad(at_once, list(torso.parameters()), slope)
-    monkeypatch.setattr(nature, "finishable", lambda weight, channels: False)
+    monkeypatch.setattr(nature, "can_fuse_epilogue", lambda weight, channels: False)
     exact = torso.float()
     wanted = exact(pictures)
     most = float(wanted.detach().abs().max())
@@ -107,7 +107,7 @@ def test_the_torso_is_the_same_function_at_once_and_layer_by_layer(swift, monkey
 
 
 def test_groups_are_left_to_torch(swift, monkeypatch):
-    monkeypatch.setattr(nature, "finished", lambda *args, **kwargs: pytest.fail("it knows no groups"))
+    monkeypatch.setattr(nature, "fused_epilogue", lambda *args, **kwargs: pytest.fail("it knows no groups"))
     assert nature.build((4, 84, 84), "group")(torch.rand(1, 4, 84, 84)).shape == (1, 3136)
 
 
@@ -116,11 +116,11 @@ def test_dense_layers_with_a_norm_are_the_same_at_once(swift, monkeypatch):
     head = heads.Head(32, (64, 16), (3,), "layer").bfloat16()
     x = torch.randn(5, 32).bfloat16()
     at_once = head(x)
-    monkeypatch.setattr(heads, "finishable", lambda weight, channels: False)
+    monkeypatch.setattr(heads, "can_fuse_epilogue", lambda weight, channels: False)
     torch.testing.assert_close(at_once, head(x), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("channels", "fits"), [(32, True), (64, True), (2048, True), (6, False), (48, False),
                                                 (4096, False)])
 def test_which_channels_fit(channels, fits):
-    assert divisible(channels) is fits
+    assert channels_supported(channels) is fits

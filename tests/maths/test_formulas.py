@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.maths.bellman import huber, pick, squared
+from qfleet.maths.bellman import huber, gather_actions, squared
 from qfleet.maths.rescale import h, h_inverse
 
 
@@ -51,4 +51,4 @@ def test_losses_by_hand():
 
 def test_pick_takes_the_action_of_each_item():
     q = torch.arange(6.0).reshape(3, 2)
-    assert pick(q, torch.tensor([1, 0, 1])).tolist() == [1.0, 2.0, 5.0]
+    assert gather_actions(q, torch.tensor([1, 0, 1])).tolist() == [1.0, 2.0, 5.0]

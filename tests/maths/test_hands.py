@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from qfleet.maths.hands import Hands
+from qfleet.maths.hands import ThreadTeam
 
 
 def test_hands_work_at_once_and_answer_in_order():
@@ -14,7 +14,7 @@ def test_hands_work_at_once_and_answer_in_order():
         meeting.wait()  # which needs all three
         return name, threading.current_thread().name
 
-    found = Hands(3)([lambda name=name: job(name) for name in "abc"])
+    found = ThreadTeam(3)([lambda name=name: job(name) for name in "abc"])
     assert [name for name, _ in found] == ["a", "b", "c"] and found[0][1] == "MainThread"
 
 
@@ -31,5 +31,5 @@ def test_nobody_is_left_at_work_after_a_failure():
     for jobs in ([fails, slow], [slow, fails]):
         done.clear()
         with pytest.raises(RuntimeError, match="no"):
-            Hands(2)(jobs)
+            ThreadTeam(2)(jobs)
         assert done == [1]

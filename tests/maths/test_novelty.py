@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.maths.mixture import betas, far_gammas, gammas
-from qfleet.maths.novelty import Kernel, episodic_bonus, modulator, running_mean
+from qfleet.maths.mixture import betas, agent57_gammas, gammas
+from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.returns import n_step, retrace
 
 
@@ -26,7 +26,7 @@ def naive_bonus(memories, key, mean, kernel):
     return (1 / s if s <= kernel.similarity else 0.0), (n + 1, value)
 
 
-PAPER = Kernel()
+PAPER = NoveltyKernel()
 
 
 def bonuses(features, kernel=PAPER):
@@ -42,7 +42,7 @@ def bonuses(features, kernel=PAPER):
     return found
 
 
-@pytest.mark.parametrize("kernel", [PAPER, Kernel(3, 0.1, 0.01, 0.2, 1.2)])
+@pytest.mark.parametrize("kernel", [PAPER, NoveltyKernel(3, 0.1, 0.01, 0.2, 1.2)])
 def test_the_bonus_equals_a_naive_loop(kernel):
     features = np.random.default_rng(0).normal(size=(60, 5))
     features[30:40] = features[20]  # the same place again and again
@@ -66,9 +66,9 @@ def test_the_bonus_is_not_a_constant():
 
 def test_what_is_too_similar_is_worth_nothing():
     same = torch.zeros(2, 10)
-    assert episodic_bonus(same, torch.ones(2), Kernel(similarity=3)).tolist() == [0, 0]
+    assert episodic_bonus(same, torch.ones(2), NoveltyKernel(similarity=3)).tolist() == [0, 0]
     wanted = [1 / (10**0.5 + 1e-3)] * 2
-    assert episodic_bonus(same, torch.ones(2), Kernel(similarity=4)).tolist() == pytest.approx(wanted)
+    assert episodic_bonus(same, torch.ones(2), NoveltyKernel(similarity=4)).tolist() == pytest.approx(wanted)
 
 
 def test_a_running_mean_begins_with_its_first_value_and_follows_slowly():
@@ -97,11 +97,11 @@ def test_families_equal_the_papers_formulas():
     for j in range(n):
         exponent = ((n - 1 - j) * math.log(1 - 0.997) + j * math.log(1 - 0.99)) / (n - 1)
         assert discounts[j] == pytest.approx(1 - math.exp(exponent))
-    far = far_gammas(n, 0.9999, 0.997, 0.99)
+    far = agent57_gammas(n, 0.9999, 0.997, 0.99)
     assert len(far) == n and far[0] == 0.9999 and far[7] == 0.997 and far[8] == pytest.approx(0.997)
     assert far[-1] == pytest.approx(0.99) and sorted(far, reverse=True) == far
     assert far[3] == pytest.approx((0.9999 + 0.997) / 2)
-    assert betas(1, 0.3) == [0] and betas(2, 0.3) == [0, 0.3] and len(far_gammas(4, 0.9999, 0.997, 0.99)) == 4
+    assert betas(1, 0.3) == [0] and betas(2, 0.3) == [0, 0.3] and len(agent57_gammas(4, 0.9999, 0.997, 0.99)) == 4
 
 
 def naive_retrace(q, greedy, rows, item, gamma, lam, t, epsilon):

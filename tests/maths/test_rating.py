@@ -9,9 +9,9 @@ import torch
 from emulated import together
 
 from qfleet.maths import numbers
-from qfleet.maths.rating import MOST_ACTIONS, SHARE, SOURCE
+from qfleet.maths.rating import MAX_ACTIONS, ITEMS_PER_PARTIAL_SUM, HEAD_SOURCE
 from qfleet.nets import heads, rated
-from qfleet.nets.heads import DuelingHead, Head, Output
+from qfleet.nets.heads import DuelingHead, Head, Float32Linear
 
 SHORTS = "unsigned short"
 SIZES = "int items, int width, int actions, int dueling, int relu"
@@ -24,14 +24,14 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    return together(tmp_path_factory.mktemp("rating"), SOURCE, SIGNATURES)
+    return together(tmp_path_factory.mktemp("rating"), HEAD_SOURCE, SIGNATURES)
 
 
 @pytest.fixture
 def swift(kernels, monkeypatch):
     """What a GPU has, here."""
-    monkeypatch.setattr(numbers, "kernel", lambda name, source: kernels[name])
-    monkeypatch.setattr(rated, "able", lambda weight, source, *names: True)
+    monkeypatch.setattr(numbers, "compile_kernel", lambda name, source: kernels[name])
+    monkeypatch.setattr(rated, "kernels_available", lambda weight, source, *names: True)
 
 
 def both(head, x, monkeypatch):
@@ -43,13 +43,13 @@ def both(head, x, monkeypatch):
         q = net(seen)
         slope = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
         results.append((q, torch.autograd.grad(q, [seen, *net.parameters()], slope)))
-        monkeypatch.setattr(heads, "ratable", lambda x, output: False)
+        monkeypatch.setattr(heads, "can_fuse_head", lambda x, output: False)
     return results
 
 
 @pytest.mark.parametrize("kind", [Head, DuelingHead])
-@pytest.mark.parametrize(("items", "actions", "hidden"), [(1, 2, ()), (SHARE + 5, 6, ()), (9, 18, (16,)),
-                                                          (3, MOST_ACTIONS, (8,))])
+@pytest.mark.parametrize(("items", "actions", "hidden"), [(1, 2, ()), (ITEMS_PER_PARTIAL_SUM + 5, 6, ()), (9, 18, (16,)),
+                                                          (3, MAX_ACTIONS, (8,))])
 def test_values_and_gradients_are_torchs(swift, monkeypatch, kind, items, actions, hidden):
     torch.manual_seed(0)
     head, x = kind(24, hidden, (actions,), "none").bfloat16(), torch.randn(items, 24).bfloat16()
@@ -71,13 +71,13 @@ def test_what_is_not_a_number_goes_through(swift):
 
 
 def test_a_kernel_is_used_where_it_may_be(swift, monkeypatch):
-    monkeypatch.setattr(heads, "rated", lambda *args, **kwargs: "at once")
+    monkeypatch.setattr(heads, "fused_head", lambda *args, **kwargs: "at once")
     x = torch.zeros(4, 16).bfloat16()
     assert Head(16, (), (3,), "none").bfloat16()(x) == "at once"
     assert DuelingHead(16, (), (3,), "none").bfloat16()(x) == "at once"
-    for head, seen in ((Output(16, MOST_ACTIONS + 1), x), (Output(12, 3), x[:, :12]), (Output(16, 3), x[None]),
-                       (Output(16, 3), x.float())):
+    for head, seen in ((Float32Linear(16, MAX_ACTIONS + 1), x), (Float32Linear(12, 3), x[:, :12]), (Float32Linear(16, 3), x[None]),
+                       (Float32Linear(16, 3), x.float())):
         assert isinstance(head.bfloat16()(seen), torch.Tensor)
     laws = DuelingHead(16, (), (3, 5), "none").bfloat16()
-    monkeypatch.setattr(heads, "ratable", lambda x, output: False)
+    monkeypatch.setattr(heads, "can_fuse_head", lambda x, output: False)
     assert laws(x).shape == (4, 3, 5)

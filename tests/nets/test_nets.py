@@ -8,7 +8,7 @@ from torch import nn
 
 from qfleet.nets.encoder import Encoder
 from qfleet.nets.heads import DuelingHead, Head
-from qfleet.nets.norms import PictureNorm, by_rows
+from qfleet.nets.norms import ImageLayerNorm, channels_last_layer_norm
 from qfleet.nets.torsos import find_torso
 from qfleet.types import Leaf, UserError
 
@@ -36,11 +36,11 @@ def test_leaves_are_joined_and_categories_one_hot():
 
 
 def test_a_picture_normalised_as_a_row_is_normalised_as_one_group():
-    norm = PictureNorm(8).double()
+    norm = ImageLayerNorm(8).double()
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     pictures = torch.randn(3, 8, 5, 6).double().to(memory_format=torch.channels_last).requires_grad_()
-    rows = by_rows(pictures, norm.weight, norm.bias, norm.eps)
+    rows = channels_last_layer_norm(pictures, norm.weight, norm.bias, norm.eps)
     assert rows.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(rows, norm(pictures))
     pull, inputs = torch.randn_like(rows), (pictures, norm.weight, norm.bias)

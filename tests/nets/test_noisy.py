@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.algos import c51, dqn, iqn, qr
 from qfleet.nets.noisy import Noise, NoisyLinear
 from qfleet.roles.policy import Policy
 from qfleet.types import EnvSpec, Leaf
 
-SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, actions=4)
+SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 ALGOS = {"dqn": dqn, "c51": c51, "qr": qr, "iqn": iqn}
 
 
@@ -59,7 +59,7 @@ def test_actors_are_noisy_step_by_step_and_lane_by_lane_and_evaluation_is_not(al
     obs = {"obs": np.ones((6, 3), np.float32)}
 
     def law(noise):
-        return policy.act(obs, Arm(torch.zeros(6), noise))[1]["law"]
+        return policy.act(obs, ExplorationParams(torch.zeros(6), noise))[1]["law"]
 
     first, second = law(True), law(True)
     assert not np.allclose(first, second), "resampled for every step"

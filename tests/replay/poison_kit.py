@@ -6,7 +6,7 @@ import numpy as np
 import zstandard
 
 from qfleet.replay import framing
-from qfleet.replay.codec import Packed
+from qfleet.replay.codec import PackedChunk
 
 
 def with_blocks(layout, packed, name, blocks):
@@ -14,7 +14,7 @@ def with_blocks(layout, packed, name, blocks):
     arrays = dict(framing.from_bytes(packed.to_bytes()))
     arrays["data." + name] = np.frombuffer(b"".join(blocks), np.uint8)
     arrays["ends." + name] = np.cumsum([len(block) for block in blocks]).astype(np.uint32)
-    return Packed.from_bytes(framing.to_bytes(arrays), layout)
+    return PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
 
 
 def raw_frame(content, window_log=17, short=0):

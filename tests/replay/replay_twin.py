@@ -20,7 +20,7 @@ SPEC = EnvSpec("twin", {
     "small": Leaf((4, 5), "uint8", "image", stack=2),
     "wide": Leaf((70,), "float32", "vector"),
     "vector": Leaf((4,), "float32", "vector"),
-}, actions=5)
+}, num_actions=5)
 EXTRAS = {"row": ((), "int64")}
 STATES = {"state": ((2,), "int64")}
 """A state is the key of its row, twice; stored at marks only."""
@@ -122,6 +122,6 @@ def replay_for(layout: Layout, seed: int = 0, **cfg: float) -> HostReplay | Devi
 
 def play(twin: Twin, chunker: Chunker, replay: HostReplay | DeviceReplay, steps: int) -> None:
     for _ in range(steps):
-        replay.tick(twin.lanes)
+        replay.count_steps(twin.lanes)
         for _, chunk in append(chunker, twin):
             assert replay.add(chunk) is not None

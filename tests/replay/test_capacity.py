@@ -11,8 +11,8 @@ import torch
 from replay_twin import Twin, append, layout_for, place, play, replay_for
 
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.planner import fixed_bytes, slots
-from qfleet.types import OBS, Window
+from qfleet.replay.planner import fixed_bytes, slot_count
+from qfleet.types import OBS_PREFIX, Window
 
 SEQUENCES = [Window(unroll=20, future=3, stride=20), Window(past=3, unroll=8, future=2, stride=4),
              Window(past=2, unroll=1, future=1, stride=1)]
@@ -70,12 +70,12 @@ def test_windows_are_what_happened_before_and_after_room_is_made():
             past = layout.window.past
             lane, t = place(int(sample.rows["row"][item, past]))
             for name in ("image", "vector"):
-                np.testing.assert_array_equal(sample.rows[OBS + name][item, past], twin.stacked(name, lane, t))
+                np.testing.assert_array_equal(sample.rows[OBS_PREFIX + name][item, past], twin.stacked(name, lane, t))
             assert sample.rows["action"][item, past] == twin.rows[lane][t].action
-            assert torch.equal(sample.rows["state"][item], sample.rows["row"][item, list(layout.marks), None].expand(
+            assert torch.equal(sample.rows["state"][item], sample.rows["row"][item, list(layout.state_rows), None].expand(
                 -1, 2))
         replay.check_valid()
-    assert replay._slots > before == slots(layout, replay._cfg)
+    assert replay._slots > before == slot_count(layout, replay._cfg)
     assert replay.nbytes >= sum(fixed_bytes(layout, replay._slots))
 
 
@@ -100,7 +100,7 @@ def test_a_resumed_replay_has_as_much_room_and_continues_bitwise(steps):
     two = restored(layout, one, capacity=300, alpha=0.6)
     assert two.metrics() == one.metrics()
     for _ in range(80):
-        one.tick(2), two.tick(2)
+        one.count_steps(2), two.count_steps(2)
         for _, chunk in append(chunker, twin):
             assert one.add(chunk) == two.add(chunk)
         a, b = one.sample(8), two.sample(8)
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_says_nothing_of_steps_is_taken_over():
     other.load_state_dict(state)
     other.load_segments((s.name, io.BytesIO(b"".join(s.blocks()))) for s in replay.segments())
     other.check_valid()
-    kept = min(replay.state_dict()["next"], slots(layout, replay._cfg))
+    kept = min(replay.state_dict()["next"], slot_count(layout, replay._cfg))
     assert len(other.state_dict()["lengths"]) == kept
 
 
@@ -170,7 +170,7 @@ def test_a_device_has_the_slots_of_full_chunks_and_says_what_it_holds(caplog):
     finally:
         replay_twin.chosen["store"] = "host"
     state, held = replay.state_dict(), replay.metrics()["replay/steps"]
-    assert state["next"] - state["first"] == slots(layout, replay._cfg) == 15
+    assert state["next"] - state["first"] == slot_count(layout, replay._cfg) == 15
     assert held == len(trained(replay, layout)) < 150
     assert "use replay.store=host" in caplog.text
     replay.check_valid()

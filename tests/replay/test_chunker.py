@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_twin import SPEC, Twin, append, key, layout_for, place
 
-from qfleet.replay.chunker import Chunker, staggered
+from qfleet.replay.chunker import Chunker, staggered_padding
 from qfleet.replay.layout import Layout
-from qfleet.types import OBS, EnvSpec, Leaf, UserError, Window
+from qfleet.types import OBS_PREFIX, EnvSpec, Leaf, UserError, Window
 
 WINDOWS = st.sampled_from([Window(), Window(future=3), Window(past=1, unroll=2, future=2, stride=2), Window(unroll=3)])
 
@@ -35,7 +35,7 @@ def test_every_row_is_in_its_place(window, half, seed, steps):
             begin = int(np.flatnonzero(keys)[0])
             first = place(keys[begin])[1] - begin
             assert begin <= layout.context + layout.lead
-            np.testing.assert_array_equal(chunk.columns["state"], keys[layout.marked_rows, None].repeat(2, 2))
+            np.testing.assert_array_equal(chunk.columns["state"], keys[layout.state_chunk_rows, None].repeat(2, 2))
             for row in range(layout.rows):
                 t = first + row
                 if t < 0 or keys[row] != key(lane, t):  # before the stream, or after the end of an episode
@@ -48,14 +48,14 @@ def test_every_row_is_in_its_place(window, half, seed, steps):
                 assert chunk.columns["reward"][row] == np.float32(true.reward)
                 assert chunk.columns["discount"][row] == true.discount
                 for name, frame in true.frames.items():
-                    np.testing.assert_array_equal(chunk.columns[OBS + name][row], frame)
+                    np.testing.assert_array_equal(chunk.columns[OBS_PREFIX + name][row], frame)
 
 
 @given(st.integers(1, 4), st.integers(4, 9), st.integers(0, 2**16), st.integers(0, 40), st.booleans())
 @settings(deadline=None, max_examples=25)
 def test_flushed_streams_start_everywhere_once(future, chunk_steps, seed, steps, spread):
     layout, twin = layout_for(Window(future=future), chunk_steps), Twin(2, seed)
-    chunker, chunks = Chunker(layout, 2, staggered(layout, 2) if spread else ()), []
+    chunker, chunks = Chunker(layout, 2, staggered_padding(layout, 2) if spread else ()), []
     for _ in range(steps):
         chunks += append(chunker, twin)
     chunks += append(chunker, twin, end=True) + chunker.flush()
@@ -74,7 +74,7 @@ def test_staggered_lanes_are_full_one_after_the_other(lanes):
     layout = layout_for(Window(future=2), 8)
     counts = {}
     for spread in (False, True):
-        chunker, twin = Chunker(layout, lanes, staggered(layout, lanes) if spread else ()), Twin(lanes, seed=2)
+        chunker, twin = Chunker(layout, lanes, staggered_padding(layout, lanes) if spread else ()), Twin(lanes, seed=2)
         counts[spread] = [len(append(chunker, twin)) for _ in range(40)]
         append(chunker, twin, end=True)
         chunker.flush()  # as when a run is resumed, or cut at a checkpoint
@@ -86,7 +86,7 @@ def test_staggered_lanes_are_full_one_after_the_other(lanes):
 
 def test_a_start_is_a_multiple_of_the_stride_away_from_the_padding():
     layout = Layout(SPEC, Window(future=3, stride=4), 16)
-    assert staggered(layout, 5) == [0, 0, 4, 8, 12]
+    assert staggered_padding(layout, 5) == [0, 0, 4, 8, 12]
 
 
 def test_flush_without_final_rows_starts_no_open_window():

@@ -12,7 +12,7 @@ from replay_twin import Twin, append, layout_for
 
 from qfleet.replay import framing
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.codec import Codec, Packed
+from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.types import Window
 
 
@@ -28,7 +28,7 @@ def some_chunk(layout, seed=0):
 def test_decoding_undoes_encoding(chunk_steps, future, seed):
     layout = layout_for(Window(future=future), chunk_steps)
     chunk, codec = some_chunk(layout, seed), Codec(layout)
-    packed = Packed.from_bytes(codec.pack(chunk).to_bytes(), layout)
+    packed = PackedChunk.from_bytes(codec.pack(chunk).to_bytes(), layout)
     again = codec.unpack(packed)
     assert list(again.columns) == list(chunk.columns)
     for name, values in chunk.columns.items():
@@ -60,7 +60,7 @@ def test_damaged_bytes_raise_value_error(data):
     else:
         bad = data.draw(st.binary(max_size=200))
     with pytest.raises(ValueError):
-        Packed.from_bytes(bad, layout)
+        PackedChunk.from_bytes(bad, layout)
 
 
 @given(st.binary(max_size=120), st.integers(0, 4))
@@ -82,22 +82,22 @@ def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
     layout = layout_for(Window(), 8)
     packed = Codec(layout).pack(some_chunk(layout))
     with pytest.raises(ValueError, match="another layout"):
-        Packed.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
+        PackedChunk.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
     arrays = dict(framing.from_bytes(packed.to_bytes()))
     del arrays["dense.reward"]
     with pytest.raises(ValueError, match="other columns"):
-        Packed.from_bytes(framing.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
     bomb = zstandard.ZstdCompressor().compress(bytes(10**7))
     arrays = dict(framing.from_bytes(packed.to_bytes()))
     arrays["data.obs.image"] = np.frombuffer(bomb, np.uint8)
     arrays["ends.obs.image"] = np.array([len(bomb)], np.uint32)
     assert layout.blocks == 1
     with pytest.raises(ValueError, match="announces 10000000 bytes"):
-        Packed.from_bytes(framing.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
     arrays["data.obs.image"] = np.frombuffer(b"not zstd", np.uint8)
     arrays["ends.obs.image"] = np.array([8], np.uint32)
     with pytest.raises(ValueError, match="not zstd"):
-        Packed.from_bytes(framing.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
 
 
 def test_blocks_that_do_not_decode_to_their_rows_are_found_without_a_draw():

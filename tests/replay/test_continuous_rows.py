@@ -6,7 +6,7 @@ import torch
 from replay_twin import replay_for
 
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.codec import Codec, Packed
+from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.layout import Layout
 from qfleet.types import Box, EnvSpec, Leaf, Window
 
@@ -27,10 +27,10 @@ def test_actions_come_back(shape):
         zero = np.zeros(2, np.float32)
         for _, chunk in chunker.append(obs, action, zero, zero, last):
             data = Codec(layout).pack(chunk).to_bytes()
-            for name, values in Codec(layout).unpack(Packed.from_bytes(data, layout)).columns.items():
+            for name, values in Codec(layout).unpack(PackedChunk.from_bytes(data, layout)).columns.items():
                 np.testing.assert_array_equal(values, chunk.columns[name])
             replay.add(chunk)
-        replay.tick(2)
+        replay.count_steps(2)
     sample = replay.sample(64)
     assert sample.rows["action"].shape == (64, 3, *shape) and sample.rows["action"].dtype == torch.float32
     for name, row in zip(sample.rows["obs.obs"], sample.rows["action"], strict=True):

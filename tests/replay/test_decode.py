@@ -17,7 +17,7 @@ SPEC = EnvSpec("columns", {
     "odd": Leaf((4, 17, 17), "uint8", "image", stack=4),  # 289 bytes a row: no whole words
     "even": Leaf((2, 16, 16), "uint8", "image", stack=2),
     "plain": Leaf((65,), "float32", "vector"),
-}, actions=3)
+}, num_actions=3)
 WINDOWS = [Window(), Window(future=3), Window(past=5, unroll=20, future=2, stride=10)]
 KEPT = 12
 
@@ -37,7 +37,7 @@ def filled(layout, chunks, threads=1):
                        chunk_steps=layout.chunk_steps)
     replay = HostReplay(layout, cfg, 1, torch.device("cpu"), threads)
     for chunk in chunks:
-        replay.tick(layout.chunk_steps)
+        replay.count_steps(layout.chunk_steps)
         replay.add(chunk, np.random.default_rng(4).random(layout.starts) + 0.1)
     return replay
 

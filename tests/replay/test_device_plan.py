@@ -6,7 +6,7 @@ import torch
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device import DeviceReplay
 from qfleet.replay.layout import Layout
-from qfleet.replay.planner import device_plan
+from qfleet.replay.planner import plan_device_memory
 from qfleet.types import EnvSpec, Leaf, UserError, Window
 
 ATARI = Layout(EnvSpec("a", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6), Window(future=3), 64,
@@ -15,7 +15,7 @@ ATARI = Layout(EnvSpec("a", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)
 
 def test_a_store_takes_what_was_planned():
     cfg = ReplayConfig(capacity=6_400)
-    planned, taken = device_plan(ATARI, cfg, None).total, DeviceReplay(ATARI, cfg, 0, torch.device("cpu")).nbytes
+    planned, taken = plan_device_memory(ATARI, cfg, None).total, DeviceReplay(ATARI, cfg, 0, torch.device("cpu")).nbytes
     assert planned <= taken <= planned + 84 * 84  # and one empty frame
 
 
@@ -23,7 +23,7 @@ def test_a_store_takes_what_was_planned():
 def test_what_does_not_fit_is_refused_and_what_is_advised_fits(limits):
     wishes, free = limits
     with pytest.raises(UserError, match=r"needs 7\.\d+ GB on the device .* is 3 GB: lower replay.capacity to \d") as no:
-        device_plan(ATARI, ReplayConfig(capacity=1_000_000, **wishes), free)
+        plan_device_memory(ATARI, ReplayConfig(capacity=1_000_000, **wishes), free)
     advised = int(str(no.value).split("replay.capacity to ")[1].split(",")[0])
     assert 350_000 < advised < 450_000
-    device_plan(ATARI, ReplayConfig(capacity=advised, **wishes), free)
+    plan_device_memory(ATARI, ReplayConfig(capacity=advised, **wishes), free)

@@ -6,7 +6,7 @@ import torch
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.host import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.replay.planner import IMAGE_RATIO, available_memory, plan
+from qfleet.replay.planner import IMAGE_RATIO, available_memory, plan_memory
 from qfleet.types import EnvSpec, Leaf, UserError, Window
 
 ATARI = Layout(EnvSpec("a", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6), Window(), 64)
@@ -14,7 +14,7 @@ GB = 10**9
 
 
 def test_a_million_atari_steps():
-    planned = plan(ATARI, ReplayConfig(capacity=1_000_000), available_bytes=8 * GB)
+    planned = plan_memory(ATARI, ReplayConfig(capacity=1_000_000), available_bytes=8 * GB)
     assert planned.tree_bytes == 2**24
     assert planned.blob_bytes_estimate == pytest.approx(1e6 * 68 / 64 * 84 * 84 / IMAGE_RATIO, rel=1e-6)
     assert planned.total == planned.dense_bytes + planned.tree_bytes + planned.blob_bytes_estimate
@@ -23,12 +23,12 @@ def test_a_million_atari_steps():
 
 def test_an_empty_store_counts_what_was_planned():
     cfg = ReplayConfig(capacity=10_000)
-    assert HostReplay(ATARI, cfg, 0, torch.device("cpu")).nbytes == plan(ATARI, cfg, available_bytes=GB).fixed
+    assert HostReplay(ATARI, cfg, 0, torch.device("cpu")).nbytes == plan_memory(ATARI, cfg, available_bytes=GB).fixed
 
 
 def test_vectors_are_not_expected_to_shrink():
     wide = Layout(EnvSpec("w", {"obs": Leaf((100,), "float32", "vector")}, 2), Window(), 50)
-    planned = plan(wide, ReplayConfig(capacity=5000, chunk_steps=50), available_bytes=GB)
+    planned = plan_memory(wide, ReplayConfig(capacity=5000, chunk_steps=50), available_bytes=GB)
     assert planned.blob_bytes_estimate == 100 * 51 * 400
 
 
@@ -40,11 +40,11 @@ def test_vectors_are_not_expected_to_shrink():
 ])
 def test_plans_that_cannot_fit_are_refused_with_figures(cfg, available, message):
     with pytest.raises(UserError, match=message):
-        plan(ATARI, ReplayConfig.model_validate(cfg), available_bytes=available)
+        plan_memory(ATARI, ReplayConfig.model_validate(cfg), available_bytes=available)
 
 
 def test_a_limit_below_the_estimate_is_the_users_choice():
-    assert plan(ATARI, ReplayConfig(capacity=1_000_000, max_bytes=GB // 2), GB).max_bytes == GB // 2
+    assert plan_memory(ATARI, ReplayConfig(capacity=1_000_000, max_bytes=GB // 2), GB).max_bytes == GB // 2
 
 
 def test_the_store_refuses_a_limit_below_its_arrays():

@@ -10,7 +10,7 @@ from replay_twin import Twin, append, layout_for
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.codec import Codec
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.deal import deal
+from qfleet.replay.deal import redistribute
 from qfleet.replay.device import DeviceReplay
 from qfleet.replay.host import HostReplay
 from qfleet.types import Window
@@ -91,7 +91,7 @@ def test_a_checkpoint_with_a_chunk_that_does_not_decode_resumes_without_it(make,
 def test_a_chunk_that_does_not_decode_is_not_dealt_to_ranks(make, monkeypatch):
     state, files = saved_with_poison(monkeypatch)
     replay = make()
-    deal(replay, [(state, pieces(files))], 0, 1, 120)
+    redistribute(replay, [(state, pieces(files))], 0, 1, 120)
     assert draws(replay) == {0, 1}
     assert replay.metrics()["replay/dropped_chunks"] == 1
 

@@ -12,7 +12,7 @@ from replay_twin import LANE, SPEC, Twin, append, key, layout_for, place, play, 
 
 from qfleet.maths.returns import n_step
 from qfleet.replay.chunker import Chunker
-from qfleet.types import OBS, UserError, Window
+from qfleet.types import OBS_PREFIX, UserError, Window
 
 
 @pytest.fixture(scope="module", params=["host", "device"], autouse=True)
@@ -40,7 +40,7 @@ def compare_window(sample, item, twin, layout):
         assert sample.rows["reward"][item, past + row] == np.float32(true.reward)
         assert sample.rows["discount"][item, past + row] == true.discount
         for name in SPEC.observation:
-            shown = sample.rows[OBS + name][item, past + row].numpy()
+            shown = sample.rows[OBS_PREFIX + name][item, past + row].numpy()
             np.testing.assert_array_equal(shown, twin.stacked(name, lane, t + row))
         if true.last:
             break
@@ -54,7 +54,7 @@ def test_windows_equal_the_twin(future, chunk_steps, seed, alpha, steps):
     chunker, replay = Chunker(layout, 2), replay_for(layout, seed, capacity=100, alpha=alpha)
     play(twin, chunker, replay, steps)
     replay.check_valid()
-    replay.tick(1)
+    replay.count_steps(1)
     sample = replay.sample(16)
     if sample is None:
         assert replay.metrics()["replay/size"] == 0
@@ -84,7 +84,7 @@ def test_twelve_thousand_windows_in_all_give_the_naive_n_step_return(n):
     for _, chunk in append(chunker, twin, end=True) + chunker.flush():
         replay.add(chunk)
     drawn = set()
-    replay.tick(1)
+    replay.count_steps(1)
     for _ in range(4):
         rows = replay.sample(1000).rows
         step = n_step(rows["reward"].double(), rows["discount"].double(), rows["last"], 0.9, n)
@@ -142,7 +142,7 @@ def test_draws_follow_priorities_and_weights_undo_them():
         priority = np.array([wanted[drawn] for drawn in sample.keys.tolist()])
         np.testing.assert_allclose(sample.weight, priority.min() / priority, rtol=1e-5)
         raw = sum(wanted.values()) / (len(wanted) * priority)  # 1 / (N · P(i)), not divided by the largest
-        np.testing.assert_allclose(sample.weight * sample.peak, raw, rtol=1e-5)
+        np.testing.assert_allclose(sample.weight * sample.max_weight, raw, rtol=1e-5)
         total += 400
         for drawn in sample.keys.tolist():
             counts[drawn] += 1
@@ -279,7 +279,7 @@ def test_pace_holds_sampling_back():
 
 def test_nothing_to_sample_means_wait():
     replay = replay_for(layout_for(Window(), 10))
-    replay.tick(1000)
+    replay.count_steps(1000)
     assert replay.sample(4) is None
 
 
@@ -313,7 +313,7 @@ def test_a_restored_replay_continues_bitwise(seed, alpha, steps):
         one.update(sample.keys, twin.rng.random(8))
     two = restored(layout, *saved(one), alpha=alpha, capacity=200)
     for _ in range(40):
-        one.tick(2), two.tick(2)
+        one.count_steps(2), two.count_steps(2)
         for _, chunk in append(chunker, twin):
             assert one.add(chunk) == two.add(chunk)
         if (a := one.sample(8)) is None:
@@ -379,7 +379,7 @@ def test_counters_beyond_two_to_the_31():
     replay.load_state_dict(state | empty)
     play(twin, chunker, replay, 60)
     sample = replay.sample(32)
-    assert sample.keys.min() > (2**31) * 10 and replay.pace.steps == start + 120
+    assert sample.keys.min() > (2**31) * 10 and replay.rate_limiter.steps == start + 120
     for item in range(32):
         compare_window(sample, item, twin, layout)
     replay.update(sample.keys, np.full(32, 3.0))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from replay_twin import Twin, layout_for, play, replay_for
 
-from qfleet.maths.compiled import COMPILED
+from qfleet.maths.compiled import HAS_NUMBA
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.decode import choose, unroll
+from qfleet.replay.decode import plan_blocks, undo_deltas
 from qfleet.types import Window
 
 ALONE = """
@@ -41,7 +41,7 @@ def fingerprint() -> str:
 
 @pytest.mark.slow
 def test_samples_are_the_same_without_numba():
-    assert COMPILED
+    assert HAS_NUMBA
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}
     done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=100)
@@ -60,13 +60,13 @@ def test_windows_unroll_the_same_compiled_and_not(word):
         slots, oldest = np.sort(rng.integers(0, 3, count)), rng.integers(0, total - rows + 1, count)
         places = [np.full((count, (rows + size - 2) // size + 1), -1) for _ in range(2)]
         given = slots, oldest, rows, size, total, ends
-        chosen = [kernel(*given, at) for kernel, at in zip((choose, choose.py_func), places, strict=True)]
+        chosen = [kernel(*given, at) for kernel, at in zip((plan_blocks, plan_blocks.py_func), places, strict=True)]
         np.testing.assert_array_equal(*places)
         np.testing.assert_array_equal(chosen[0][0], chosen[1][0])
         assert chosen[0][1] == chosen[1][1]
         deltas = rng.integers(0, 200, (chosen[0][1], 6)).astype(word)
         alive = rng.random((count, length, depth)) < 0.7
         stacks = [np.full((count, length, depth, 6), 7, word) for _ in range(2)]
-        for kernel, out in zip((unroll, unroll.py_func), stacks, strict=True):
+        for kernel, out in zip((undo_deltas, undo_deltas.py_func), stacks, strict=True):
             kernel(deltas, places[0], oldest % size, size, alive, out)
         np.testing.assert_array_equal(*stacks)

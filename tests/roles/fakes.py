@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from qfleet.agent import Agent, Decision, Loss
-from qfleet.types import EnvSpec, Leaf, Outcome, Sample, Window
+from qfleet.types import EnvSpec, Leaf, StepResult, Sample, Window
 
-SPEC = EnvSpec("tape", {"obs": Leaf((1,), "float32", "vector")}, actions=3)
+SPEC = EnvSpec("tape", {"obs": Leaf((1,), "float32", "vector")}, num_actions=3)
 
 
 class TapeEnv:
@@ -48,7 +48,7 @@ class TapeEnv:
         reward = np.where(fresh, zero, 1).astype(np.float32)
         discount = np.where(fresh | (self.over & (not self.truncate)), 0, 1).astype(np.float32)
         cut, self.cut_next = self.cut_next, np.zeros(self.lanes, bool)
-        return Outcome(self.obs(), reward, discount, self.over.copy(), 10 * reward, cut)
+        return StepResult(self.obs(), reward, discount, self.over.copy(), 10 * reward, cut)
 
     def render(self):
         return None
@@ -72,7 +72,7 @@ class TapeReplay:
     def steps(self):
         return sum(self.ticks)
 
-    def tick(self, steps):
+    def count_steps(self, steps):
         self.ticks.append(steps)
 
     def add(self, chunk, priority=None):

@@ -14,7 +14,7 @@ from qfleet.roles.weights import Mailbox
 from qfleet.types import EnvSpec, Leaf
 
 CPU = torch.device("cpu")
-SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}, actions=3)
+SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}, num_actions=3)
 AGENTS = [(dqn, {"dueling": True, "n_step": 3}), (c51, {"noisy": True, "atoms": 11}), (qr, {"quantiles": 7}),
           (iqn, {"munchausen": True, "n_step": 2})]
 RECURRENT = (r2d2, {"burn_in": 2, "unroll": 4, "stride": 2, "n_step": 2, "features": [16], "units": 8})
@@ -32,7 +32,7 @@ def replay_of(agent, alpha=0.6, reward=1.0):
         extras = {name: (3 * rng.random((2, *shape))).astype(dtype)
                   for name, (shape, dtype) in {**agent.states, **agent.columns}.items()}
         row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last, extras)
-        replay.tick(2)
+        replay.count_steps(2)
         for _, chunk in chunker.append(*row):
             replay.add(chunk)
     return replay

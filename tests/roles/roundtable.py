@@ -52,18 +52,18 @@ class Seat:
         self.table, self.rank, self.size = table, rank, table.size
         self.sent_bytes = 0.0
 
-    def gather(self, row):
+    def all_gather(self, row):
         return [list(map(float, row)) for row in self.table.meet(self.rank, row)]
 
-    def add_up(self, vector):
+    def start_allreduce(self, vector):
         vector.copy_(torch.stack(self.table.meet(self.rank, vector.clone())).sum(0))
         return lambda: None
 
-    def complete(self, vector, cuts):
+    def all_gather_slices(self, vector, cuts):
         for cut, part in zip(cuts, self.table.meet(self.rank, vector[cuts[self.rank]].clone()), strict=True):
             vector[cut] = part
 
-    def spread(self, tensor):
+    def broadcast(self, tensor):
         tensor.copy_(self.table.meet(self.rank, tensor.clone())[0])
 
     def exchange(self, data):

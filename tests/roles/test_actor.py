@@ -7,13 +7,13 @@ import pytest
 import torch
 from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
 
-from qfleet.agent import Decision, Recall
+from qfleet.agent import Decision, RecurrentState
 from qfleet.explore.constant import Constant
 from qfleet.replay.layout import Layout
 from qfleet.roles import actor as actors
 from qfleet.roles.actor import Actor, Recorder
 from qfleet.roles.policy import Policy
-from qfleet.roles.reflex import Reflex
+from qfleet.roles.reflex import GraphPolicy
 from qfleet.roles.weights import Mailbox
 from qfleet.types import Window
 
@@ -25,7 +25,7 @@ def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None, pri
     replay = TapeReplay(tape)
     metrics = ListMetrics()
     weights = Mailbox()
-    layout = Layout(SPEC, Window(future=future), chunk_steps, agent.columns, agent.states)
+    layout = Layout(SPEC, Window(future=future), chunk_steps, agent.columns, agent.stored_states)
     recorder = Recorder(agent, layout, env.lanes, replay, prioritised)
     policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
@@ -99,7 +99,7 @@ def test_an_exact_boundary_truncates_every_lane_and_reseeds():
     actor, env, replay, metrics, _, _ = actor_with([7, 9], chunk_steps=4)
     for _ in range(3):
         actor.step()
-    actor.cut([70, 80])
+    actor.truncate_episodes([70, 80])
     assert env.resets == [[0, 1], [70, 80]]
     assert [chunk.columns["last"][3] for chunk in replay.chunks] == [True, True]
     assert [chunk.columns["obs.obs"][:4, 0].tolist() for chunk in replay.chunks] == [[0, 1, 2, 3]] * 2
@@ -127,7 +127,7 @@ def test_the_final_row_of_an_episode_that_is_cut_keeps_arm_and_hints(steps, resu
         before, (actor, _, replay, _, _, _) = actor, actor_with([99], chunk_steps=4, agent=agent, prioritised=True)
         actor.load_state_dict(before.state_dict())
     else:
-        actor.cut([1])
+        actor.truncate_episodes([1])
     chunk = replay.chunks[-1]
     end = int(chunk.columns["last"].argmax())
     assert chunk.columns["arm"][end] == chunk.columns["arm"][end - 1] > 7
@@ -189,11 +189,11 @@ def counting_agent():
         after = memory | {"count": memory["count"] + 1}
         return Decision(torch.zeros(len(obs["obs"]), dtype=torch.int64), after, memory)
 
-    recall = Recall(begin=lambda lanes, device: {name: torch.zeros(lanes) for name in ("count", "paid", "kept")},
-                    observe=lambda memory, reward: memory | {"paid": memory["paid"] + reward,
-                                                             "kept": memory["kept"] + reward},
-                    forget=lambda memory, over: memory | {name: memory[name] * ~over for name in ("count", "paid")},
-                    kept=("kept",))
+    recall = RecurrentState(initial=lambda lanes, device: {name: torch.zeros(lanes) for name in ("count", "paid", "kept")},
+                            observe=lambda memory, reward: memory | {"paid": memory["paid"] + reward,
+                                                                     "kept": memory["kept"] + reward},
+                            reset=lambda memory, over: memory | {name: memory[name] * ~over for name in ("count", "paid")},
+                            persistent=("kept",))
     columns = {name: ((), "float32") for name in ("count", "paid", "kept")}
     return dataclasses.replace(linear_agent(), act=act, recall=recall, columns=columns)
 
@@ -204,7 +204,7 @@ def interrupted(agent):
     for step in range(40):
         env.cut_next[:] = [False, step == 17]
         actor.step()
-    actor.cut([3, 4])
+    actor.truncate_episodes([3, 4])
     for _ in range(20):
         actor.step()
     return actor, replay
@@ -224,14 +224,14 @@ def test_each_lane_remembers_its_own_episode_and_no_other():
 def test_by_reflex_it_remembers_the_same(monkeypatch):
     """Rewards and ends reach the reflex instead of the policy, and states come back to be stored."""
     plain = counting_agent()
-    agent = dataclasses.replace(plain, recall=dataclasses.replace(plain.recall, kept=()),
+    agent = dataclasses.replace(plain, recall=dataclasses.replace(plain.recurrent_state, kept=()),
                                 columns={"count": ((), "float32")}, states={"paid": ((), "float32")})
     runs = []
     for quick in (False, True):
         if quick:
-            monkeypatch.setattr(actors, "reflex_of", Reflex)
+            monkeypatch.setattr(actors, "graph_policy_for", GraphPolicy)
         actor, replay = interrupted(agent)
-        assert isinstance(actor._reflex, Reflex) == quick
+        assert isinstance(actor._graph_policy, GraphPolicy) == quick
         runs.append(replay.chunks)
     assert len(runs[0]) == len(runs[1]) > 10
     for one, other in zip(*runs, strict=True):

@@ -15,8 +15,8 @@ from torch import nn
 from qfleet.agent import Loss
 from qfleet.algos.dqn import Config, build
 from qfleet.roles.allreduce import AllReduce
-from qfleet.roles.derive import Eager
-from qfleet.roles.early import Early
+from qfleet.roles.derive import Autograd
+from qfleet.roles.early import OverlappedAllReduce
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
@@ -50,7 +50,7 @@ def test_one_rank_is_solo(optimizer, precision, sharded):
     [(learner, _, _)] = learners(1, [batches], sharded, **cfg)
     assert learner.updates == 7 and torch.equal(learner.flat.master, solo.flat.master)
     assert torch.equal(learner.target.master, solo.target.master)
-    for name, value in solo.gradients.state_dict().items():
+    for name, value in solo.gradient_sync.state_dict().items():
         assert torch.equal(learner.gradients.state_dict()[name], value)
 
 
@@ -82,7 +82,7 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_whole_batch(size):
     whole = batch(3, items=16)
     rows = {name: rows.double() if rows.is_floating_point() else rows for name, rows in whole.rows.items()}
     weight = whole.weight.double() / whole.weight.double().max()
-    whole = Sample(whole.keys, weight, rows, peak=7.0)
+    whole = Sample(whole.keys, weight, rows, max_weight=7.0)
     cfg = OptimizerConfig(clip_norm=0)
     plain = dataclasses.replace(AGENT, loss=doubled_loss)
     torch.manual_seed(0)
@@ -92,8 +92,8 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_whole_batch(size):
         net = copy.deepcopy(online)
         flat = Flat(net, torch.float64)
         gradients.attach(flat)
-        factor = gradients.vote(sample.peak)
-        found = Eager(plain, net, target, torch.Generator())(
+        factor = gradients.agree(sample.peak)
+        found = Autograd(plain, net, target, torch.Generator())(
             Sample(sample.keys, sample.weight * factor, sample.rows))
         norm = gradients.apply(found.grads)
         return flat.grad.clone(), norm, flat.master.clone()
@@ -128,11 +128,11 @@ def test_gradients_that_leave_early_are_the_same(least, any_early):
         flat = Flat(copy.deepcopy(net), torch.float64)
         order = []
 
-        def add_up(vector):
+        def start_allreduce(vector):
             order.append(vector.storage_offset())
-            return peers.add_up(vector)
+            return peers.start_allreduce(vector)
 
-        early = Early(flat, add_up, least)
+        early = OverlappedAllReduce(flat, start_allreduce, least)
         sums = []
         for rows in batches[peers.rank]:
             loss = flat.net(rows).square().mean()
@@ -140,7 +140,7 @@ def test_gradients_that_leave_early_are_the_same(least, any_early):
             grads = torch.autograd.grad(loss, flat.parameters, allow_unused=True)
             early_on = len(order) - sent
             sums.append(early.finish(grads).clone())
-        return sums, order, early_on, len(early.parts)
+        return sums, order, early_on, len(early.buckets)
 
     ranks = Roundtable(2).run(work)
     for at in range(3):
@@ -157,7 +157,7 @@ def test_gradients_that_leave_early_are_the_same(least, any_early):
 
 def test_a_gradient_that_comes_twice_is_refused():
     flat = Flat(nn.Linear(2, 2))
-    Early(flat, lambda vector: lambda: None)
+    OverlappedAllReduce(flat, lambda vector: lambda: None)
     torch.autograd.grad(flat.net(torch.ones(1, 2)).sum(), flat.parameters)
     with pytest.raises(RuntimeError, match="came twice"):
         torch.autograd.grad(flat.net(torch.ones(1, 2)).sum(), flat.parameters)
@@ -210,9 +210,9 @@ def test_a_sharded_optimizer_moves_as_a_whole_one_and_its_state_fits_any_number(
 
 
 def test_the_weights_of_all_ranks_are_divided_by_the_largest_of_all():
-    ranks = Roundtable(3).run(lambda peers: AllReduce(OptimizerConfig(), peers).vote([2.0, 8.0, 4.0][peers.rank]))
+    ranks = Roundtable(3).run(lambda peers: AllReduce(OptimizerConfig(), peers).agree([2.0, 8.0, 4.0][peers.rank]))
     assert ranks == [0.25, 1.0, 0.5]
-    ranks = Roundtable(2).run(lambda peers: AllReduce(OptimizerConfig(), peers).vote([None, 1.0][peers.rank]))
+    ranks = Roundtable(2).run(lambda peers: AllReduce(OptimizerConfig(), peers).agree([None, 1.0][peers.rank]))
     assert ranks == [None, None]
 
 
@@ -220,7 +220,7 @@ def test_a_vote_carries_what_ranks_tell_each_other():
     heard = [[], []]
 
     def work(peers):
-        AllReduce(OptimizerConfig(), peers, False, lambda: [peers.rank + 10.0], heard[peers.rank].append).vote(None)
+        AllReduce(OptimizerConfig(), peers, False, lambda: [peers.rank + 10.0], heard[peers.rank].append).agree(None)
 
     Roundtable(2).run(work)
     assert heard == [[[[10.0], [11.0]]]] * 2
@@ -235,7 +235,7 @@ def test_one_vote_decides_on_all_batches_that_everybody_has():
         learner, replay = made[peers.rank]
         gather = peers.gather
         peers.gather = lambda row: gathers.append(peers.rank) or gather(row)
-        learner.meet(AllReduce(learner.cfg, peers, ahead=lambda: len(replay.samples)))
+        learner.meet(AllReduce(learner.cfg, peers, batches_ahead=lambda: len(replay.samples)))
         learner.step()
         return learner, replay
 
@@ -245,7 +245,7 @@ def test_one_vote_decides_on_all_batches_that_everybody_has():
 
 
 def test_a_promise_that_is_not_kept_is_an_error():
-    rule = AllReduce(OptimizerConfig(), Roundtable(1).run(lambda peers: peers)[0], ahead=lambda: 2)
-    assert rule.vote(1.0) == 1.0
+    rule = AllReduce(OptimizerConfig(), Roundtable(1).run(lambda peers: peers)[0], batches_ahead=lambda: 2)
+    assert rule.agree(1.0) == 1.0
     with pytest.raises(RuntimeError, match="lost step"):
-        rule.vote(None)
+        rule.agree(None)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fakes import TapeEnv, linear_agent
 
-from qfleet.roles.evaluator import EvalConfig, Evaluator, Tally, evaluate
+from qfleet.roles.evaluator import EvalConfig, Evaluator, EpisodeCounter, evaluate
 from qfleet.roles.policy import Policy
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.roles.weights import Mailbox
@@ -19,8 +19,8 @@ def test_short_episodes_are_not_favoured():
 
 
 def test_an_uneven_number_of_episodes_is_dealt_to_the_first_lanes():
-    assert Tally(5, 3).quota == [2, 2, 1]
-    assert Tally(2, 4).quota == [1, 1, 0, 0]
+    assert EpisodeCounter(5, 3).quota == [2, 2, 1]
+    assert EpisodeCounter(2, 4).quota == [1, 1, 0, 0]
     policy = Policy(linear_agent(), 0, torch.device("cpu"))
     assert len(evaluate(policy, TapeEnv([2, 3, 4]), 5, 0.0, 1).returns) == 5
 
@@ -74,7 +74,7 @@ def test_evaluations_wait_for_a_promising_return_and_then_come_at_once():
     clock, seen, weights, recent = [Progress(0, 0)], [], Mailbox(), [None]
     weights.publish(Policy(linear_agent(), 0, torch.device("cpu")).flat.state(), 1)
     evaluator = evaluator_with(weights, clock, seen, period_steps=10, from_return=0)
-    evaluator.recent = lambda: recent[0]
+    evaluator.recent_return = lambda: recent[0]
     for steps, score, judged in [(25, None, False), (26, -1.0, False), (27, 0.0, True), (28, 5.0, False)]:
         clock[0], recent[0] = Progress(steps, steps), score
         assert evaluator.step() == judged

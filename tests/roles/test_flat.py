@@ -107,7 +107,7 @@ def test_bfloat16_computes_beside_float32_masters():
     flat = Flat(network(), torch.bfloat16)
     assert next(flat.net.parameters()).dtype == torch.bfloat16 and flat.master.dtype == torch.float32
     flat.master += 1e-4
-    flat.sync()
+    flat.copy_to_network()
     assert torch.equal(flat.data, flat.master.bfloat16())
     assert all(value.dtype == torch.float32 for name, value in flat.state().items() if "weight" in name)
 
@@ -128,7 +128,7 @@ def test_state_round_trip_and_refusals():
 def test_optional_buffers_may_be_missing_and_stay_as_they_are():
     one, other = Flat(network()), Flat(network())
     one.master.normal_()
-    other.assign({"2.running_mean": torch.full((8,), 5.0)})
+    other.set_buffers({"2.running_mean": torch.full((8,), 5.0)})
     state = one.state()
     del state["2.running_mean"]
     with pytest.raises(ValueError, match="running_mean"):
@@ -150,7 +150,7 @@ def test_follow_copies_or_moves_part_of_the_way():
     online, target = Flat(network()), Flat(network())
     online.master.fill_(1.0)
     target.master.fill_(0.0)
-    target.follow(online, 0.25)
+    target.polyak_update(online, 0.25)
     assert torch.allclose(target.master, torch.tensor(0.25))
-    target.follow(online)
+    target.polyak_update(online)
     assert torch.equal(target.master, online.master)

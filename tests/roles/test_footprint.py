@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qfleet import recipe
-from qfleet.assemble import make_agent, make_env, settle
+from qfleet.assemble import make_agent, make_env, resolve_auto
 from qfleet.cli import main
 from qfleet.replay import planner
 from qfleet.roles.footprint import LARGE, footprint
@@ -22,7 +22,7 @@ def agent_of(source, *overrides):
 def test_it_counts_what_the_network_has_and_draws_nothing(source):
     _, _, agent = agent_of(source)
     before = torch.random.get_rng_state()
-    counted = footprint(agent).numbers
+    counted = footprint(agent).elements
     assert torch.equal(torch.random.get_rng_state(), before)
     net = agent.network()
     assert counted == sum(tensor.numel() for tensor in [*net.parameters(), *net.buffers()]) > 0
@@ -30,19 +30,19 @@ def test_it_counts_what_the_network_has_and_draws_nothing(source):
 
 def test_large_layers_are_counted_without_being_allocated():
     _, _, agent = agent_of("cartpole", "agent.hidden=[10000000,10000000]")
-    assert footprint(agent).numbers == 5 * 10**7 + 10**14 + 10**7 + 2 * 10**7 + 2 > LARGE
+    assert footprint(agent).elements == 5 * 10**7 + 10**14 + 10**7 + 2 * 10**7 + 2 > LARGE
 
 
 def test_the_replay_has_what_the_network_leaves(monkeypatch):
     config, spec, agent = agent_of("cartpole", "agent.hidden=[2000,2000]", "device=cpu")
-    networks = 9 * 4 * footprint(agent).numbers  # six copies to learn, one published, an actor's and an evaluator's
+    networks = 9 * 4 * footprint(agent).elements  # six copies to learn, one published, an actor's and an evaluator's
     assert 144_000_000 < networks < 145_000_000
     monkeypatch.setattr(planner, "available_memory", lambda: networks + 5_000_000)
     with pytest.raises(UserError, match=r"replay.capacity=100000 needs about 5.9 MB .* but may take 4 MB"):
-        settle(config, spec)
+        resolve_auto(config, spec)
     monkeypatch.setattr(planner, "available_memory", lambda: networks - 1)
     with pytest.raises(UserError, match=r"has 4,016,002 parameters: .* about 145 MB in main memory, and 145 MB"):
-        settle(config, spec)
+        resolve_auto(config, spec)
 
 
 def test_a_dry_run_refuses_a_network_that_fits_nowhere(capsys):

@@ -8,7 +8,7 @@ from fakes import sample_of
 from test_learner import learner_with
 
 from qfleet.roles.gradients import Solo
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, slices
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, split_evenly
 
 
 class Chorus(Solo):
@@ -18,10 +18,10 @@ class Chorus(Solo):
         super().__init__(cfg)
         self.answers, self.peaks, self.applied = answers, [], []
 
-    def vote(self, peak):
-        self.peaks.append(peak)
+    def agree(self, max_weight):
+        self.peaks.append(max_weight)
         ready = self.answers.pop(0)
-        return 0.5 if ready and peak is not None else None
+        return 0.5 if ready and max_weight is not None else None
 
     def apply(self, grads):
         self.applied.append(grads)
@@ -30,7 +30,7 @@ class Chorus(Solo):
 
 def with_chorus(samples, answers):
     learner, replay, metrics, _ = learner_with(samples)
-    learner.meet(Chorus(learner.cfg, answers))
+    learner.set_sync(Chorus(learner.cfg, answers))
     return learner, replay, metrics
 
 
@@ -39,7 +39,7 @@ def test_a_batch_is_kept_while_others_have_none():
     assert not learner.step() and not learner.step()
     assert replay.tape == ["sample"], "one draw, held until all are ready"
     assert learner.step() and learner.updates == 2
-    assert learner.gradients.peaks == [1.0, 1.0, 1.0, 1.0, None], "whoever has nothing votes, too"
+    assert learner.gradient_sync.peaks == [1.0, 1.0, 1.0, 1.0, None], "whoever has nothing votes, too"
 
 
 def test_the_vote_scales_the_importance_weights():
@@ -55,7 +55,7 @@ def test_a_loss_that_is_not_finite_is_told_to_the_others():
     learner, replay, metrics = with_chorus([sample_of([1, math.nan])], [True, False])
     before = learner.flat.master.clone()
     learner.step()
-    assert learner.gradients.applied == [None] and learner.updates == 0 and replay.updates == []
+    assert learner.gradient_sync.applied == [None] and learner.updates == 0 and replay.updates == []
     assert torch.equal(learner.flat.master, before) and metrics.counts == {"fault/bad_updates": 1}
 
 
@@ -67,7 +67,7 @@ def test_slices_move_as_the_whole_does(name, size, parts):
     torch.manual_seed(0)
     whole = torch.randn(size)
     sliced = whole.clone()
-    one, cuts = Optimizer(cfg, whole), slices(size, parts)
+    one, cuts = Optimizer(cfg, whole), split_evenly(size, parts)
     assert len(cuts) == parts and [i for cut in cuts for i in range(size)[cut]] == list(range(size))
     many = [Optimizer(cfg, sliced[cut]) for cut in cuts]
     for _ in range(20):

@@ -10,7 +10,7 @@ from qfleet.explore.constant import Constant
 from qfleet.replay.layout import Layout
 from qfleet.roles import laps as module
 from qfleet.roles.actor import TIMED_STEPS, Actor, Recorder
-from qfleet.roles.laps import Laps
+from qfleet.roles.laps import PhaseTimer
 from qfleet.roles.learner import Learner, LearnerConfig
 from qfleet.roles.policy import Policy
 from qfleet.roles.weights import Mailbox
@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 def test_laps_are_means_per_turn_over_a_period(clock):
     metrics = ListMetrics()
-    laps = Laps(metrics, ("a", "b"), 2)
+    laps = PhaseTimer(metrics, ("a", "b"), 2)
     for a, b in ((0.010, 0.001), (0.030, 0.003), (9, 9)):
         clock.now += 5  # between two turns somebody else works
         laps.start()
@@ -43,13 +43,13 @@ def test_laps_are_means_per_turn_over_a_period(clock):
         laps.lap("a")
         clock.now += b
         laps.lap("b")
-        laps.turn()
+        laps.end_step()
     assert metrics.values == [{"a": pytest.approx(20), "b": pytest.approx(2)}]
 
 
 def test_a_pause_belongs_to_its_tag_until_the_next_start_that_goes_on(clock):
     metrics = ListMetrics()
-    laps = Laps(metrics, ("work", "wait"), 1)
+    laps = PhaseTimer(metrics, ("work", "wait"), 1)
     for _ in range(3):  # asked again and again, in vain
         laps.start()
         laps.pause("wait")
@@ -57,7 +57,7 @@ def test_a_pause_belongs_to_its_tag_until_the_next_start_that_goes_on(clock):
     laps.start()
     clock.now += 0.25
     laps.lap("work")
-    laps.turn()
+    laps.end_step()
     assert metrics.values == [{"work": pytest.approx(250), "wait": pytest.approx(1500)}]
 
 

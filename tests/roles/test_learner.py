@@ -6,7 +6,7 @@ import torch
 from fakes import ListMetrics, TapeReplay, linear_agent, sample_of
 
 from qfleet.agent import Loss
-from qfleet.maths.outliers import Spread, believed
+from qfleet.maths.outliers import LossStatistics, inlier_mask
 from qfleet.roles.learner import Diverged, Learner, LearnerConfig
 from qfleet.roles.weights import Mailbox
 
@@ -74,7 +74,7 @@ def test_updates_of_others_count_for_the_target_and_for_measurements():
     """Between two updates of ours there were two of somebody else: the clock goes 3, 6, 9."""
     batches = [sample_of([1, 2]) for _ in range(3)]
     hard, _, metrics, _ = learner_with(list(batches), target_period_updates=4, metrics_period_updates=4)
-    hard.advance = lambda updates: updates + 3
+    hard.next_update_count = lambda updates: updates + 3
     online = []
     for sample in batches:
         hard._update(sample)
@@ -84,11 +84,11 @@ def test_updates_of_others_count_for_the_target_and_for_measurements():
     assert hard.updates == 9 and torch.equal(hard.target.master, online[2])
     assert sum("train/loss" in values for values in metrics.values) == 2
     soft, _, _, _ = learner_with(list(batches), target_period_updates=0, target_tau=0.5)
-    soft.advance = lambda updates: updates + 3
+    soft.next_update_count = lambda updates: updates + 3
     start = soft.target.master.clone()
     soft._update(batches[0])
     assert torch.allclose(soft.target.master, start + (1 - 0.5**3) * (soft.flat.master - start))
-    soft.advance = lambda updates: updates
+    soft.next_update_count = lambda updates: updates
     before = soft.target.master.clone()
     soft._update(batches[1])
     assert torch.equal(soft.target.master, before), "a gradient that was dropped is no update"
@@ -101,7 +101,7 @@ def test_losses_beyond_belief_are_left_out_and_counted():
     usual, wild = [sample_of([1, 1.5]) for _ in range(10)], sample_of([1, 50])
     doubting, _, metrics, _ = learner_with([], agent=linear_agent(loss), clip_norm=0, learning_rate=1e-9)
     torch.nn.init.constant_(doubting.flat.net.weight, 1.0)
-    doubting.doubt(6.0)
+    doubting.filter_outliers(6.0)
     for sample in usual:
         doubting._update(sample)
     believing = doubting.flat.grad.clone()
@@ -109,9 +109,9 @@ def test_losses_beyond_belief_are_left_out_and_counted():
     assert torch.allclose(doubting.flat.grad, believing * 1 / 2.5), "of 1 and 50, 1 alone counts"
     assert metrics.counts["server/outliers"] == 1
     unit = float(doubting.flat.net.weight.detach().sum())
-    _, spread = believed(unit * torch.tensor([1.0, 50.0]), Spread(1.25 * unit, (0.25 * unit) ** 2, 10), 6.0)
-    assert float(doubting._doubt.bound) == pytest.approx(spread.mean + 6 * spread.variance ** 0.5, rel=1e-4)
-    assert float(doubting._doubt.bound) < 6 * unit, "the wild one has not moved it far"
+    _, spread = inlier_mask(unit * torch.tensor([1.0, 50.0]), LossStatistics(1.25 * unit, (0.25 * unit) ** 2, 10), 6.0)
+    assert float(doubting._outlier_filter.bound) == pytest.approx(spread.mean + 6 * spread.variance ** 0.5, rel=1e-4)
+    assert float(doubting._outlier_filter.bound) < 6 * unit, "the wild one has not moved it far"
     doubting._update(usual[0])
     assert torch.allclose(doubting.flat.grad, believing)
 
@@ -154,7 +154,7 @@ def test_readers_that_were_away_get_the_targets_weights_too():
     learner.weights = Slow()
     learner.step()
     assert learner.updates == 5 and learner.weights.given == []
-    learner.weights.wanted = True
+    learner.weights.has_reader = True
     learner.step()
     (version, state), = learner.weights.given
     assert version == 4
@@ -165,7 +165,7 @@ class Slow:
     """A mailbox whose readers have not taken what is there yet."""
 
     def __init__(self):
-        self.wanted, self.given = False, []
+        self.has_reader, self.given = False, []
 
     def publish(self, state, version):
         self.given.append((version, state))
@@ -181,7 +181,7 @@ def test_published_weights_do_not_change_afterwards():
 
 def test_the_limit_of_updates_is_exact():
     learner, _, _, _ = learner_with([sample_of([1, 2]) for _ in range(5)])
-    learner.limit = 3
+    learner.max_updates = 3
     learner.step()
     assert learner.updates == 3
 

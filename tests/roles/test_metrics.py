@@ -79,4 +79,4 @@ def test_without_sinks_the_end_leaves_what_came_in_last_to_be_handed_over():
     meter = Meter([], lambda: Progress(300, 3), frames_per_step=1, schedule=Schedule(100, None))
     meter.write({"train/loss": 1.0})
     meter.finish()
-    assert meter.hand_over()["sums"] == {"train/loss": [1.0, 1]}
+    assert meter.drain()["sums"] == {"train/loss": [1.0, 1]}

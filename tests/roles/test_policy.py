@@ -7,7 +7,7 @@ import torch
 from fakes import linear_agent
 from torch import nn
 
-from qfleet.agent import Arm, Decision
+from qfleet.agent import ExplorationParams, Decision
 from qfleet.maths.chance import restore_rng
 from qfleet.roles.policy import Policy
 from qfleet.roles.seeds import lane_seeds, seed_for
@@ -21,7 +21,7 @@ def test_acting_draws_no_dropout_and_moves_no_statistics():
         nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)))
     policy = Policy(agent, 0, torch.device("cpu"))
     before = policy.flat.state()
-    answers = {policy.act({"obs": np.ones((1, 1), np.float32)}, Arm(torch.zeros(1)))[0].item() for _ in range(10)}
+    answers = {policy.act({"obs": np.ones((1, 1), np.float32)}, ExplorationParams(torch.zeros(1)))[0].item() for _ in range(10)}
     assert len(answers) == 1
     assert all(torch.equal(value, before[name]) for name, value in policy.flat.state().items())
 
@@ -58,5 +58,5 @@ def test_a_choice_does_not_depend_on_where_observations_lie():
     for start in range(16):
         shown = buffer[start:start + 100].reshape(2, 50)
         shown[:] = obs
-        answers.add(policy.act({"obs": shown}, Arm(torch.zeros(2)))[1]["q"].tobytes())
+        answers.add(policy.act({"obs": shown}, ExplorationParams(torch.zeros(2)))[1]["q"].tobytes())
     assert len(answers) == 1

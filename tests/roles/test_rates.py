@@ -8,14 +8,14 @@ from fakes import ListMetrics
 from roundtable import Roundtable
 from test_learner import learner_with
 
-from qfleet.agent import Rate
+from qfleet.agent import ParamGroup
 from qfleet.algos import d4pg, ddpg
 from qfleet.roles.allreduce import AllReduce
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig, Part, parts_of, slices, within
-from qfleet.roles.server import ServerConfig, shards_of
-from qfleet.roles.viaserver import ViaServer
+from qfleet.roles.optimizer import Optimizer, OptimizerConfig, ParamSlice, param_slices_of, split_evenly, slices_within
+from qfleet.roles.server import ParameterServerConfig, make_shards
+from qfleet.roles.viaserver import ParameterServerSync
 from qfleet.types import Box, EnvSpec, Leaf, Sample
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, 0, box=Box((1,), (-2.0,), (2.0,)))
@@ -33,14 +33,14 @@ def batch(seed, items=8):
 
 
 def test_parts_lie_where_their_parameters_do():
-    flat = Flat(TD3.network(), rates=TD3.rates)
+    flat = Flat(TD3.network(), rates=TD3.param_groups)
     marked = torch.zeros(len(flat.master))
-    for part in flat.parts:
-        marked[part.where] = 1
+    for part in flat.param_slices:
+        marked[part.span] = 1
     expected = torch.cat([torch.full((p.numel(),), float(name.startswith("policy.")))
                           for name, p in flat.net.named_parameters()])
     assert torch.equal(marked, expected) and 0 < marked.sum() < len(marked)
-    assert parts_of(flat.net, {}) == ()
+    assert param_slices_of(flat.net, {}) == ()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -49,7 +49,7 @@ def test_a_part_moves_by_its_factor(optimizer):
     torch.manual_seed(0)
     start, cfg = torch.randn(200), OptimizerConfig(optimizer=optimizer, learning_rate=0.1, clip_norm=0)
     both, slow, fast = start.clone(), start[:70].clone(), start[70:].clone()
-    one = Optimizer(cfg, both, [Part(slice(0, 70), Rate(0.2))])
+    one = Optimizer(cfg, both, [ParamSlice(slice(0, 70), ParamGroup(0.2))])
     two = [Optimizer(cfg.model_copy(update={"learning_rate": 0.02}), slow), Optimizer(cfg, fast)]
     for _ in range(30):
         gradient = torch.randn(200)
@@ -62,7 +62,7 @@ def test_a_part_moves_by_its_factor(optimizer):
 def test_a_part_rests_between_its_periods():
     torch.manual_seed(0)
     weights = torch.randn(10)
-    one = Optimizer(OptimizerConfig(clip_norm=0), weights, [Part(slice(2, 6), Rate(1.0, 3))])
+    one = Optimizer(OptimizerConfig(clip_norm=0), weights, [ParamSlice(slice(2, 6), ParamGroup(1.0, 3))])
     for step in range(1, 10):
         before, mean, square = weights.clone(), one.mean.clone(), one.square.clone()
         one.step(torch.randn(10), 1.0)
@@ -78,11 +78,11 @@ def test_slices_move_as_the_whole_does(name, pieces):
     """Borders of parts lie anywhere, those of slices where kernels do not mind."""
     torch.manual_seed(0)
     cfg, size = OptimizerConfig(optimizer=name, learning_rate=0.1, clip_norm=1.0), 1003
-    parts = (Part(slice(11, 333), Rate(0.3)), Part(slice(333, 700), Rate(2.0, 2)))
+    parts = (ParamSlice(slice(11, 333), ParamGroup(0.3)), ParamSlice(slice(333, 700), ParamGroup(2.0, 2)))
     whole = torch.randn(size)
-    sliced, cuts = whole.clone(), slices(size, pieces)
+    sliced, cuts = whole.clone(), split_evenly(size, pieces)
     one = Optimizer(cfg, whole, parts)
-    many = [Optimizer(cfg, sliced[cut], within(parts, cut)) for cut in cuts]
+    many = [Optimizer(cfg, sliced[cut], slices_within(parts, cut)) for cut in cuts]
     for _ in range(20):
         gradient = torch.randn(size)
         norm, again = float(gradient.norm()), gradient.clone()
@@ -117,13 +117,13 @@ def ranks(agent, size, sharded):
 def test_every_gradient_rule_alone_is_solo_to_the_bit(name):
     agent = AGENTS[name]
     solo = trained(fresh(agent), lambda learner: None)
-    assert isinstance(solo.gradients, Solo)
+    assert isinstance(solo.gradient_sync, Solo)
     others = [ranks(agent, 1, sharded)[0] for sharded in (False, True)]
 
     def served(shards):
-        cfg = ServerConfig(shards=shards)
-        return lambda learner: learner.meet(ViaServer(
-            "one", shards_of(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics()))
+        cfg = ParameterServerConfig(shards=shards)
+        return lambda learner: learner.meet(ParameterServerSync(
+            "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics()))
 
     others += [trained(fresh(agent), served(shards)) for shards in (1, 2, 5)]
     for other in others:
@@ -142,7 +142,7 @@ def test_ranks_with_a_sharded_optimizer_move_as_those_without():
 def test_what_a_resting_policy_would_learn_is_not_computed_and_nothing_changes(factor):
     td3 = ddpg.build(ddpg.Config(hidden=(24, 24), twin=True, smoothing=0.2, policy_delay=3, policy_rate=factor), SPEC)
     lazy, always = (trained(fresh(agent, clip_norm=0), lambda learner: None)
-                    for agent in (td3, replace(td3, rested=None)))
+                    for agent in (td3, replace(td3, loss_when_frozen=None)))
     assert torch.equal(lazy.flat.master, always.flat.master) and torch.equal(lazy.target.master, always.target.master)
     mine, its = lazy.state_dict(), always.state_dict()
     assert all(torch.equal(value, its["gradients"][name]) for name, value in mine["gradients"].items())
@@ -152,13 +152,13 @@ def test_what_a_resting_policy_would_learn_is_not_computed_and_nothing_changes(f
 def test_it_is_computed_where_somebody_needs_it():
     """Of seven updates the policy rests in four. A norm is that of all gradients; a server has a count of its own."""
     asked = []
-    spied = replace(TD3, rested=lambda *parts: asked.append(1) or TD3.rested(*parts))
+    spied = replace(TD3, loss_when_frozen=lambda *parts: asked.append(1) or TD3.loss_when_frozen(*parts))
     trained(fresh(spied, clip_norm=0), lambda learner: None)
     assert len(asked) == 4
     trained(fresh(spied, clip_norm=10), lambda learner: None)
-    cfg = ServerConfig(shards=2)
-    trained(fresh(spied, clip_norm=0), lambda learner: learner.meet(ViaServer(
-        "one", shards_of(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics())))
+    cfg = ParameterServerConfig(shards=2)
+    trained(fresh(spied, clip_norm=0), lambda learner: learner.meet(ParameterServerSync(
+        "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics())))
     assert len(asked) == 4
     ranks(spied, 1, True)
     assert len(asked) == 4, "clipped, by default"
@@ -167,10 +167,10 @@ def test_it_is_computed_where_somebody_needs_it():
 def test_a_restored_optimizer_knows_whose_turn_it_is():
     whole = trained(fresh(TD3, clip_norm=0), lambda learner: None)
     first = fresh(TD3, clip_norm=0)
-    first.burst = 3
+    first.max_updates_per_step = 3
     first.step()
     then = fresh(TD3, clip_norm=0)
     then.load_state_dict(first.state_dict())
-    then.replay, first.burst = first.replay, None
+    then.replay, first.max_updates_per_step = first.replay, None
     then.step()
     assert then.updates == 7 and torch.equal(whole.flat.master, then.flat.master)

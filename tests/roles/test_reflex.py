@@ -9,11 +9,11 @@ import pytest
 import torch
 from pictured import AGENTS, CPU, CURIOUS, RECURRENT, SPEC
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.algos import dqn, r2d2
 from qfleet.roles import reflex as reflexes
 from qfleet.roles.policy import Policy
-from qfleet.roles.reflex import Reflex
+from qfleet.roles.reflex import GraphPolicy
 from qfleet.roles.weights import Mailbox
 from qfleet.types import UserError
 
@@ -26,8 +26,8 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
                                                        **switches}), SPEC)
     slow, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
     wanted = (*agent.hints, *agent.states, *agent.columns)
-    reflex, rng = Reflex(quick, SPEC, 3, wanted), np.random.default_rng(0)
-    shown, arm = np.zeros((3, 2, 12, 12), np.uint8), Arm(torch.tensor([0.0, 0.3, 1.0]))
+    reflex, rng = GraphPolicy(quick, SPEC, 3, wanted), np.random.default_rng(0)
+    shown, arm = np.zeros((3, 2, 12, 12), np.uint8), ExplorationParams(torch.tensor([0.0, 0.3, 1.0]))
     for step in range(40):
         if step in (0, 30):  # all lanes start; the second time some things are remembered
             slow.begin(3)
@@ -53,10 +53,10 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
         np.testing.assert_array_equal(found, action)
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], hints[name])
-        assert_same(quick.kept(), slow.kept())
+        assert_same(quick.persistent(), slow.persistent())
     assert_same(quick.state_dict()["memory"], slow.state_dict()["memory"])
-    assert not slow.kept() or slow.kept()["distance.mean"] > 0
-    assert Reflex.obstacle(quick) == "it is for GPUs"
+    assert not slow.persistent() or slow.persistent()["distance.mean"] > 0
+    assert GraphPolicy.why_not_captured(quick) == "it is for GPUs"
 
 
 def assert_same(one, other):
@@ -72,9 +72,9 @@ def test_a_memory_that_does_not_stay_as_it_is_is_refused():
         found = agent.act(*args)
         return dataclasses.replace(found, memory=found.memory | {"state.h": found.memory["state.h"][:, :1]})
 
-    reflex = Reflex(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
+    reflex = GraphPolicy(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
     with pytest.raises(UserError, match=r"'state.h' was torch.float32 of \(3, 8\) and became .* of \(3, 1\)"):
-        reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.zeros(3)))
+        reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, ExplorationParams(torch.zeros(3)))
 
 
 def test_every_part_of_an_arm_is_told_anew_at_every_step():
@@ -84,10 +84,10 @@ def test_every_part_of_an_arm_is_told_anew_at_every_step():
         given.append(dataclasses.replace(arm, epsilon=arm.epsilon.clone(), sigma=arm.sigma.clone()))
         return agent.act(net, obs, memory, arm, rng)
 
-    reflex = Reflex(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
+    reflex = GraphPolicy(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
     for step in (1, 2):
-        told = Arm(step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step),
-                   0.15, 8)
+        told = ExplorationParams(step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step),
+                                 0.15, 8)
         reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, told)
         found = given[-1]
         assert (found.noise, found.theta, found.count, found.index.tolist()) == (False, 0.15, 8, told.index.tolist())
@@ -122,18 +122,18 @@ def test_recorded_reflexes_choose_as_the_policy_does_whatever_the_arms(monkeypat
                                                        **switches}), SPEC)
     slow, quick, rng = Policy(agent, 4, CPU), Policy(agent, 4, CPU), np.random.default_rng(0)
     wanted = (*agent.hints, *agent.states, *agent.columns)
-    reflex, rehearsed, made = Reflex(quick, SPEC, 3, wanted), [], []
+    reflex, rehearsed, made = GraphPolicy(quick, SPEC, 3, wanted), [], []
 
     def record(do, generators, beside, stream):
         made.append(beside)
         return Tape(reflex, do)
 
-    monkeypatch.setattr(reflexes, "aside", lambda do: rehearsed.append(do()))
-    monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(reflexes, "recorded", record)
-    monkeypatch.setattr(reflex, "_choose", lambda kind: Reflex._choose(reflex, kind) if kind in reflex._recordings
+    monkeypatch.setattr(reflexes, "on_side_stream", lambda do: rehearsed.append(do()))
+    monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(reflexes, "capture_graph", record)
+    monkeypatch.setattr(reflex, "_choose", lambda kind: GraphPolicy._choose(reflex, kind) if kind in reflex._recordings
                         else reflex._record(kind))
-    plain, seen = Arm(torch.tensor([0.0, 0.3, 1.0])), np.zeros((3, 2, 12, 12), np.uint8)
+    plain, seen = ExplorationParams(torch.tensor([0.0, 0.3, 1.0])), np.zeros((3, 2, 12, 12), np.uint8)
     quick.begin(3)
     reflex.begin()
     for step in range(24):
@@ -149,7 +149,7 @@ def test_recorded_reflexes_choose_as_the_policy_does_whatever_the_arms(monkeypat
         np.testing.assert_array_equal(found, action)
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], told[name])
-        assert_same(quick.kept(), slow.kept())
+        assert_same(quick.persistent(), slow.persistent())
     assert rehearsed and [kind.index for kind in reflex._recordings] == [False, True]
     assert [beside is None for beside in made] == [True, False], "they share their memory"
 
@@ -158,9 +158,9 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
     """What a GPU's streams are told, on a tape: without a word nobody would wait, with too many everybody would."""
     agent = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC)
     policy, tape, streams = Policy(agent, 4, CPU), [], []
-    reflex = Reflex(policy, SPEC, 3, ())
+    reflex = GraphPolicy(policy, SPEC, 3, ())
     urgent = SimpleNamespace(wait_stream=lambda stream: tape.append(f"wait for {stream}"))
-    monkeypatch.setattr(reflex, "_urgent", urgent)
+    monkeypatch.setattr(reflex, "_stream", urgent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the usual one of {device}")
 
     @contextlib.contextmanager
@@ -171,7 +171,7 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
 
     def act():
         tape.clear()
-        reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.zeros(3)))
+        reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, ExplorationParams(torch.zeros(3)))
         return list(tape)
 
     monkeypatch.setattr(torch.cuda, "stream", on)
@@ -182,34 +182,34 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
     assert [act(), act()] == [waited, waited[1:]], "for new weights"
     reflex.begin()
     assert [act(), act()] == [waited, waited[1:]], "for what an evaluation may have changed"
-    monkeypatch.setattr(reflexes, "aside", lambda do: do())
-    monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(reflexes, "recorded",
+    monkeypatch.setattr(reflexes, "on_side_stream", lambda do: do())
+    monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(reflexes, "capture_graph",
                         lambda do, generators, beside, stream: streams.append(stream) or Tape(reflex, do))
-    reflex._record(reflexes.Kind(True, False, False, 1.0, 0))
+    reflex._record(reflexes.GraphKey(True, False, False, 1.0, 0))
     assert streams == [urgent], "a recording has the priority, and the workspace, of the stream that it was made on"
 
 
 def test_why_a_gpu_does_not_act_by_reflex_is_said_once(caplog):
-    reflexes._own_up.cache_clear()
-    agent = SimpleNamespace(appraise=lambda net, obs, action: {}, recall=None)
+    reflexes._warn.cache_clear()
+    agent = SimpleNamespace(evaluate_actions=lambda net, obs, action: {}, recall=None)
     for device, said in ((CPU, 0), (torch.device("cuda"), 1), (torch.device("cuda"), 1)):
-        assert reflexes.reflex_of(SimpleNamespace(device=device, agent=agent), SPEC, 3, ()) is None
+        assert reflexes.graph_policy_for(SimpleNamespace(device=device, agent=agent), SPEC, 3, ()) is None
         assert len(caplog.messages) == said
     assert "the agent appraises its actions" in caplog.text
-    reflexes._own_up.cache_clear()
+    reflexes._warn.cache_clear()
 
 
 def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
     """The rehearsals before a recording, which a GPU needs, take nothing from the generator."""
     agent = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC)
     plain, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
-    reflex, drawn = Reflex(quick, SPEC, 3, ()), []
-    monkeypatch.setattr(reflexes, "aside", lambda do: drawn.append(do()))
-    monkeypatch.setattr(reflexes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(reflexes, "recorded", lambda do, generators, beside, stream: SimpleNamespace(replay=do))
+    reflex, drawn = GraphPolicy(quick, SPEC, 3, ()), []
+    monkeypatch.setattr(reflexes, "on_side_stream", lambda do: drawn.append(do()))
+    monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(reflexes, "capture_graph", lambda do, generators, beside, stream: SimpleNamespace(replay=do))
     monkeypatch.setattr(reflex, "_choose", lambda noise: reflex._record(noise))
-    obs, arm = {"obs": np.zeros((3, 2, 12, 12), np.uint8)}, Arm(torch.tensor([1.0, 1.0, 0.5]))
+    obs, arm = {"obs": np.zeros((3, 2, 12, 12), np.uint8)}, ExplorationParams(torch.tensor([1.0, 1.0, 0.5]))
     for _ in range(5):
         np.testing.assert_array_equal(reflex.act(obs, arm)[0], plain.act(obs, arm)[0])
     assert drawn and torch.equal(quick.rng.get_state(), plain.rng.get_state())
@@ -220,7 +220,7 @@ def test_new_weights_are_taken_on_the_stream_that_chooses(monkeypatch):
     module, switches = AGENTS[0]
     agent = module.build(module.Config.model_validate({"algo": "dqn", "hidden": [16], **switches}), SPEC)
     policy = Policy(agent, 1, CPU)
-    reflex, mailbox, streams = Reflex(policy, SPEC, 3, ()), Mailbox(), ["usual"]
+    reflex, mailbox, streams = GraphPolicy(policy, SPEC, 3, ()), Mailbox(), ["usual"]
 
     @contextlib.contextmanager
     def stream(its):
@@ -232,14 +232,14 @@ def test_new_weights_are_taken_on_the_stream_that_chooses(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(policy, "load", lambda state, version: (taken.append((version, streams[-1])),
                                                                 setattr(policy, "version", version)))
-    reflex._urgent = "urgent"
+    reflex._stream = "urgent"
     for version in (1, 2, 3):
         mailbox.publish(policy.flat.state(), version)
-        assert reflex.refresh(mailbox.complete) is not None
+        assert reflex.refresh(mailbox.completed) is not None
         reflex._version = policy.version if version == 1 else reflex._version  # as a choice leaves it
     assert taken == [(1, "usual"), (2, "urgent"), (3, "urgent")] and reflex._version == 3
-    assert reflex.refresh(mailbox.complete) is None
+    assert reflex.refresh(mailbox.completed) is None
     reflex.begin()
     mailbox.publish(policy.flat.state(), 4)
-    reflex.refresh(mailbox.complete)
+    reflex.refresh(mailbox.completed)
     assert taken[-1] == (4, "usual")

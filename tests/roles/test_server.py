@@ -16,8 +16,8 @@ from qfleet.roles.flat import Flat, is_finite
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
 from qfleet.roles.policy import seeded_network
-from qfleet.roles.server import Push, Refused, ServerConfig, Shard, cut, joined, shards_of
-from qfleet.roles.viaserver import ViaServer, bytes_per_update
+from qfleet.roles.server import Push, PushRejected, ParameterServerConfig, Shard, split_state, merge_states, make_shards
+from qfleet.roles.viaserver import ParameterServerSync, bytes_per_update
 
 NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), SPEC), 1)
 
@@ -29,11 +29,11 @@ def gradient(flat, seed):
 
 def served(shards, optimizer=None, precision=torch.float32, **cfg):
     """A network, the shards of its weights, and a rule between both."""
-    flat, cfg = Flat(copy.deepcopy(NET), precision), ServerConfig(shards=shards, **cfg)
-    shelves = shards_of(flat.master, optimizer or OptimizerConfig(), cfg)
-    rule = ViaServer("one", shelves, cfg, ListMetrics())
+    flat, cfg = Flat(copy.deepcopy(NET), precision), ParameterServerConfig(shards=shards, **cfg)
+    shard_clients = make_shards(flat.master, optimizer or OptimizerConfig(), cfg)
+    rule = ParameterServerSync("one", shard_clients, cfg, ListMetrics())
     rule.attach(flat)
-    return flat, shelves, rule
+    return flat, shard_clients, rule
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])
@@ -56,8 +56,8 @@ def test_a_learner_does_not_notice():
     batches = [sample_of([i + 1.0, i - 2.0]) for i in range(6)]
     solo, _, _, _ = learner_with(list(batches))
     other, _, _, _ = learner_with(list(batches))
-    cfg = ServerConfig()
-    other.meet(ViaServer("one", shards_of(other.flat.master, other.cfg, cfg), cfg, ListMetrics()))
+    cfg = ParameterServerConfig()
+    other.set_sync(ParameterServerSync("one", make_shards(other.flat.master, other.cfg, cfg), cfg, ListMetrics()))
     for learner in (solo, other):
         learner.step()
     assert torch.equal(solo.flat.master, other.flat.master) and other.updates == 6
@@ -72,9 +72,9 @@ def test_what_is_not_finite_is_seen_and_large_numbers_are_finite(numbers, finite
 
 
 def test_nothing_that_is_not_finite_is_pushed():
-    flat, shelves, rule = served(2)
+    flat, shard_clients, rule = served(2)
     assert math.isnan(rule.apply(None)) and not math.isfinite(rule.apply([p * math.inf for p in gradient(flat, 0)]))
-    assert [shelf.version for shelf in shelves] == [0, 0]
+    assert [shelf.version for shelf in shard_clients] == [0, 0]
 
 
 def push(shard, value=1.0, version=0, sequence=1, worker="w", norm=1.0, size=None):
@@ -83,7 +83,7 @@ def push(shard, value=1.0, version=0, sequence=1, worker="w", norm=1.0, size=Non
 
 
 def shard(**cfg):
-    return Shard("shard 0", torch.zeros(8), OptimizerConfig(learning_rate=0.1), ServerConfig(**cfg))
+    return Shard("shard 0", torch.zeros(8), OptimizerConfig(learning_rate=0.1), ParameterServerConfig(**cfg))
 
 
 @pytest.mark.parametrize("wrong,message", [
@@ -94,7 +94,7 @@ def shard(**cfg):
 ])
 def test_what_makes_no_sense_is_refused_by_name(wrong, message):
     one = shard()
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(PushRejected, match=message):
         push(one, **wrong)
     assert one.version == 0 and one.refused == 1 and not one.weights.any() and push(one).verdict == "applied"
 
@@ -135,7 +135,7 @@ def test_delay_is_compensated_with_the_weights_that_the_worker_had(compensation)
 
 def test_a_snapshot_is_never_torn():
     """All numbers of the shard are equal at every version, whoever reads while others write."""
-    one = Shard("shard 0", torch.zeros(200_000), OptimizerConfig(learning_rate=0.1, clip_norm=0), ServerConfig())
+    one = Shard("shard 0", torch.zeros(200_000), OptimizerConfig(learning_rate=0.1, clip_norm=0), ParameterServerConfig())
     torn, stop = [], threading.Event()
 
     def read():
@@ -158,10 +158,10 @@ def test_a_snapshot_is_never_torn():
 
 def test_a_restored_shard_goes_on_and_refuses_what_it_does_not_know():
     cfg = OptimizerConfig(learning_rate=0.01)
-    flat, shelves, rule = served(2, cfg, compensation="adaptive")
+    flat, shard_clients, rule = served(2, cfg, compensation="adaptive")
     for step in range(3):
         rule.apply(gradient(flat, step))
-    states = [shelf.state_dict() for shelf in shelves]
+    states = [shelf.state_dict() for shelf in shard_clients]
     for step in range(3, 6):
         rule.apply(gradient(flat, step))
     again, anew, other = served(2, cfg, compensation="adaptive")
@@ -178,29 +178,29 @@ def test_a_restored_shard_goes_on_and_refuses_what_it_does_not_know():
 
 
 def test_a_learner_pulls_when_its_shard_was_restored_and_the_other_shards_go_on():
-    flat, shelves, rule = served(2, pull_period_updates=1000)
+    flat, shard_clients, rule = served(2, pull_period_updates=1000)
     rule.apply(gradient(flat, 0))
-    shelves[0].load_state_dict(shelves[0].state_dict())
+    shard_clients[0].load_state_dict(shard_clients[0].state_dict())
     known = flat.master.clone()
     rule.apply(gradient(flat, 1))
-    assert [shelf.version for shelf in shelves] == [1, 2] and shelves[0].refused == 1
-    first, second = rule.cuts
-    assert torch.equal(flat.master[first], shelves[0].weights) and not torch.equal(flat.master[first], known[first])
+    assert [shelf.version for shelf in shard_clients] == [1, 2] and shard_clients[0].refused == 1
+    first, second = rule.shard_slices
+    assert torch.equal(flat.master[first], shard_clients[0].weights) and not torch.equal(flat.master[first], known[first])
     assert torch.equal(flat.master[second], known[second]), "nothing was pulled where nothing was lost"
     rule.apply(gradient(flat, 2))
-    assert [shelf.version for shelf in shelves] == [2, 3] and rule.updates == 2 and rule.advance(7) == 7
+    assert [shelf.version for shelf in shard_clients] == [2, 3] and rule.updates == 2 and rule.next_update_count(7) == 7
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("compensation", ["none", "adaptive"])
 def test_states_are_joined_and_cut_for_another_number_of_shards(shards, compensation):
-    flat, shelves, rule = served(2, compensation=compensation)
+    flat, shard_clients, rule = served(2, compensation=compensation)
     for step in range(4):
         rule.apply(gradient(flat, step))
-    whole = joined([shelf.state_dict() for shelf in shelves])
+    whole = merge_states([shelf.state_dict() for shelf in shard_clients])
     assert torch.equal(whole["weights"], flat.master) and whole["staleness"] == {0: 8}
     again, others, other = served(shards, compensation=compensation)
-    for shelf, state in zip(others, cut(whole, 4, shards), strict=True):
+    for shelf, state in zip(others, split_state(whole, 4, shards), strict=True):
         shelf.load_state_dict(state)
     assert sum(shelf.staleness[0] for shelf in others) == 8, "counted once"
     other.load_state_dict({})
@@ -217,22 +217,22 @@ def test_running_figures_go_to_the_first_shard_for_those_who_begin_or_look():
         net.register_buffer("count", torch.zeros((), dtype=torch.int64))
         return Flat(net)
 
-    flat, cfg = made(), ServerConfig(shards=2)
-    shelves = shards_of(flat.master, OptimizerConfig(), cfg)
+    flat, cfg = made(), ParameterServerConfig(shards=2)
+    shard_clients = make_shards(flat.master, OptimizerConfig(), cfg)
     rules = []
     for index, each in enumerate((flat, made())):
-        rules.append(ViaServer(str(index), shelves, cfg, ListMetrics(), first=index == 0))
+        rules.append(ParameterServerSync(str(index), shard_clients, cfg, ListMetrics(), first=index == 0))
         rules[index].attach(each)
     first, second = rules
-    flat.assign({"count": torch.tensor(7)})
+    flat.set_buffers({"count": torch.tensor(7)})
     first.apply(gradient(flat, 0))
     second.apply(gradient(second.flat, 1))
-    assert shelves[0].pull("x").buffers["count"] == 7 and not shelves[1].pull("x").buffers
+    assert shard_clients[0].pull("x").buffers["count"] == 7 and not shard_clients[1].pull("x").buffers
     assert second.flat.net.count == 0, "whoever learns has its own"
-    again = cut(joined([shelf.state_dict() for shelf in shelves]), 2, 3)
+    again = split_state(merge_states([shelf.state_dict() for shelf in shard_clients]), 2, 3)
     assert again[0]["buffers"]["count"] == 7 and not again[1]["buffers"]
     late = made()
-    ViaServer("late", shelves, cfg, ListMetrics(), first=False).attach(late)
+    ParameterServerSync("late", shard_clients, cfg, ListMetrics(), first=False).attach(late)
     assert late.net.count == 7 and late.net.count.dtype == torch.int64
 
 
@@ -241,18 +241,18 @@ def test_volume_is_as_the_formula_says(cfg):
     flat, _, rule = served(3, **cfg)
     for step in range(8):
         rule.apply(gradient(flat, step))
-    figures = rule.figures()
+    figures = rule.gauges()
     assert figures["comm/bytes_per_update"] == bytes_per_update(len(flat.master), rule.cfg)
-    assert figures["server/meet_ms"] > 0 and rule.figures() == {}
+    assert figures["server/meet_ms"] > 0 and rule.gauges() == {}
 
 
 def test_periods_average_pushes_and_space_out_pulls():
-    flat, shelves, rule = served(2, push_period_updates=3, pull_period_updates=2)
+    flat, shard_clients, rule = served(2, push_period_updates=3, pull_period_updates=2)
     start = flat.master.clone()
     for step in range(3):
         rule.apply(gradient(flat, step))
         assert torch.equal(flat.master, start)
-    assert [shelf.version for shelf in shelves] == [1, 1]
+    assert [shelf.version for shelf in shard_clients] == [1, 1]
     rule.apply(gradient(flat, 3))
     assert not torch.equal(flat.master, start) and rule.updates == 1
     alone = Flat(copy.deepcopy(NET))
@@ -263,9 +263,9 @@ def test_periods_average_pushes_and_space_out_pulls():
 
 
 def test_compressed_gradients_are_off_by_a_rounding():
-    flat, shelves, rule = served(2, compress="bf16")
+    flat, shard_clients, rule = served(2, compress="bf16")
     seen = []
-    for shelf in shelves:
+    for shelf in shard_clients:
         shelf.optimizer.step = lambda given, norm: seen.append(given)
     rule.apply(gradient(flat, 0))
     arrived = torch.cat(seen)
@@ -274,10 +274,10 @@ def test_compressed_gradients_are_off_by_a_rounding():
 
 
 def test_two_workers_share_the_weights_and_know_how_old_theirs_are():
-    flat, shelves, rule = served(2)
+    flat, shard_clients, rule = served(2)
     two = Flat(copy.deepcopy(NET))
     metrics = ListMetrics()
-    other = ViaServer("two", shelves, rule.cfg, metrics)
+    other = ParameterServerSync("two", shard_clients, rule.cfg, metrics)
     other.attach(two)
     for step in range(4):
         rule.apply(gradient(flat, step))

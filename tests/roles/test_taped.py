@@ -9,12 +9,12 @@ import torch
 from pictured import AGENTS, CPU, CURIOUS, RECURRENT, learner_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.algos import ngu
-from qfleet.maths.mixture import Table
+from qfleet.maths.mixture import MixtureTable
 from qfleet.roles import taped as tapes
 from qfleet.roles.policy import Policy
-from qfleet.roles.taped import Taped
+from qfleet.roles.taped import GraphGradient
 from qfleet.roles.whole import WARM_UP
 
 
@@ -44,15 +44,15 @@ def tensors(found):
 def test_taped_derivatives_are_the_learners_own(monkeypatch, module, switches):
     """Where updates cannot be recorded whole: the batch is copied to where the first one lay."""
     one, other = (learner_of(module, switches) for _ in range(2))
-    taped = other.derive = Taped(other._eager[0])
+    taped = other.gradient_fn = GraphGradient(other._autograds[0])
     aside, made = [], []
-    monkeypatch.setattr(tapes, "aside", lambda do: aside.append(do()))
-    monkeypatch.setattr(tapes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(tapes, "recorded", lambda do, generators: made.append(generators) or Replayed(taped, do))
+    monkeypatch.setattr(tapes, "on_side_stream", lambda do: aside.append(do()))
+    monkeypatch.setattr(tapes, "fast_math", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(tapes, "capture_graph", lambda do, generators: made.append(generators) or Replayed(taped, do))
     for learner in (one, other):
-        learner.burst = 8
+        learner.max_updates_per_step = 8
         learner.step()
-    assert len(aside) == WARM_UP and made == [[other.rng]] and taped.recorded
+    assert len(aside) == WARM_UP and made == [[other.rng]] and taped.captured
     assert torch.equal(one.flat.master, other.flat.master) and torch.equal(one.rng.get_state(), other.rng.get_state())
     assert all(torch.equal(a, b) for a, b in zip(one.flat.net.buffers(), other.flat.net.buffers(), strict=True))
     small = other.replay.sample(4)
@@ -61,19 +61,19 @@ def test_taped_derivatives_are_the_learners_own(monkeypatch, module, switches):
 
 def test_a_loss_that_cannot_be_taped_runs_as_it_is(monkeypatch, caplog):
     one, other = (learner_of(*AGENTS[0]) for _ in range(2))
-    taped = other.derive = Taped(other._eager[0])
+    taped = other.gradient_fn = GraphGradient(other._autograds[0])
 
     def refuse(do, generators):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(tapes, "aside", lambda do: do())
-    monkeypatch.setattr(tapes, "swift", lambda rounded: contextlib.nullcontext())
-    monkeypatch.setattr(tapes, "recorded", refuse)
+    monkeypatch.setattr(tapes, "on_side_stream", lambda do: do())
+    monkeypatch.setattr(tapes, "fast_math", lambda rounded: contextlib.nullcontext())
+    monkeypatch.setattr(tapes, "capture_graph", refuse)
     for learner in (one, other):
-        learner.burst = 8
+        learner.max_updates_per_step = 8
         learner.step()
     assert len(caplog.messages) == 1 and "not permitted when stream is capturing" in caplog.text
-    assert not taped.recorded and torch.equal(one.flat.master, other.flat.master)
+    assert not taped.captured and torch.equal(one.flat.master, other.flat.master)
 
 
 class NeverWaits(TorchDispatchMode):
@@ -91,7 +91,7 @@ class NeverWaits(TorchDispatchMode):
 def test_nothing_that_is_recorded_waits_for_the_host(monkeypatch, module, switches):
     # Three that look at their numbers on a CPU alone.
     monkeypatch.setattr(ngu, "avoid_sync", lambda tensor: True)
-    monkeypatch.setattr(ngu, "nearest", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
+    monkeypatch.setattr(ngu, "knn_squared_distances", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
     monkeypatch.setattr(torch.nn.functional, "one_hot",
                         lambda x, classes: (x.unsqueeze(-1) == torch.arange(classes)).long())
     learner = learner_of(module, switches)
@@ -101,17 +101,17 @@ def test_nothing_that_is_recorded_waits_for_the_host(monkeypatch, module, switch
     memory = policy.memory
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NeverWaits():
         bool(torch.ones(()))
-    shown, arm = {"obs": torch.zeros(3, 2, 12, 12, dtype=torch.uint8)}, Arm(torch.zeros(3))
+    shown, arm = {"obs": torch.zeros(3, 2, 12, 12, dtype=torch.uint8)}, ExplorationParams(torch.zeros(3))
     for one in (arm, dataclasses.replace(arm, index=torch.arange(3), count=4)):
         with torch.inference_mode(), NeverWaits():
             learner.agent.act(policy.flat.net, shown, memory, one, policy.rng)
     with NeverWaits():
-        learner._eager[0](sample)
+        learner._autograds[0](sample)
 
 
 def test_a_table_is_copied_once_for_a_device_and_a_dtype():
     """A copy within a recording would fail on a GPU; here it is another dtype that needs one."""
-    table, arm, like = Table([0.5, 2.0]), torch.tensor([1, 0, 1]), torch.zeros(1, dtype=torch.float64)
+    table, arm, like = MixtureTable([0.5, 2.0]), torch.tensor([1, 0, 1]), torch.zeros(1, dtype=torch.float64)
     with torch.inference_mode():
         assert table.at(arm, like).tolist() == [2.0, 0.5, 2.0]
     copies = []
@@ -130,7 +130,7 @@ def test_a_table_is_copied_once_for_a_device_and_a_dtype():
 def test_what_is_not_recorded_is_not_promised(caplog, recorded):
     """As with learner.compile=true, where losses are not recorded by themselves."""
     learner = learner_of(*AGENTS[0], capture=True)
-    learner.gradients, learner.derive = object(), Taped(learner._eager[0]) if recorded else learner._eager[0]
+    learner.gradient_sync, learner.gradient_fn = object(), GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0]
     learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), parts=())
     assert learner._decide() is None
     assert "since gradients meet those of other learners" in caplog.text

@@ -60,7 +60,7 @@ def test_weights_come_through_however_far_the_host_is_ahead(gpu):
         gpu.publish(mailbox, version)
         assert len(mailbox._coming) <= MOST_COMING
         gpu.done[0] = version - 20
-        seen = (mailbox.complete.fetch(seen) or (seen,))[0]
+        seen = (mailbox.completed.fetch(seen) or (seen,))[0]
         assert version < 30 or version - 45 <= seen <= gpu.done[0]
 
 

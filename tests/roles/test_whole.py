@@ -11,12 +11,12 @@ from pictured import AGENTS, CURIOUS, RECURRENT, learner_of
 
 from qfleet.algos import dqn
 from qfleet.roles.learner import Diverged
-from qfleet.roles.whole import Whole, obstacle
+from qfleet.roles.whole import GraphUpdate, why_not_captured
 
 
 def in_one(learner):
     """What a GPU would do, operation by operation."""
-    learner._whole = Whole(learner.replay, learner._eager[0], learner.flat, learner.gradients, learner.cfg.batch_size)
+    learner._whole = GraphUpdate(learner.replay, learner._autograds[0], learner.flat, learner.gradients, learner.cfg.batch_size)
     return learner
 
 
@@ -27,7 +27,7 @@ def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
     one = learner_of(module, switches, alpha=alpha, optimizer=optimizer, optimizer_eps=1e-2, clip_norm=0.5)
     other = in_one(learner_of(module, switches, alpha=alpha, optimizer=optimizer, optimizer_eps=1e-2, clip_norm=0.5))
     for learner in (one, other):
-        learner.burst = 7
+        learner.max_updates_per_step = 7
         learner.step()
     assert one.updates == other.updates == 7
     torch.testing.assert_close(one.flat.master, other.flat.master, rtol=1e-5, atol=1e-7)
@@ -50,7 +50,7 @@ def test_compiled_updates_are_the_learners_own_also_where_that_fails(caplog, wor
     compiler = {} if works else {"cpp.cxx": ("no-such-compiler",)}
     with inductor.patch({"force_disable_caches": True} | compiler):
         for learner in (plain, other):
-            learner.burst = 4
+            learner.max_updates_per_step = 4
             learner.step()
     told = [record.message for record in caplog.records if "learner.compile" in record.message]
     assert len(told) == (0 if works else 1), told
@@ -62,7 +62,7 @@ def test_compiled_updates_are_the_learners_own_also_where_that_fails(caplog, wor
 def test_figures_are_those_of_the_period_before():
     metrics = ListMetrics()
     learner = in_one(learner_of(*AGENTS[0], metrics=metrics))
-    learner.burst = 6
+    learner.max_updates_per_step = 6
     learner.step()
     tags = {"train/loss", "train/grad_norm", "train/q_mean", "train/priority", "train/learning_rate"}
     told = [values for values in metrics.values if "train/loss" in values]
@@ -74,12 +74,12 @@ def test_a_bad_batch_moves_nothing_and_many_end_the_run(optimizer):
     metrics = ListMetrics()
     learner = in_one(learner_of(*AGENTS[0], metrics=metrics, reward=np.nan, optimizer=optimizer, max_bad_updates=4))
     before, leaves = learner.flat.master.clone(), learner.replay.state_dict()["leaves"]
-    learner.burst = 3
+    learner.max_updates_per_step = 3
     learner.step()
     assert torch.equal(learner.flat.master, before)
-    assert not learner.gradients.optimizer.mean.any() and float(learner.gradients.optimizer.steps) == 0
+    assert not learner.gradient_sync.optimizer.mean.any() and float(learner.gradient_sync.optimizer.steps) == 0
     np.testing.assert_array_equal(learner.replay.state_dict()["leaves"], leaves)
-    learner.burst = 20
+    learner.max_updates_per_step = 20
     with pytest.raises(Diverged, match="not finite in"):
         learner.step()
     assert torch.equal(learner.flat.master, before) and metrics.counts["fault/bad_updates"] > 0
@@ -88,7 +88,7 @@ def test_a_bad_batch_moves_nothing_and_many_end_the_run(optimizer):
 def test_where_nobody_waits_for_updates_the_last_finite_weights_are_published():
     learner = in_one(learner_of(*AGENTS[0], optimizer="rmsprop", learning_rate=1e38))
     before = learner.flat.master.clone()
-    learner.burst = 1
+    learner.max_updates_per_step = 1
     learner.step()
     assert not torch.isfinite(learner.flat.master).all()
     version, state = learner.weights.fetch(-1)
@@ -113,12 +113,12 @@ def test_updates_count_what_moved_and_never_go_back():
     metrics = ListMetrics()
     learner = in_one(learner_of(*AGENTS[0], metrics=metrics, metrics_period_updates=4))
     some_bad(learner, 5)
-    learner.burst, counts, made = 3, [], 0
+    learner.max_updates_per_step, counts, made = 3, [], 0
     for turn in range(30):
         learner.step()
         made += 3
         counts.append(learner.updates)
-        moved = int(learner.gradients.optimizer.steps)
+        moved = int(learner.gradient_sync.optimizer.steps)
         assert moved == made - made // 5
         if turn % 7 == 6:
             state = learner.state_dict()
@@ -129,21 +129,21 @@ def test_updates_count_what_moved_and_never_go_back():
 
 def test_what_is_owed_is_remembered():
     learner = in_one(learner_of(*AGENTS[0], reward=np.nan))
-    learner.burst = 3
+    learner.max_updates_per_step = 3
     learner.step()
     state = learner.state_dict()
     assert (state["updates"], state["owed"]) == (3, 3)
     again = in_one(learner_of(*AGENTS[0]))
     again.load_state_dict(state)
-    again.burst = 4
+    again.max_updates_per_step = 4
     again.step()
-    assert again.updates == 4 and int(again.gradients.optimizer.steps) == 4
+    assert again.updates == 4 and int(again.gradient_sync.optimizer.steps) == 4
     assert again.state_dict()["owed"] == 0
 
 
 def test_what_stands_in_the_way_is_said():
     learner = learner_of(*AGENTS[0])
-    assert obstacle(learner.replay, learner.gradients, False, learner.flat) is None
-    assert "replay.store=host" in obstacle(object(), learner.gradients, False, learner.flat)
-    assert "other learners" in obstacle(learner.replay, object(), False, learner.flat)
-    assert "beyond belief" in obstacle(learner.replay, learner.gradients, True, learner.flat)
+    assert why_not_captured(learner.replay, learner.gradient_sync, False, learner.flat) is None
+    assert "replay.store=host" in why_not_captured(object(), learner.gradient_sync, False, learner.flat)
+    assert "other learners" in why_not_captured(learner.replay, object(), False, learner.flat)
+    assert "beyond belief" in why_not_captured(learner.replay, learner.gradient_sync, True, learner.flat)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qfleet.runs.checkpoint import Checkpoints, Meta
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
 from qfleet.types import EnvSpec, Leaf, Segment
 
 SPEC = EnvSpec("CartPole-v1", {"obs": Leaf((4,), "float32", "vector")}, 2)
-META = Meta("seed: 1\nenv: {id: CartPole-v1}\n", SPEC, {"eval/mean_reward": 487.5})
+META = CheckpointMeta("seed: 1\nenv: {id: CartPole-v1}\n", SPEC, {"eval/mean_reward": 487.5})
 POLICY = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(2, dtype=torch.bfloat16)}
 STATE = {"updates": 7, "rng": np.random.default_rng(3).bit_generator.state, "priorities": np.arange(5.0),
          "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}},

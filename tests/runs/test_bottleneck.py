@@ -11,11 +11,11 @@ from qfleet.runs.bottleneck import (
     SERVER_ADVICE,
     SILENT,
     WARMING_UP,
-    bottleneck,
-    shares,
-    typical,
+    find_bottleneck,
+    time_shares,
+    recent_means,
 )
-from qfleet.runs.tally import Goal, Tally
+from qfleet.runs.tally import RunGoal, RunStatus
 
 KEYS = set(re.findall(r"^\| `([\w.]+)`", key_table(), re.M))
 
@@ -70,14 +70,14 @@ ONE_PROCESS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_limits_of_a_fleet(name):
-    verdict = bottleneck(run_of(CASES[name]), faster=())
+    verdict = find_bottleneck(run_of(CASES[name]), faster=())
     assert verdict.limit == name.partition(",")[0], verdict
     assert verdict.advice == ADVICE[verdict.limit] and "%" in verdict.evidence
 
 
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_limits_of_one_process(name):
-    verdict = bottleneck(run_of(ONE_PROCESS[name]), faster=())
+    verdict = find_bottleneck(run_of(ONE_PROCESS[name]), faster=())
     assert verdict.limit == name, verdict
     assert verdict.advice == {**ADVICE, **INLINE_ADVICE}[name] and "%" in verdict.evidence
 
@@ -93,48 +93,48 @@ def test_limits_of_one_process(name):
     ({"device": "cuda", "learner": {"precision": "bf16", "capture": True}}, "a larger learner.batch_size"),
 ])
 def test_a_run_is_not_told_to_take_what_it_has(settings, advised):
-    tally = Tally(Goal.of(settings))
+    tally = RunStatus(RunGoal.from_settings(settings))
     for record in run_of(ONE_PROCESS["learner"]):
         tally.add(record)
-    assert tally.verdict().advice.startswith(advised)
+    assert tally.bottleneck().advice.startswith(advised)
 
 
 def test_talking_to_a_parameter_server_is_a_part_of_the_updates():
     cell = inline(update=4.0, time__learner_share=0.8) | {"server/cells": 3.0}
-    verdict = bottleneck(run_of(cell | {"server/meet_ms": 3.0}))
+    verdict = find_bottleneck(run_of(cell | {"server/meet_ms": 3.0}))
     assert verdict.limit == "server" and verdict.advice == SERVER_ADVICE["server"]
     assert verdict.evidence.startswith("talking to the parameter server takes")
-    assert bottleneck(run_of(cell | {"server/meet_ms": 0.5})).limit == "learner"
+    assert find_bottleneck(run_of(cell | {"server/meet_ms": 0.5})).limit == "learner"
 
 
 def test_the_evidence_is_in_numbers():
-    assert bottleneck(run_of(fleet(env=7.9, time__idle_share=0.62))).evidence == \
+    assert find_bottleneck(run_of(fleet(env=7.9, time__idle_share=0.62))).evidence == \
         "the learner idles 62 % of its time; the environment takes 88 % of an actor's"
-    assert bottleneck(run_of(CASES["learner"])).evidence == \
+    assert find_bottleneck(run_of(CASES["learner"])).evidence == \
         "actors are held back 95 % of the time; the learner spends 76 % on updates"
 
 
 @pytest.mark.parametrize("make", [fleet, inline])
 def test_before_learning_begins_pace_is_the_limit(make):
     record = {tag: value for tag, value in make().items() if not tag.startswith("train/")}
-    verdict = bottleneck(run_of(record))
+    verdict = find_bottleneck(run_of(record))
     assert verdict.limit == "pace" and "replay.min_steps" in verdict.evidence and verdict.advice == WARMING_UP
 
 
 def test_a_fleet_without_actors_is_told_so():
-    verdict = bottleneck([*run_of(fleet()), {"step": 12_500, "time_s": 13.0, "fleet/actors": 0.0}])
+    verdict = find_bottleneck([*run_of(fleet()), {"step": 12_500, "time_s": 13.0, "fleet/actors": 0.0}])
     assert verdict.limit == "wire" and "no actor" in verdict.evidence and verdict.advice == SILENT
 
 
 @pytest.mark.parametrize("records", [[], [{}], [{"step": 1, "time_s": 1.0}], [{"step": 5, "time/fps": None}],
                                      [{"actor/env_ms": None}], [{"actor/env_ms": 0.0}]])
 def test_records_that_do_not_say(records):
-    assert bottleneck(records) is None
+    assert find_bottleneck(records) is None
 
 
 def test_only_the_latest_records_count():
     early, late = run_of(CASES["learner"]), run_of(CASES["env"])
-    assert bottleneck([*early, *late]).limit == "env" and bottleneck([*late, *early]).limit == "learner"
+    assert find_bottleneck([*early, *late]).limit == "env" and find_bottleneck([*late, *early]).limit == "learner"
 
 
 def test_a_record_counts_by_the_time_it_spans():
@@ -142,8 +142,8 @@ def test_a_record_counts_by_the_time_it_spans():
     long, short = {"x": 1.0}, {"x": 0.0}
     records = [{"step": i, "time_s": time, **record} for i, (time, record) in enumerate(
         [(10.0, short), (20.0, long), (20.1, short), (30.0, long), (30.1, short)])]
-    assert typical(records)["x"] == pytest.approx(0.99, abs=0.005)
-    assert typical([{"x": 4.0, "time_s": 3.0}])["x"] == 4.0
+    assert recent_means(records)["x"] == pytest.approx(0.99, abs=0.005)
+    assert recent_means([{"x": 4.0, "time_s": 3.0}])["x"] == 4.0
 
 
 def test_first_updates_are_slow_and_say_nothing():
@@ -152,17 +152,17 @@ def test_first_updates_are_slow_and_say_nothing():
     first = [{**acting, "step": 1000, "updates": 0, "time_s": 1.0},
              {**CASES["learner"], "step": 2000, "updates": 9, "time_s": 31.0}]
     later = [{**CASES["env"], "step": 1000 * i, "updates": 100 * i, "time_s": 30.0 + i} for i in (3, 4)]
-    assert bottleneck(first).limit == "learner" and bottleneck([*first, *later]).limit == "env"
+    assert find_bottleneck(first).limit == "learner" and find_bottleneck([*first, *later]).limit == "env"
 
 
 def test_the_wait_for_the_last_evaluation_is_no_limit():
     end = [{**fleet(wait=0.0, time__idle_share=1.0, time__learner_share=0.0), "step": 12_000, "time_s": time}
            for time in (30.0, 60.0)]
-    assert bottleneck([*run_of(CASES["learner"]), *end]).limit == "learner"
+    assert find_bottleneck([*run_of(CASES["learner"]), *end]).limit == "learner"
 
 
 def test_shares_divide_what_there_is():
-    assert shares({"a_ms": 3.0, "b_ms": 1.0, "c_ms": None}, {"a": "a_ms", "b": "b_ms", "c": "c_ms", "d": "d_ms"}) == \
+    assert time_shares({"a_ms": 3.0, "b_ms": 1.0, "c_ms": None}, {"a": "a_ms", "b": "b_ms", "c": "c_ms", "d": "d_ms"}) == \
         {"a": 0.75, "b": 0.25}
 
 

@@ -15,7 +15,7 @@ import torch
 from checkpoint_kit import META, POLICY, SPEC, STATE, save
 
 from qfleet.runs import checkpoint as module
-from qfleet.runs.checkpoint import Checkpoints, Meta, export_policy, open_checkpoint
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta, export_policy, open_checkpoint
 from qfleet.types import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -133,7 +133,7 @@ def test_after_a_resume_only_the_checkpoint_followed_is_shared_from(tmp_path):
     save(fresh, 2, calls=calls)  # another line of descent may have other bytes under these names
     assert calls == ["replay-0-3", "replay-4-7"]
     resumed, calls = Checkpoints(tmp_path, keep=3), []
-    resumed.follow(resumed.newest())
+    resumed.resume_from(resumed.newest())
     path = save(resumed, 3, calls=calls)
     assert calls == []
     assert os.path.samefile(path / "replay-0-3.seg", tmp_path / "step-000000000002" / "replay-0-3.seg")
@@ -205,7 +205,7 @@ def test_a_moved_run_keeps_its_checkpoints(tmp_path):
     moved = Checkpoints(tmp_path / "new", keep=2)
     found = moved.newest()
     assert found.state()["step"] == 7
-    moved.follow(found)
+    moved.resume_from(found)
     assert os.path.samefile(save(moved, 8) / "replay-0-3.seg", found.path / "replay-0-3.seg")
 
 
@@ -224,7 +224,7 @@ def test_export_writes_the_policy_alone(tmp_path):
 
 
 def test_figures_that_are_not_finite_are_noted_as_unknown(tmp_path):
-    path = Checkpoints(tmp_path, keep=1).save_policy(1, 1, POLICY, Meta("", SPEC, {"score": float("nan"), "other": 2}))
+    path = Checkpoints(tmp_path, keep=1).save_policy(1, 1, POLICY, CheckpointMeta("", SPEC, {"score": float("nan"), "other": 2}))
     assert open_checkpoint(path).manifest.notes == {"score": None, "other": 2.0}
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoint_kit import contents, forge_file, rewrite_manifest, save
 
-from qfleet.runs.checkpoint import Checkpoint, Checkpoints, Damaged, is_checkpoint, open_checkpoint
+from qfleet.runs.checkpoint import Checkpoint, Checkpoints, CheckpointDamaged, is_checkpoint, open_checkpoint
 from qfleet.types import UserError
 
 FILES = ["manifest.json", "policy.safetensors", "config.yaml", "state.json", "state.safetensors", "replay-0-3.seg"]
@@ -44,7 +44,7 @@ def test_every_flipped_byte_is_found(tmp_path, name):
             if name == "manifest.json" and same_json(path / name, whole):
                 assert open_checkpoint(path).manifest == before  # a blank for a tab and the like
                 continue
-            with pytest.raises(Damaged, match=name):
+            with pytest.raises(CheckpointDamaged, match=name):
                 open_checkpoint(path)
 
 
@@ -59,18 +59,18 @@ def same_json(path: Path, whole: bytes) -> bool:
 def test_a_missing_file_or_one_that_is_no_file_is_found(tmp_path, name):
     path = save(Checkpoints(tmp_path, keep=2), 1)
     (path / name).rename(tmp_path / "elsewhere")
-    with pytest.raises(Damaged, match=name):
+    with pytest.raises(CheckpointDamaged, match=name):
         open_checkpoint(path)
     (path / name).mkdir()
-    with pytest.raises(Damaged, match=name):
+    with pytest.raises(CheckpointDamaged, match=name):
         open_checkpoint(path)
     (path / name).rmdir()
     os.mkfifo(path / name)  # opening it would wait for ever
-    with pytest.raises(Damaged, match=name):
+    with pytest.raises(CheckpointDamaged, match=name):
         open_checkpoint(path)
     (path / name).unlink()
     (path / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Damaged, match=f"{name} is not a plain file"):
+    with pytest.raises(CheckpointDamaged, match=f"{name} is not a plain file"):
         open_checkpoint(path)
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(Damaged, match=r"state.json cannot be read \(Permission denied\)"):
+    with pytest.raises(CheckpointDamaged, match=r"state.json cannot be read \(Permission denied\)"):
         open_checkpoint(path)
 
 
@@ -147,7 +147,7 @@ def test_other_things_are_not_checkpoints(tmp_path):
 def test_a_manifest_of_nonsense(tmp_path, text):
     path = save(Checkpoints(tmp_path, keep=2), 1)
     (path / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(Damaged, match=r"manifest\.json"):
+    with pytest.raises(CheckpointDamaged, match=r"manifest\.json"):
         open_checkpoint(path)
 
 
@@ -184,7 +184,7 @@ def test_a_forged_environment_is_refused(tmp_path):
     for env in ({}, {"id": "x", "observation": [], "actions": 1, "frames_per_step": 1},
                 {"id": "x", "observation": {"a": {"evil": 1}}, "actions": 1, "frames_per_step": 1}):
         rewrite_manifest(path, lambda body, env=env: body.update(env=env))
-        with pytest.raises(Damaged):
+        with pytest.raises(CheckpointDamaged):
             _ = open_checkpoint(path).spec
 
 
@@ -212,7 +212,7 @@ def test_nothing_is_ever_executed(tmp_path):
             path = save(Checkpoints(tmp_path / f"{number}-{name}", keep=1), 1)
             forge_file(path, name, payload)
             found = open_checkpoint(path)  # the hashes are right
-            with pytest.raises(Damaged, match=name):
+            with pytest.raises(CheckpointDamaged, match=name):
                 found.policy()
                 found.state()
     assert not sentinel.exists()
@@ -228,7 +228,7 @@ def test_config_is_text_here_whatever_it_holds(tmp_path):
     assert open_checkpoint(path).config_text == bomb
     assert not sentinel.exists()
     forge_file(path, "config.yaml", b"\xff\xfe\x00")
-    with pytest.raises(Damaged, match="not UTF-8"):
+    with pytest.raises(CheckpointDamaged, match="not UTF-8"):
         _ = open_checkpoint(path).config_text
 
 
@@ -236,7 +236,7 @@ def test_forged_state_is_refused(tmp_path):
     path = save(Checkpoints(tmp_path, keep=1), 1)
     for document in (b"[" * 1_000_000, b'{"$tensor": "absent"}', b"{", b"\xff", b"9" * 5000):
         forge_file(path, "state.json", document)
-        with pytest.raises(Damaged, match=r"state\.json"):
+        with pytest.raises(CheckpointDamaged, match=r"state\.json"):
             open_checkpoint(path).state()
 
 
@@ -246,12 +246,12 @@ def test_absurd_sizes_are_refused_unread(tmp_path):
         with (path / name).open("wb") as file:
             file.truncate(size)  # sparse: takes no room
         rewrite_manifest(path, lambda body, name=name, size=size: body["files"][name].update(size=size))
-        with pytest.raises(Damaged, match=f"{name} has .* is the limit"):
+        with pytest.raises(CheckpointDamaged, match=f"{name} has .* is the limit"):
             open_checkpoint(path)
         shutil.rmtree(path)
         path = save(Checkpoints(tmp_path, keep=1), 1)
     os.truncate(path / "manifest.json", 2**25)
-    with pytest.raises(Damaged, match=r"manifest.json has .* is the limit"):
+    with pytest.raises(CheckpointDamaged, match=r"manifest.json has .* is the limit"):
         open_checkpoint(path)
 
 
@@ -260,5 +260,5 @@ def test_a_checkpoint_can_be_opened_unverified(tmp_path):
     (path / "replay-0-3.seg").write_bytes(b"")
     found = open_checkpoint(path, verify=False)
     assert isinstance(found, Checkpoint) and found.state()["step"] == 1
-    with pytest.raises(Damaged, match=r"replay-0-3.seg has 0 bytes instead of 300"):
+    with pytest.raises(CheckpointDamaged, match=r"replay-0-3.seg has 0 bytes instead of 300"):
         found.verify()

@@ -16,7 +16,7 @@ from checkpoint_kit import META, POLICY, STATE, contents, save, segment
 from qfleet.runs import draft as draft_module
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.draft import DiskFull
-from qfleet.runs.owner import Owner
+from qfleet.runs.owner import LockOwner
 from qfleet.types import Segment
 
 
@@ -48,11 +48,11 @@ def test_leftovers_of_dead_writers_are_swept_and_living_ones_stay(tmp_path):
     dead.wait(timeout=30)
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
-        host = Owner.current().host
-        leftovers = [tmp_path / f".tmp-step-000000000001~{Owner(host, dead.pid, 'x-1')}", tmp_path / ".tmp-whatever",
-                     tmp_path / f".tmp-step-000000000001~{Owner('otherhost', os.getpid(), 'x-1')}"]
-        living = [tmp_path / f".tmp-step-000000000002~{Owner(host, sleeper.pid, '')}",
-                  tmp_path / f".tmp-step-000000000003~{Owner.current()}"]
+        host = LockOwner.current().host
+        leftovers = [tmp_path / f".tmp-step-000000000001~{LockOwner(host, dead.pid, 'x-1')}", tmp_path / ".tmp-whatever",
+                     tmp_path / f".tmp-step-000000000001~{LockOwner('otherhost', os.getpid(), 'x-1')}"]
+        living = [tmp_path / f".tmp-step-000000000002~{LockOwner(host, sleeper.pid, '')}",
+                  tmp_path / f".tmp-step-000000000003~{LockOwner.current()}"]
         for folder in leftovers + living:
             folder.mkdir(parents=True)
             (folder / "policy.safetensors").write_bytes(b"half")

@@ -22,11 +22,11 @@ from qfleet.runs.directory import (
     RunDirectory,
     RunSection,
     default_name,
-    describe,
+    describe_machine,
     replace_text,
     run_names,
 )
-from qfleet.runs.owner import Owner
+from qfleet.runs.owner import LockOwner
 from qfleet.types import UserError
 
 
@@ -178,7 +178,7 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
     run.lock()  # dead, though nobody has waited for it yet: a zombie writes nothing
     first.communicate(timeout=60)
-    assert Owner.parse((run.path / "lock").read_text()) == Owner.current()
+    assert LockOwner.parse((run.path / "lock").read_text()) == LockOwner.current()
 
 
 def test_stale_locks_are_taken_over(tmp_path):
@@ -186,17 +186,17 @@ def test_stale_locks_are_taken_over(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait(timeout=30)
     host, pid = platform.node(), os.getpid()
-    reborn = Owner(host, pid, "00000000-1")  # our number, given to another process before us
-    for text in (str(Owner(host, dead.pid, "")), str(reborn), str(Owner(host, 2**40, "")), "", "nonsense", "12", "\0"):
+    reborn = LockOwner(host, pid, "00000000-1")  # our number, given to another process before us
+    for text in (str(LockOwner(host, dead.pid, "")), str(reborn), str(LockOwner(host, 2**40, "")), "", "nonsense", "12", "\0"):
         (run.path / "lock").write_text(text)
         run.lock()
-        assert Owner.parse((run.path / "lock").read_text()) == Owner.current()
+        assert LockOwner.parse((run.path / "lock").read_text()) == LockOwner.current()
         run.unlock()
 
 
 def test_a_lock_of_another_host_is_respected(tmp_path):
     run = made(tmp_path, "mine")
-    (run.path / "lock").write_text(str(Owner("far.away.example", 1, "")))
+    (run.path / "lock").write_text(str(LockOwner("far.away.example", 1, "")))
     with pytest.raises(UserError, match=r"process 1 on far\.away\.example; if that process is gone, delete .*/lock"):
         run.lock()
     run.unlock()
@@ -207,8 +207,8 @@ def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path, monkeypatch):
     run = made(tmp_path, "mine")
     (run.path / "lock").write_text("1..x")
     identity, wins = threading.local(), []
-    monkeypatch.setattr(Owner, "current", staticmethod(lambda: Owner("here", identity.pid, "")))
-    monkeypatch.setattr(Owner, "alive", lambda self: self.host == "here")
+    monkeypatch.setattr(LockOwner, "current", staticmethod(lambda: LockOwner("here", identity.pid, "")))
+    monkeypatch.setattr(LockOwner, "alive", lambda self: self.host == "here")
 
     def take(pid: int) -> None:
         identity.pid = pid
@@ -224,7 +224,7 @@ def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path, monkeypatch):
     for thread in threads:
         thread.join(timeout=30)
     assert len(wins) == 1
-    assert Owner.parse((run.path / "lock").read_text()).pid == wins[0]
+    assert LockOwner.parse((run.path / "lock").read_text()).pid == wins[0]
 
 
 def test_a_run_on_a_vanished_folder_cannot_be_locked(tmp_path):
@@ -234,19 +234,19 @@ def test_a_run_on_a_vanished_folder_cannot_be_locked(tmp_path):
 
 @pytest.mark.parametrize("host", ["host", "a.b.example", "", "with-dash"])
 def test_an_owner_survives_its_text(host):
-    owner = Owner(host, 42, "3f2a9c01-77")
-    assert Owner.parse(str(owner)) == owner
+    owner = LockOwner(host, 42, "3f2a9c01-77")
+    assert LockOwner.parse(str(owner)) == owner
 
 
 def test_we_are_alive():
-    assert Owner.current().alive() is True and Owner.current().start
+    assert LockOwner.current().alive() is True and LockOwner.current().start
 
 
 def test_every_attempt_is_recorded(tmp_path):
     run = made(tmp_path, "mine")
     run.add_attempt({"n": 1})
     run.add_attempt({"n": 2})
-    assert json.loads(run.record.read_text())["attempts"] == [{"n": 1}, {"n": 2}] and run.at_home()
+    assert json.loads(run.record.read_text())["attempts"] == [{"n": 1}, {"n": 2}] and run.created_here()
     run.record.write_text("{ torn")
     run.add_attempt({"n": 3})
     assert json.loads(run.record.read_text()) == {"attempts": [{"n": 3}], "ended": None}
@@ -256,30 +256,30 @@ def test_every_attempt_is_recorded(tmp_path):
 def test_a_run_is_at_home_until_it_is_copied(tmp_path):
     run = made(tmp_path, "mine")
     run.add_attempt({"n": 1})
-    assert run.at_home()
+    assert run.created_here()
     moved = RunDirectory(run.path.rename(tmp_path / "renamed"))
     (tmp_path / "link").symlink_to(moved.path)
-    assert moved.at_home() and RunDirectory(tmp_path / "link").at_home()
+    assert moved.created_here() and RunDirectory(tmp_path / "link").created_here()
     copy = RunDirectory(shutil.copytree(moved.path, tmp_path / "copy"))
-    assert not copy.at_home()
+    assert not copy.created_here()
     copy.add_attempt({"n": 2})
-    assert not copy.at_home(), "going on with a copy does not make it ours"
+    assert not copy.created_here(), "going on with a copy does not make it ours"
 
 
 @pytest.mark.parametrize("record", ["", "{ torn", "[]", "{}", '{"home": null}', '{"home": "0"}', "[" * 100_000])
 def test_a_run_without_a_credible_record_is_not_at_home(tmp_path, record):
     run = made(tmp_path, "mine")
     run.record.write_text(record)
-    assert not run.at_home()
+    assert not run.created_here()
     run.record.unlink()
-    assert not run.at_home() and not RunDirectory(tmp_path / "absent").at_home()
+    assert not run.created_here() and not RunDirectory(tmp_path / "absent").created_here()
 
 
 def test_a_record_behind_a_link_proves_nothing(tmp_path):
     run = made(tmp_path, "mine")
     run.record.rename(tmp_path / "elsewhere.json")
     run.record.symlink_to(tmp_path / "elsewhere.json")
-    assert not run.at_home(), "any file of this user may be behind a link"
+    assert not run.created_here(), "any file of this user may be behind a link"
 
 
 @pytest.mark.parametrize("whose", ["folder", "record"])
@@ -288,7 +288,7 @@ def test_a_run_is_at_home_only_if_its_folder_and_record_are_this_users(tmp_path,
         pytest.skip("only root may give files away")
     run = made(tmp_path, "mine")
     os.chown(run.path if whose == "folder" else run.record, 12345, -1)
-    assert not run.at_home()
+    assert not run.created_here()
 
 
 def test_a_folder_that_gets_the_inode_of_a_deleted_run_is_not_that_run(tmp_path, monkeypatch):
@@ -300,17 +300,17 @@ def test_a_folder_that_gets_the_inode_of_a_deleted_run_is_not_that_run(tmp_path,
         other.mkdir()
         (other / "run.json").write_text(record)
     same = [other for other in others if other.stat().st_ino == number]  # none where inodes are only counted up
-    assert not any(RunDirectory(other).at_home() for other in same)
+    assert not any(RunDirectory(other).created_here() for other in same)
     run = made(tmp_path, "another")
-    assert run.at_home()
+    assert run.created_here()
     monkeypatch.setattr(home, "_created", lambda folder: 0)
-    assert not run.at_home(), "the same inode, created at another time"
+    assert not run.created_here(), "the same inode, created at another time"
 
 
 def test_another_machine_is_another_home(tmp_path, monkeypatch):
     run = made(tmp_path, "mine")
     monkeypatch.setattr(home, "_machine", lambda: "another")
-    assert not run.at_home()
+    assert not run.created_here()
 
 
 def test_a_run_whose_record_cannot_be_written_never_began(tmp_path, monkeypatch):
@@ -338,7 +338,7 @@ def test_text_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_describe_says_what_a_run_was_made_with(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["qfleet", "train", "cartpole"])
-    found = json.loads(json.dumps(describe()))
+    found = json.loads(json.dumps(describe_machine()))
     assert found["command"] == ["qfleet", "train", "cartpole"]
     assert {"qfleet", "torch", "numpy", "gymnasium"} <= set(found["versions"])
     assert found["hardware"]["cores"] >= 1 and found["hardware"]["memory_bytes"] > 2**20
@@ -349,7 +349,7 @@ def test_describe_says_what_a_run_was_made_with(monkeypatch):
 def test_git_says_commit_and_dirt(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert describe()["git"] is None
+    assert describe_machine()["git"] is None
 
     def git(*args: str) -> str:
         return subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *args], check=True,
@@ -359,9 +359,9 @@ def test_git_says_commit_and_dirt(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a")
     git("add", "file")
     git("commit", "-q", "-m", "x")
-    assert describe()["git"] == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert describe_machine()["git"] == {"commit": git("rev-parse", "HEAD"), "dirty": False}
     (tmp_path / "file").write_text("b")
-    assert describe()["git"]["dirty"] is True
+    assert describe_machine()["git"]["dirty"] is True
 
 
 def test_a_git_that_hangs_or_is_missing_stops_nothing(monkeypatch):
@@ -369,7 +369,7 @@ def test_a_git_that_hangs_or_is_missing_stops_nothing(monkeypatch):
         raise subprocess.TimeoutExpired("git", 5)
 
     monkeypatch.setattr(module.subprocess, "run", hang)
-    assert describe()["git"] is None
+    assert describe_machine()["git"] is None
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert describe()["git"] is None
+    assert describe_machine()["git"] is None

@@ -6,8 +6,8 @@ import pytest
 import torch
 from checkpoint_kit import SPEC
 
-from qfleet.runs.checkpoint import Checkpoints, Meta, open_checkpoint
-from qfleet.runs.transfer import LINES, compare, fitting
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta, open_checkpoint
+from qfleet.runs.transfer import LINES, match_weights, matching_weights
 from qfleet.types import UserError
 
 THEIRS = {"body.weight": torch.ones(3, 4), "head.weight": torch.ones(2, 3), "head.bias": torch.ones(2)}
@@ -16,7 +16,7 @@ CONFIG = "seed: 1\nagent: {algo: dqn, hidden: [3], dueling: false}\n"
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    return open_checkpoint(Checkpoints(tmp_path, 1).save_policy(1, 1, THEIRS, Meta(CONFIG, SPEC)))
+    return open_checkpoint(Checkpoints(tmp_path, 1).save_policy(1, 1, THEIRS, CheckpointMeta(CONFIG, SPEC)))
 
 
 def zeros(**shapes):
@@ -24,13 +24,13 @@ def zeros(**shapes):
 
 
 def test_equal_networks_fit_whole(checkpoint):
-    found = fitting(checkpoint, zeros(head_weight=(2, 3), head_bias=(2,), body_weight=(3, 4)), CONFIG, partial=False)
+    found = matching_weights(checkpoint, zeros(head_weight=(2, 3), head_bias=(2,), body_weight=(3, 4)), CONFIG, partial=False)
     assert set(found.taken) == set(THEIRS) and found.unfit == []
     assert all(torch.equal(found.taken[name], THEIRS[name]) for name in THEIRS)
 
 
 def test_name_and_shape_decide_what_is_taken():
-    found = compare(THEIRS, zeros(body_weight=(3, 4), head_weight=(4, 3), tail_bias=(7,)))
+    found = match_weights(THEIRS, zeros(body_weight=(3, 4), head_weight=(4, 3), tail_bias=(7,)))
     assert set(found.taken) == {"body.weight"}
     assert found.unfit == ["head.weight: (2, 3) there, (4, 3) here", "tail.bias: none there, (7,) here",
                            "head.bias: (2,) there, none here"]
@@ -39,21 +39,21 @@ def test_name_and_shape_decide_what_is_taken():
 def test_another_network_is_refused_with_its_tensors_and_keys(checkpoint):
     mine, config = zeros(body_weight=(3, 4), head_weight=(4, 3), head_bias=(4,)), CONFIG.replace("[3]", "[5]")
     with pytest.raises(UserError) as caught:
-        fitting(checkpoint, mine, config, partial=False)
+        matching_weights(checkpoint, mine, config, partial=False)
     told = str(caught.value).splitlines()
     assert told[1:4] == ["head.weight: (2, 3) there, (4, 3) here", "head.bias: (2,) there, (4,) here",
                          "agent.hidden: [3] there, [5] here"]
     assert "init_partial=true" in told[4]
-    assert set(fitting(checkpoint, mine, config, partial=True).taken) == {"body.weight"}
+    assert set(matching_weights(checkpoint, mine, config, partial=True).taken) == {"body.weight"}
 
 
 def test_nothing_to_take_is_no_partial_success(checkpoint):
     with pytest.raises(UserError, match="not one tensor fits: leave init_from out"):
-        fitting(checkpoint, zeros(body_weight=(4, 4)), CONFIG, partial=True)
+        matching_weights(checkpoint, zeros(body_weight=(4, 4)), CONFIG, partial=True)
 
 
 def test_many_differences_are_counted(checkpoint):
     mine = {f"layer.{i}": torch.zeros(1) for i in range(50)} | zeros(body_weight=(3, 4))
     with pytest.raises(UserError, match=f"and {50 + 2 - LINES} tensors more") as caught:
-        fitting(checkpoint, mine, "agent: 3\n", partial=False)
+        matching_weights(checkpoint, mine, "agent: 3\n", partial=False)
     assert len(str(caught.value).splitlines()) == 1 + LINES + 1 + 3 + 1, "tensors, their count, keys, remedy"

@@ -192,7 +192,7 @@ def test_tensorboard_on_a_full_disk_goes_on_in_a_new_file(tmp_path, monkeypatch,
     writer = TensorBoardWriter(tmp_path)
     writer.write({"step": 1, "train/loss": 1.0})
     with monkeypatch.context() as patch:
-        patch.setattr(module._Whole, "write", no_space)
+        patch.setattr(module._FullWrites, "write", no_space)
         for step in range(2, 9):
             writer.write({"step": step, "train/loss": 1.0})
     assert len(caplog.records) == 1 and "No space left" in caplog.text

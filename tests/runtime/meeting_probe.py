@@ -14,28 +14,28 @@ import ray
 import torch
 from real_runs import open_stores
 
-from qfleet.runtime.cluster.meeting import RayMeeting, start_rendezvous
-from qfleet.runtime.ranks import MeetingStore, Place, RankLost, crew
+from qfleet.runtime.cluster.meeting import RayRendezvous, start_rendezvous
+from qfleet.runtime.ranks import RendezvousStore, RankInfo, RankLost, process_group
 
 
-def rank(place: Place) -> list[list[float]]:
-    with crew(place, torch.device("cpu"), 60.0) as peers:
+def rank(place: RankInfo) -> list[list[float]]:
+    with process_group(place, torch.device("cpu"), 60.0) as peers:
         vector = torch.full((3,), float(peers.rank + 1))
-        peers.add_up(vector)()
-        return [*peers.gather([float(peers.rank)]), vector.tolist()]
+        peers.start_allreduce(vector)()
+        return [*peers.all_gather([float(peers.rank)]), vector.tolist()]
 
 
-def alone(place: Place) -> str:
+def alone(place: RankInfo) -> str:
     try:
-        with crew(place, torch.device("cpu"), 1.0):
+        with process_group(place, torch.device("cpu"), 1.0):
             return "met"
     except RankLost as error:
         return str(error)
 
 
-def store(meeting: RayMeeting) -> dict[str, object]:
+def store(meeting: RayRendezvous) -> dict[str, object]:
     """What torch's own stores would answer."""
-    found = MeetingStore(meeting, 5.0)
+    found = RendezvousStore(meeting, 5.0)
     found.set("a", b"\x00\xff")
     found.set("b", "text")
     found.wait(["a", "b"])
@@ -50,9 +50,9 @@ def main() -> None:
         task = ray.remote(num_cpus=0)
         result = {"store": ray.get(task(store).remote(meeting))}
         for attempt in (1, 2):  # one store serves all attempts
-            places = [Place(number, 2, 0, 2, attempt, meeting) for number in range(2)]
+            places = [RankInfo(number, 2, 0, 2, attempt, meeting) for number in range(2)]
             result[f"attempt{attempt}"] = ray.get([task(rank).remote(place) for place in places], timeout=100)
-        result["alone"] = ray.get(task(alone).remote(Place(0, 2, 0, 2, 3, meeting)))
+        result["alone"] = ray.get(task(alone).remote(RankInfo(0, 2, 0, 2, 3, meeting)))
         result["open"] = open_stores(os.getpid())
         ray.shutdown()
     Path(sys.argv[1]).write_text(json.dumps(result))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from qfleet.runtime.supervise import Child, Patience, Supervisor
+from qfleet.runtime.supervise import ChildSpec, RestartPolicy, Supervisor
 
 TAKE = """
 import os, signal, subprocess, sys, time
@@ -17,13 +17,13 @@ tether = Tether.from_env()
 """
 BEAT = "while True:\n    tether.beat()\n    time.sleep(0.02)\n"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-QUICK = Patience(heartbeat_timeout_s=1.5, first_beat_s=30, healthy_s=60, max_restarts=3, pause_s=0.1,
-                 longest_pause_s=0.4)
+QUICK = RestartPolicy(heartbeat_timeout_s=1.5, first_beat_s=30, healthy_s=60, max_restarts=3, pause_s=0.1,
+                      longest_pause_s=0.4)
 
 
-def child(home: Path, name: str, text: str = BEAT, **env: str) -> Child:
+def child(home: Path, name: str, text: str = BEAT, **env: str) -> ChildSpec:
     """A process that takes its tether and does what `text` says."""
-    return Child(name, [sys.executable, "-c", TAKE + text], env, home / f"{name}.log")
+    return ChildSpec(name, [sys.executable, "-c", TAKE + text], env, home / f"{name}.log")
 
 
 def until(condition: Callable[[], object], supervisor: Supervisor | None = None, within_s: float = 30.0) -> float:

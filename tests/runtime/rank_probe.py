@@ -15,7 +15,7 @@ from torch import nn
 from qfleet.roles.allreduce import AllReduce
 from qfleet.roles.flat import Flat
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.runtime.ranks import Place, RankLost, crew
+from qfleet.runtime.ranks import RankInfo, RankLost, process_group
 
 WARM, COUNTED = 3, 20
 
@@ -44,7 +44,7 @@ def averaging(peers, sharded):
     for step in range(WARM + COUNTED):
         if step == WARM:
             counted, sent = written(), peers.sent_bytes
-        rule.vote(1.0)
+        rule.agree(1.0)
         rule.apply(gradients(net, step, peers.rank))
     return {"written": (written() - counted) / COUNTED, "sent": (peers.sent_bytes - sent) / COUNTED,
             "parameters": len(net.master), "master": net.master.tolist()}
@@ -53,24 +53,24 @@ def averaging(peers, sharded):
 def main():
     torch.set_num_threads(1)
     what, timeout_s = sys.argv[1], float(sys.argv[2])
-    place = Place.here()
+    place = RankInfo.from_environment()
     result = {}
     started = time.monotonic()
     try:
-        with crew(place, torch.device("cpu"), timeout_s) as peers:
+        with process_group(place, torch.device("cpu"), timeout_s) as peers:
             started = time.monotonic()
             if what in ("plain", "sharded"):
                 result = averaging(peers, what == "sharded")
             elif what == "talk":
                 said = peers.exchange(f"rank {peers.rank}".encode() * peers.rank)
                 vector = torch.full((5,), float(peers.rank))
-                peers.spread(vector)
+                peers.broadcast(vector)
                 result = {"said": [text.decode() for text in said], "spread": vector.tolist(),
-                          "table": peers.gather([peers.rank, 0.5])}
+                          "table": peers.all_gather([peers.rank, 0.5])}
             elif peers.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
             else:
-                peers.gather([1.0])
+                peers.all_gather([1.0])
     except RankLost as error:
         result = {"lost": str(error), "after_s": time.monotonic() - started}
     Path(os.environ["QFLEET_PROBE"], f"{place.rank}.json").write_text(json.dumps(result))

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from qfleet.assemble import make_agent, make_env, plan_of, settle
+from qfleet.assemble import make_agent, make_env, make_plan, resolve_auto
 from qfleet.config import to_yaml
 from qfleet.recipe import resolve
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.fleet import Fleet
-from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.fleet import RemoteActorsRun
+from qfleet.runtime.wire.desk import PublishedState
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
@@ -25,7 +25,7 @@ def fleet():
     env = make_env(config.env, 1)
     spec = env.spec
     env.close()
-    config = settle(config, spec)
+    config = resolve_auto(config, spec)
     records = []
 
     class Sink:
@@ -33,10 +33,10 @@ def fleet():
 
         def flush(self): ...
 
-    outside = Outside([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
-    fleet = Fleet(make_agent(config, spec), spec, plan_of(config), outside,
-                  Desk(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0),
-                  Inbox(4, config.waiting_steps(config.env.lanes)))
+    outside = Hooks([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
+    fleet = RemoteActorsRun(make_agent(config, spec), spec, make_plan(config), outside,
+                            PublishedState(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0),
+                            Inbox(4, config.waiting_steps(config.env.lanes)))
     fleet.records = records
     return fleet
 

@@ -97,7 +97,7 @@ def test_the_number_of_counters_is_bounded_and_the_rest_of_a_message_counts(book
     assert take(book, 0, 3, steps=3, counters=[{"tag": f"y/{n}", "by": 1} for n in range(900)]) == 0
     assert take(book, 0, 4, counters=[{"tag": "x/7", "by": 1}]) == 0
     assert len(book.cell.meter.counters) <= 1001 and book.cell.meter.counters["x/7"] == 2
-    assert book.intake.booked[0] == 3, "invented counters do not mute anybody"
+    assert book.intake.member_steps[0] == 3, "invented counters do not mute anybody"
 
 
 def test_an_actor_that_is_ahead_of_the_learner_lags_by_nothing(book):

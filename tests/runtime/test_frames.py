@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from qfleet.runtime.frames import MAGIC, MAX_BODY_BYTES, PREFIX, Assembly, Frame, FrameError, encode
+from qfleet.runtime.frames import MAGIC, MAX_BODY_BYTES, PREFIX, FrameDecoder, Frame, FrameError, encode
 
 DTYPES = st.sampled_from(["<f4", "<f8", "|b1", "|u1", "<i2", "<i4", "<i8", "<u8"])
 ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
@@ -18,10 +18,10 @@ ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_s
 
 def assemble(data: bytes, sizes: list[int]) -> list[Frame]:
     """Feed `data` in reads of at most `sizes` bytes, in turn."""
-    assembly, frames, offset, turn = Assembly(), [], 0, 0
+    assembly, frames, offset, turn = FrameDecoder(), [], 0, 0
     while offset < len(data):
-        take = min(sizes[turn % len(sizes)], len(assembly.space), len(data) - offset)
-        assembly.space[:take] = data[offset:offset + take]
+        take = min(sizes[turn % len(sizes)], len(assembly.buffer), len(data) - offset)
+        assembly.buffer[:take] = data[offset:offset + take]
         frame = assembly.advance(take)
         offset, turn = offset + take, turn + 1
         if frame is not None:

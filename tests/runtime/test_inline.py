@@ -6,11 +6,11 @@ import io
 import pytest
 import torch
 
-from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
 from qfleet.recipe import resolve
 from qfleet.roles.policy import Policy
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.inline import Inline
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.inline import SingleProcessRun
 
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
         "replay.samples_per_insert=4", "eval.episodes=2", "run.log_period_steps=20", "stop_at=null", "run.threads=1",
@@ -49,10 +49,10 @@ def inline():
     def build(*overrides):
         config = resolve("cartpole", [*TINY, *overrides]).config
         env = make_env(config.env, config.env.lanes)
-        config, world = settle(config, env.spec), World()
-        outside = Outside([world], world.save, world.save_best, lambda sample, update: None)
-        casts.append(cast_of(config, env))
-        return Inline(casts[-1], plan_of(config), outside), world
+        config, world = resolve_auto(config, env.spec), World()
+        outside = Hooks([world], world.save, world.save_best, lambda sample, update: None)
+        casts.append(make_acting_setup(config, env))
+        return SingleProcessRun(casts[-1], make_plan(config), outside), world
 
     yield build
     for cast in casts:
@@ -178,10 +178,10 @@ def test_evaluations_and_loaded_agents_begin_with_the_running_figures_of_the_eva
     first = {name: value.clone() for name, value in run.evaluator.policy.flat.state().items() if "kept" in name}
     assert first["kept.surprise.count"] > 10 and first["kept.distance.mean"] > 0
     loaded = Policy(run.cast.agent, 0, torch.device("cpu"))
-    assert not any(loaded.kept().values()), "before it knows any weights"
+    assert not any(loaded.persistent().values()), "before it knows any weights"
     loaded.load(world.saved[-1].policy, 1)
     loaded.begin(2)
-    for name, value in loaded.kept().items():
+    for name, value in loaded.persistent().items():
         assert torch.equal(value, first[f"kept.{name}"])
         assert torch.equal(loaded.memory[name], value)
     run.evaluator.judged = -1

@@ -19,7 +19,7 @@ import toy_host
 
 from qfleet.runtime import isolate
 from qfleet.runtime.isolate import IsolatedEnv
-from qfleet.types import EnvFault, EnvSpec, Leaf, Outcome, UserError, VectorEnv
+from qfleet.types import EnvFault, EnvSpec, Leaf, StepResult, UserError, VectorEnv
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60),
               pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX pipes")]
@@ -53,12 +53,12 @@ def twin(tmp_path: Path, **request: Any) -> VectorEnv:
     return toy_host.make({"lanes": LANES, "home": str(home), **request})
 
 
-def step(env: VectorEnv, seed: int = 0) -> Outcome:
+def step(env: VectorEnv, seed: int = 0) -> StepResult:
     env.send(np.random.default_rng(seed).integers(0, 4, LANES))
     return env.recv()
 
 
-def assert_same(a: Outcome, b: Outcome) -> None:
+def assert_same(a: StepResult, b: StepResult) -> None:
     same_obs(a.obs, b.obs)
     same_obs({k: v for k, v in vars(a).items() if k != "obs"}, {k: v for k, v in vars(b).items() if k != "obs"})
 
@@ -134,10 +134,10 @@ def test_a_lost_child_is_replaced_and_its_episodes_are_cut(toy, tmp_path, what, 
     env = toy(what=what, at=3, timeout_s=timeout_s)
     env.reset([1, 2, 3])
     whole = [step(env, i) for i in range(2)]
-    assert not any(out.cut.any() for out in whole)
+    assert not any(out.aborted.any() for out in whole)
     out = step(env)
-    assert out.cut.all() and not out.last.any()
-    assert not (out.reward.any() or out.discount.any() or out.score.any())
+    assert out.aborted.all() and not out.last.any()
+    assert not (out.reward.any() or out.discount.any() or out.raw_reward.any())
     assert env.faults() == LANES + 1  # the toy counted one itself, in two steps
     assert REASONS[what] in caplog.text
     assert not alive(pid_of(tmp_path, 0))
@@ -169,7 +169,7 @@ def test_restarts_are_reproducible(toy, tmp_path):
 def test_a_child_that_never_completes_a_step_is_given_up(toy):
     env = toy(what="exit", at=1, starts=99, max_faults=3)
     env.reset([1, 2, 3])
-    assert step(env).cut.all() and step(env).cut.all()
+    assert step(env).aborted.all() and step(env).aborted.all()
     with pytest.raises(EnvFault, match=r"toy was lost 3 times without completing an episode \(env\.max_faults=3\)"
                                        r"(?s:.*)exit code 7(?s:.*)farewell"):
         step(env)
@@ -178,7 +178,7 @@ def test_a_child_that_never_completes_a_step_is_given_up(toy):
 def test_completed_steps_do_not_renew_the_patience(toy):
     env = toy(what="exit", at=3, starts=99, length=99, max_faults=2)
     env.reset([1, 2, 3])
-    assert [bool(step(env).cut.all()) for _ in range(5)] == [False, False, True, False, False]
+    assert [bool(step(env).aborted.all()) for _ in range(5)] == [False, False, True, False, False]
     with pytest.raises(EnvFault, match="lost 2 times"):
         step(env)
 
@@ -186,7 +186,7 @@ def test_completed_steps_do_not_renew_the_patience(toy):
 def test_a_completed_episode_renews_the_patience(toy):
     env = toy(what="exit", at=3, starts=99, length=2, max_faults=2)
     env.reset([1, 2, 3])
-    assert [bool(step(env).cut.all()) for _ in range(9)] == [False, False, True] * 3
+    assert [bool(step(env).aborted.all()) for _ in range(9)] == [False, False, True] * 3
 
 
 def test_a_child_that_cannot_reset_is_given_up(toy):
@@ -290,8 +290,8 @@ def test_a_picture_that_kills_the_child_costs_only_the_episodes(toy):
     env = toy(what="no picture")
     env.reset([1, 2, 3])
     assert env.render() is None
-    assert step(env).cut.all()
-    assert not step(env).cut.any()
+    assert step(env).aborted.all()
+    assert not step(env).aborted.any()
 
 
 def test_a_frame_larger_than_the_pipe_does_not_block(toy):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qfleet.runtime.signals import obeyed
+from qfleet.runtime.signals import stop_on_signal
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -27,7 +27,7 @@ def send(number):
     ALL, ("interrupted", "preempted", "preempted", "preempted"), strict=True)))
 def test_the_first_signal_is_a_reason_and_nothing_else(stop, number, reason):
     before = [signal.getsignal(each) for each in ALL]
-    with obeyed(stop):
+    with stop_on_signal(stop):
         send(number)
         assert stop.reason == reason
     assert [signal.getsignal(each) for each in ALL] == before
@@ -35,7 +35,7 @@ def test_the_first_signal_is_a_reason_and_nothing_else(stop, number, reason):
 
 def test_a_second_interrupt_does_not_wait_and_handlers_are_given_back(stop):
     before = [signal.getsignal(each) for each in ALL]
-    with pytest.raises(KeyboardInterrupt), obeyed(stop):
+    with pytest.raises(KeyboardInterrupt), stop_on_signal(stop):
         send(signal.SIGINT)
         send(signal.SIGINT)
     assert [signal.getsignal(each) for each in ALL] == before
@@ -43,7 +43,7 @@ def test_a_second_interrupt_does_not_wait_and_handlers_are_given_back(stop):
 
 def test_a_scheduler_may_say_it_twice(stop):
     """Slurm sends SIGTERM to those it has warned by SIGUSR1: that must not break the checkpoint off."""
-    with obeyed(stop):
+    with stop_on_signal(stop):
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
             send(number)
         assert stop.reason == "preempted"
@@ -54,7 +54,7 @@ def test_a_scheduler_may_say_it_twice(stop):
     (signal.SIGINT, signal.SIGTERM, "interrupted")])
 def test_the_first_signal_decides_the_exit_code(stop, first, later, reason):
     """A terminal that is closed after Ctrl-C, or Ctrl-C while a preempted run saves."""
-    with obeyed(stop):
+    with stop_on_signal(stop):
         send(first)
         send(later)
         assert stop.reason == reason
@@ -62,7 +62,7 @@ def test_the_first_signal_decides_the_exit_code(stop, first, later, reason):
 
 def test_a_run_that_was_over_anyway_is_not_interrupted_at_once(stop):
     stop.reason = "total_steps"
-    with obeyed(stop):
+    with stop_on_signal(stop):
         send(signal.SIGINT)
     assert stop.reason == "interrupted"
 
@@ -71,7 +71,7 @@ def test_outside_the_main_thread_nothing_changes(stop):
     before, seen = [signal.getsignal(each) for each in ALL], []
 
     def run():
-        with obeyed(stop):
+        with stop_on_signal(stop):
             seen.append([signal.getsignal(each) for each in ALL])
 
     thread = threading.Thread(target=run)
@@ -84,7 +84,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(stop):
     """`nohup` starts a process so."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with obeyed(stop):
+        with stop_on_signal(stop):
             send(signal.SIGHUP)
             assert stop.reason is None
             send(signal.SIGTERM)

@@ -10,7 +10,7 @@ from qfleet.roles.checkpointer import CheckpointConfig
 from qfleet.roles.evaluator import EvalConfig
 from qfleet.roles.learner import LearnerConfig
 from qfleet.roles.schedule import Progress
-from qfleet.runtime.plan import NAP_S, Plan, Stop, drive, rest
+from qfleet.runtime.plan import NAP_S, TrainingPlan, StopRule, drive, idle
 
 
 class Taped:
@@ -48,23 +48,23 @@ def test_every_worker_has_its_turn_even_when_one_is_idle():
 def test_rest_sleeps_only_when_there_is_time(monkeypatch):
     slept = []
     monkeypatch.setattr("time.sleep", slept.append)
-    rest(0)
-    rest(0.5)
+    idle(0)
+    idle(0.5)
     assert slept == [0.5]
 
 
 def stop_with(clock, **limits):
     values = {"total_steps": 100, "total_updates": None, "stop_at": None} | limits
-    plan = Plan(seed=1, device=torch.device("cpu"), exact_resume=False, log_period_steps=10, slack_samples=100.0,
-                log_period_updates=None, replay=ReplayConfig(), learner=LearnerConfig(), eval=EvalConfig(),
-                checkpoint=CheckpointConfig(), **values)
-    return Stop(plan, lambda: clock[0])
+    plan = TrainingPlan(seed=1, device=torch.device("cpu"), exact_resume=False, log_period_steps=10, slack_samples=100.0,
+                        log_period_updates=None, replay=ReplayConfig(), learner=LearnerConfig(), eval=EvalConfig(),
+                        checkpoint=CheckpointConfig(), **values)
+    return StopRule(plan, lambda: clock[0])
 
 
 @pytest.mark.parametrize(("now", "reason"), [((99, 10**6), None), ((100, 0), "total_steps"), ((131, 0), "total_steps")])
 def test_steps_end_a_run(now, reason):
     stop = stop_with([Progress(*now)])
-    assert stop() == (reason is not None) and stop.reason == reason and not stop.told
+    assert stop() == (reason is not None) and stop.reason == reason and not stop.is_external
 
 
 def test_updates_end_a_run_and_steps_go_first():
@@ -79,12 +79,12 @@ def test_updates_end_a_run_and_steps_go_first():
 
 def test_a_score_ends_a_run_if_it_is_wanted():
     stop = stop_with([Progress(0, 0)], stop_at=475.0)
-    stop.score(474.9)
+    stop.check_score(474.9)
     assert not stop()
-    stop.score(475.0)
-    assert stop() and stop.reason == "stop_at" and not stop.told
+    stop.check_score(475.0)
+    assert stop() and stop.reason == "stop_at" and not stop.is_external
     indifferent = stop_with([Progress(0, 0)])
-    indifferent.score(1e9)
+    indifferent.check_score(1e9)
     assert not indifferent()
 
 
@@ -92,4 +92,4 @@ def test_a_score_ends_a_run_if_it_is_wanted():
 def test_what_somebody_outside_says_stays(reason):
     stop = stop_with([Progress(100, 0)])
     stop.reason = reason
-    assert stop() and stop.reason == reason and stop.told
+    assert stop() and stop.reason == reason and stop.is_external

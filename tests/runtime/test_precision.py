@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from qfleet import api, recipe
-from qfleet.assemble import make_env, settle
+from qfleet.assemble import make_env, resolve_auto
 from qfleet.runtime import precision
 
 PIXELS = ["env.kwargs={pixels: true, rows: 6, columns: 5, side: 8}", "total_steps=300", "replay.min_steps=64",
@@ -29,7 +29,7 @@ def test_auto_takes_what_is_clearly_faster_and_never_rounds_vectors(
     config = recipe.resolve("catch", ["device=cpu", *(PIXELS if images else [])]).config
     env = make_env(config.env, config.env.lanes)
     try:
-        assert settle(config, env.spec).learner.precision == taken
+        assert resolve_auto(config, env.spec).learner.precision == taken
     finally:
         env.close()
 

@@ -8,12 +8,12 @@ import torch
 from roundtable import Roundtable
 from test_inline import TINY, World
 
-from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
 from qfleet.recipe import resolve
 from qfleet.roles.seeds import seed_for
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.inline import Inline
-from qfleet.runtime.rank import Rank, part_name, sort_out
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runtime.rank import ReplicaRun, rank_segment_name, segments_by_rank
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ class Crews:
         ranks, worlds = [None] * size, [world for _, world in built]
 
         def work(peers):
-            rank = Rank(built[peers.rank][0], peers, config.allreduce)
+            rank = ReplicaRun(built[peers.rank][0], peers, config.allreduce)
             ranks[peers.rank] = rank
             before(rank)
             return rank.run()
@@ -40,13 +40,13 @@ class Crews:
 
     def build(self, config, rank):
         env = make_env(config.env, config.env.lanes)
-        config, world = settle(config, env.spec), World()
-        cast = cast_of(config, env, rank)
+        config, world = resolve_auto(config, env.spec), World()
+        cast = make_acting_setup(config, env, rank)
         self.casts.append(cast)
-        plan = plan_of(config)
-        outside = Outside([world], world.save, world.save_best, lambda sample, update: None)
+        plan = make_plan(config)
+        outside = Hooks([world], world.save, world.save_best, lambda sample, update: None)
         vars(plan)["seed"] = seed_for(plan.seed, "rank", rank) if rank else plan.seed
-        return Inline(cast, plan, outside), world
+        return SingleProcessRun(cast, plan, outside), world
 
     def close(self):
         for cast in self.casts:
@@ -148,7 +148,7 @@ def merged(worlds):
     own = ("actors", "replay", "clock", "torch_rng", "begin")
     parts = [{name: each.state[name] for name in own} | {"learner": {"rng": each.state["learner"]["rng"]}}
              for each in taken[1:]]
-    pieces = [(part_name(rank, segment.name), b"".join(segment.blocks())) for rank, each in enumerate(taken)
+    pieces = [(rank_segment_name(rank, segment.name), b"".join(segment.blocks())) for rank, each in enumerate(taken)
               for segment in each.segments]
     return taken[0].state | ({"ranks": parts} if parts else {}), pieces
 
@@ -180,6 +180,6 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_number(crews, firs
 
 
 def test_names_of_segments_tell_whose_they_are():
-    given = [(part_name(rank, "replay-1-2-ab"), rank) for rank in (0, 1, 12)]
+    given = [(rank_segment_name(rank, "replay-1-2-ab"), rank) for rank in (0, 1, 12)]
     assert [name for name, _ in given] == ["replay-1-2-ab", "rank0001-replay-1-2-ab", "rank0012-replay-1-2-ab"]
-    assert sort_out(given) == {rank: [("replay-1-2-ab", rank)] for rank in (0, 1, 12)}
+    assert segments_by_rank(given) == {rank: [("replay-1-2-ab", rank)] for rank in (0, 1, 12)}

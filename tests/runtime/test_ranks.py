@@ -16,7 +16,7 @@ from qfleet.roles.allreduce import bytes_per_update
 from qfleet.roles.flat import Flat
 from qfleet.roles.gradients import Solo
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.runtime.ranks import Alone, Place, crew, first_host
+from qfleet.runtime.ranks import SingleProcessGroup, RankInfo, process_group, first_host
 
 pytestmark = [pytest.mark.slow]
 PROBE = Path(__file__).with_name("rank_probe.py")
@@ -106,17 +106,17 @@ def test_the_first_host_of_a_list_as_slurm_writes_it(hosts, first):
 
 
 def test_without_torchrun_there_is_nobody_else():
-    assert Place.here({}) is None and Place.here({"RANK": "1"}) is None
+    assert RankInfo.from_environment({}) is None and RankInfo.from_environment({"RANK": "1"}) is None
     given = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1", "LOCAL_RANK": "0"}
-    assert Place.here(given) == Place(1, 4, 0, 4)
-    assert Place.here(given | {"LOCAL_WORLD_SIZE": "2"}) == Place(1, 4, 0, 2)
+    assert RankInfo.from_environment(given) == RankInfo(1, 4, 0, 4)
+    assert RankInfo.from_environment(given | {"LOCAL_WORLD_SIZE": "2"}) == RankInfo(1, 4, 0, 2)
     step = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "7",
             "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08],cpu1", "SLURM_STEP_TASKS_PER_NODE": "2(x2),3"}
-    assert Place.here(step) == Place(5, 7, 1, 3, 0, "tcp://gpu07:22342")
-    assert Place.here(step | given) == Place(1, 4, 0, 4), "torchrun's ranks are its own, also under srun"
-    assert Place.here({**step, "SLURM_NTASKS": "1"}) is None, "one task is no crew"
-    assert Place.here({name: value for name, value in step.items() if name != "SLURM_STEP_ID"}) is None, "a batch shell"
-    with crew(None, torch.device("cpu"), 1.0) as peers:
-        assert isinstance(peers, Alone) and peers.exchange(b"x") == [b"x"] and peers.gather([1.0]) == [[1.0]]
+    assert RankInfo.from_environment(step) == RankInfo(5, 7, 1, 3, 0, "tcp://gpu07:22342")
+    assert RankInfo.from_environment(step | given) == RankInfo(1, 4, 0, 4), "torchrun's ranks are its own, also under srun"
+    assert RankInfo.from_environment({**step, "SLURM_NTASKS": "1"}) is None, "one task is no crew"
+    assert RankInfo.from_environment({name: value for name, value in step.items() if name != "SLURM_STEP_ID"}) is None, "a batch shell"
+    with process_group(None, torch.device("cpu"), 1.0) as peers:
+        assert isinstance(peers, SingleProcessGroup) and peers.exchange(b"x") == [b"x"] and peers.all_gather([1.0]) == [[1.0]]
 
 

@@ -5,7 +5,7 @@ import pytest
 from qfleet.roles.metrics import Meter
 from qfleet.roles.schedule import Progress, Schedule
 from qfleet.runtime import shares as module
-from qfleet.runtime.shares import Shares
+from qfleet.runtime.shares import TimeShares
 
 
 @pytest.fixture
@@ -31,19 +31,19 @@ class Sleeper:
 
 
 def test_shares_of_workers_and_of_what_is_booked(clock):
-    shares = Shares()
+    shares = TimeShares()
     first, second = shares.timed("a", Sleeper(clock, 2.0)), shares.timed("a", Sleeper(clock, 1.0))
     third = shares.timed("b", Sleeper(clock, 0.0))
     assert [worker.step() for worker in (first, second, third)] == [True, True, False]
     clock.now += 3.0
-    shares.book("idle", 3.0)
+    shares.add_seconds("idle", 3.0)
     assert shares() == {"a": 0.5, "b": 0.0, "idle": 0.5}
     clock.now += 4.0
     assert shares() == {"a": 0.0, "b": 0.0, "idle": 0.0}, "only what happened since counts"
 
 
 def test_records_that_follow_at_once_leave_the_time_to_the_next(clock):
-    shares = Shares()
+    shares = TimeShares()
     worker = shares.timed("a", Sleeper(clock, 0.01))
     worker.step()
     assert shares() == {}
@@ -53,7 +53,7 @@ def test_records_that_follow_at_once_leave_the_time_to_the_next(clock):
 
 def test_a_step_under_way_counts_up_to_now(clock):
     """An evaluation writes its record before it is over, and the time must not come twice, or too late."""
-    shares = Shares()
+    shares = TimeShares()
     seen = []
 
     class Asking(Sleeper):
@@ -76,7 +76,7 @@ def test_shares_are_a_gauge(clock):
     class Sink:
         write = records.append
 
-    shares = Shares()
+    shares = TimeShares()
     shares.timed("time/x_share", Sleeper(clock, 1.0)).step()
     meter = Meter([Sink()], lambda: Progress(1, 1), 1, Schedule(1, None), [shares])
     meter.emit()

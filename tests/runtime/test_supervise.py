@@ -16,7 +16,7 @@ import pytest
 from nursery import BEAT, DEAF, QUICK, alive, child, children, numbers, until
 
 from qfleet.runtime import supervise
-from qfleet.runtime.supervise import VAIN, Child, Patience, Supervisor, ending
+from qfleet.runtime.supervise import EXIT_UNRECOVERABLE, ChildSpec, RestartPolicy, Supervisor, describe_exit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90),
               pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")]
@@ -29,7 +29,7 @@ def nursery():
     """Makes supervisors, and ends their children."""
     made: list[Supervisor] = []
 
-    def start(*kids: Child, patience: Patience = QUICK) -> Supervisor:
+    def start(*kids: ChildSpec, patience: RestartPolicy = QUICK) -> Supervisor:
         supervisor = Supervisor(kids, said.append, patience, restarted.append,
                                 on_death=lambda *death: deaths.append(death))
         supervisor.said, supervisor.restarted = said, restarted  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def watch(supervisor: Supervisor, seconds: float) -> None:
 
 
 def beating(supervisor: Supervisor, *names: str) -> bool:
-    return all((life := supervisor._wards[name].life) is not None and life.beats for name in names)
+    return all((life := supervisor._states[name].handle) is not None and life.beats for name in names)
 
 
 def test_a_killed_child_is_replaced_after_a_pause_and_the_others_do_not_notice(tmp_path, nursery):
@@ -113,17 +113,17 @@ def test_a_users_mistake_stops_all_without_a_second_try(tmp_path, nursery):
 
 
 def test_who_knows_that_no_restart_helps_gets_none(tmp_path, nursery):
-    text = f"print('training failed: not finite'); sys.exit({VAIN})"
+    text = f"print('training failed: not finite'); sys.exit({EXIT_UNRECOVERABLE})"
     supervisor = nursery(replace(child(tmp_path, "a", text), max_restarts=5))
     until(lambda: supervisor.failure, supervisor)
-    assert supervisor.failure.code == VAIN and "training failed: not finite" in supervisor.failure.text
+    assert supervisor.failure.code == EXIT_UNRECOVERABLE and "training failed: not finite" in supervisor.failure.text
     assert supervisor.total_restarts == 0
 
 
 def test_a_budget_of_its_own_is_for_life_and_its_pauses_stay_short(tmp_path, nursery):
     """However long it beats between: what fails for ever ends."""
     brief = "for _ in range(10):\n    tether.beat()\n    time.sleep(0.02)\n1/0"
-    supervisor = nursery(replace(child(tmp_path, "a", brief), max_restarts=3, appetite="replay.capacity"),
+    supervisor = nursery(replace(child(tmp_path, "a", brief), max_restarts=3, memory_hint="replay.capacity"),
                          patience=replace(QUICK, healthy_s=0.05, max_restarts=9))
     until(lambda: supervisor.failure, supervisor)
     assert supervisor.total_restarts == 3 and "and 3 restarts did not help" in supervisor.failure.text
@@ -185,7 +185,7 @@ def test_a_healthy_life_is_forgiven(tmp_path, nursery):
 
 
 def test_a_program_that_is_not_there_uses_up_the_budget(tmp_path, nursery):
-    supervisor = nursery(Child("a", ["/no/such/program"], {}, tmp_path / "a.log"))
+    supervisor = nursery(ChildSpec("a", ["/no/such/program"], {}, tmp_path / "a.log"))
     until(lambda: supervisor.failure, supervisor)
     assert "a could not be started" in supervisor.failure.text and "/no/such/program" in supervisor.failure.text
     assert supervisor.total_restarts == 3
@@ -224,7 +224,7 @@ def test_terminate_ends_the_deaf_and_their_children(tmp_path, nursery):
 
 def test_fifty_restarts_leave_nothing_behind(tmp_path, nursery):
     patience = replace(QUICK, max_restarts=1000, pause_s=0.0)
-    supervisor = nursery(Child("a", ["/bin/false"], {}, tmp_path / "a.log"), child(tmp_path, "b"), patience=patience)
+    supervisor = nursery(ChildSpec("a", ["/bin/false"], {}, tmp_path / "a.log"), child(tmp_path, "b"), patience=patience)
     until(lambda: beating(supervisor, "b") and supervisor.pid("a"), supervisor)
     before = len(os.listdir("/proc/self/fd"))
     until(lambda: supervisor.restarts("a") >= 50, supervisor, within_s=60)
@@ -270,10 +270,10 @@ def test_after_a_sleep_nobody_is_late(who, tmp_path):
 
 
 def test_an_exit_status_in_words():
-    assert ending(3) == "ended with exit code 3"
-    assert ending(-signal.SIGKILL, "x.y") == "was killed by SIGKILL: perhaps out of memory, lower x.y"
-    assert ending(-signal.SIGTERM) == "was killed by SIGTERM"
-    assert "native code" in ending(-signal.SIGSEGV) and ending(-250) == "was killed by signal 250"
+    assert describe_exit(3) == "ended with exit code 3"
+    assert describe_exit(-signal.SIGKILL, "x.y") == "was killed by SIGKILL: perhaps out of memory, lower x.y"
+    assert describe_exit(-signal.SIGTERM) == "was killed by SIGTERM"
+    assert "native code" in describe_exit(-signal.SIGSEGV) and describe_exit(-250) == "was killed by signal 250"
 
 
 class Simulated:
@@ -281,23 +281,23 @@ class Simulated:
 
     def __init__(self, clock, ready_s):
         self.clock, self.ready = clock, clock[0] + ready_s
-        self.beats, self.first_beat, self.last_beat, self.verdict = False, clock[0], clock[0], None
+        self.beats, self.first_beat, self.last_beat, self.kill_reason = False, clock[0], clock[0], None
         self.pid, self.exited = 0, False
 
-    def listen(self, now):
+    def poll_heartbeat(self, now):
         if self.clock[0] >= self.ready:
             self.first_beat = self.first_beat if self.beats else now
             self.last_beat, self.beats = now, True
 
-    def ask(self): ...
+    def request_stop(self): ...
 
     def kill(self):
         self.exited = True
 
-    def bury(self):
+    def reap(self):
         return -signal.SIGKILL
 
-    def written(self):
+    def log_tail(self):
         return ""
 
 
@@ -305,17 +305,17 @@ def simulated(monkeypatch, names, ready_s, kill, seconds):
     """Supervise children for so long, of which `kill` names one at some moments; what part of it each was at work."""
     clock, worked = [0.0], dict.fromkeys(names, 0)
     monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None))
-    supervisor = Supervisor([Child(name, [], {}, Path(f"{name}.log")) for name in names], lambda line: None,
-                            Patience(max_restarts=1000), lambda name: None,
+    supervisor = Supervisor([ChildSpec(name, [], {}, Path(f"{name}.log")) for name in names], lambda line: None,
+                            RestartPolicy(max_restarts=1000), lambda name: None,
                             begin=lambda child, number, now: Simulated(clock, ready_s))
     turns = int(seconds / supervise.TURN_S)
     for turn in range(turns):
         clock[0] += supervise.TURN_S * 1.001
         supervisor.step()
         for name in names:
-            life = supervisor._wards[name].life
+            life = supervisor._states[name].handle
             worked[name] += life is not None and life.beats and not life.exited
-        if (victim := kill(turn)) and (life := supervisor._wards[victim].life):
+        if (victim := kill(turn)) and (life := supervisor._states[victim].handle):
             life.kill()
     restarts = {name: supervisor.restarts(name) for name in names}
     supervisor.terminate(0)
@@ -337,7 +337,7 @@ def test_children_that_die_soon_after_their_start_have_longer_and_longer_pauses(
 
 
 def test_the_message_that_a_child_ended_with_is_told_without_its_log(tmp_path, nursery):
-    text = f"print('no answer yet'); print('environment failed: x gave nan\\nat step 3'); sys.exit({VAIN})"
+    text = f"print('no answer yet'); print('environment failed: x gave nan\\nat step 3'); sys.exit({EXIT_UNRECOVERABLE})"
     supervisor = nursery(child(tmp_path, "a", text))
     until(lambda: supervisor.failure, supervisor)
     assert supervisor.failure.text == ("a cannot go on:\nenvironment failed: x gave nan\nat step 3\n"

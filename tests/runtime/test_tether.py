@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from nursery import BEAT, DEAF, TAKE, alive, numbers, until
 
-from qfleet.runtime.guard import Guard
-from qfleet.runtime.tether import VARIABLE, Leash, Tether
+from qfleet.runtime.guard import OrphanReaper
+from qfleet.runtime.tether import VARIABLE, HeartbeatReceiver, HeartbeatSender
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(os.name != "posix", reason="needs POSIX pipes")]
 
@@ -36,24 +36,24 @@ ORPHANS = {
 
 @pytest.fixture
 def line():
-    leash = Leash()
+    leash = HeartbeatReceiver()
     before = os.environ.get(VARIABLE)
     os.environ.update(leash.environment)
-    yield leash, Tether.from_env()
+    yield leash, HeartbeatSender.from_env()
     assert os.environ.get(VARIABLE) == before
     leash.close()
 
 
 def test_no_variable_no_tether(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert Tether.from_env() is None
+    assert HeartbeatSender.from_env() is None
 
 
 @pytest.mark.parametrize("fds", ["900,901", "closed", "file", "3"])
 def test_a_variable_without_its_pipes_was_for_somebody_else(fds, monkeypatch, tmp_path):
     with open(tmp_path / "file", "w") as file:
         monkeypatch.setenv(VARIABLE, f"{file.fileno()},{file.fileno()}" if fds == "file" else fds.replace("closed", ""))
-        assert Tether.from_env() is None
+        assert HeartbeatSender.from_env() is None
         assert VARIABLE not in os.environ
 
 
@@ -127,12 +127,12 @@ def test_no_child_outlives_a_killed_parent_by_ten_seconds(tmp_path):
 
 @pytest.mark.slow
 def test_the_hard_end_does_not_wait_for_the_callback(tmp_path):
-    leash = Leash()
+    leash = HeartbeatReceiver()
     code = TAKE + "tether.on_orphan(lambda: time.sleep(1000), grace_s=0.3)\ntether.beat()\ntime.sleep(1000)"
     process = subprocess.Popen([sys.executable, "-c", code], pass_fds=leash.child_fds, stderr=subprocess.DEVNULL,
                                env={**os.environ, **leash.environment})
-    leash.passed()
-    until(leash.beaten)
+    leash.close_child_fds()
+    until(leash.received)
     assert process.poll() is None
     leash.close()
     try:
@@ -144,19 +144,19 @@ def test_the_hard_end_does_not_wait_for_the_callback(tmp_path):
 
 @pytest.mark.slow
 def test_a_guard_ignores_what_ends_a_job_and_one_that_was_killed_is_replaced():
-    guard = Guard(8)
+    guard = OrphanReaper(8)
     try:
-        guard.know([])
+        guard.watch([])
         first = guard._shell
         time.sleep(0.3)  # until its trap is set
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             first.send_signal(number)
         time.sleep(0.2)
-        guard.know([])
+        guard.watch([])
         assert first.poll() is None and guard._shell is first
         first.kill()
         first.wait()
-        guard.know([])
+        guard.watch([])
         assert guard._shell is not first and guard._shell.poll() is None
     finally:
-        guard.end()
+        guard.stop()

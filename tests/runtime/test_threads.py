@@ -6,7 +6,7 @@ import torch
 from qfleet import assemble, doctor
 from qfleet.recipe import resolve
 from qfleet.runtime import gpus, threads
-from qfleet.runtime.threads import decoding_threads, judging_threads, thread_plan, usable_cores
+from qfleet.runtime.threads import decoding_threads, evaluator_threads, thread_plan, usable_cores
 from qfleet.types import EnvSpec, Leaf, UserError
 
 
@@ -20,7 +20,7 @@ def test_convolutions_take_all_cores_that_the_user_leaves_them(monkeypatch, imag
 
 @pytest.mark.parametrize(("gpu", "cores", "given"), [(False, 16, 1), (True, 16, 4), (True, 2, 1), (True, 1, 1)])
 def test_an_evaluator_beside_a_gpu_takes_cores_that_nobody_learns_on(gpu, cores, given):
-    assert judging_threads(gpu, cores) == given
+    assert evaluator_threads(gpu, cores) == given
 
 
 @pytest.mark.parametrize(("torch_has", "gpu", "alone", "wish", "given"), [
@@ -37,9 +37,9 @@ def test_many_more_threads_than_cores_are_refused_unless_qfleet_chose_them(monke
     monkeypatch.setattr(assemble, "usable_cores", lambda: 2)
     config = resolve("cartpole", ["device=cpu", "run.threads=1000"]).config
     with pytest.raises(UserError, match=r"run.threads=1000: .* 2 cores.*set run.threads=2 or less"):
-        assemble.settle(config, VECTORS)
+        assemble.resolve_auto(config, VECTORS)
     chosen = config.model_copy(update={"run": config.run.model_copy(update={"settled": ("run.threads",)})})
-    assert assemble.settle(chosen, VECTORS).run.threads == 1000, "a run of a larger machine goes on here"
+    assert assemble.resolve_auto(chosen, VECTORS).run.threads == 1000, "a run of a larger machine goes on here"
 
 
 def test_a_quota_counts_as_cores(monkeypatch):
@@ -76,8 +76,8 @@ def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, 
     monkeypatch.setattr(gpus, "free_bytes", lambda device: 80 << 30)
     for recipe, spec in (("pong", PICTURES), ("cartpole", VECTORS)):
         config = resolve(recipe, ["replay.capacity=50000", "replay.min_steps=1000", "learner.precision=fp32", *words])
-        settled = assemble.settle(config.config, spec)
-        learner, decoders = settled.run.threads, assemble.plan_of(settled).decode_threads
+        settled = assemble.resolve_auto(config.config, spec)
+        learner, decoders = settled.run.threads, assemble.make_plan(settled).decode_threads
         assert learner >= 1 and learner * cells + actors <= max(cores, cells + actors)
         assert decoders >= learner and decoders * cells + actors <= max(cores, cells + actors)
         if gpu or recipe == "cartpole":

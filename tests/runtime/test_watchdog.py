@@ -9,7 +9,7 @@ import pytest
 from fakes import TapeEnv
 
 from qfleet.runtime import watchdog
-from qfleet.runtime.watchdog import Watched
+from qfleet.runtime.watchdog import WatchdogEnv
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,7 +55,7 @@ def play(env):
 def test_a_hang_ends_the_process_with_every_stack(where, ended, capfd):
     codes, event = ended
     inner = Stuck(where)
-    env = Watched(inner, limit_s=0.05)
+    env = WatchdogEnv(inner, limit_s=0.05)
     player = threading.Thread(target=play, args=(env,))
     player.start()
     assert event.wait(30) and set(codes) == {1}
@@ -73,7 +73,7 @@ def test_the_end_comes_even_without_a_stderr(ended, monkeypatch):
     broken.close()
     monkeypatch.setattr(watchdog.sys, "stderr", broken)
     inner = Stuck("recv")
-    env = Watched(inner, limit_s=0.05)
+    env = WatchdogEnv(inner, limit_s=0.05)
     player = threading.Thread(target=play, args=(env,))
     player.start()
     assert event.wait(30) and set(codes) == {1}
@@ -85,7 +85,7 @@ def test_the_end_comes_even_without_a_stderr(ended, monkeypatch):
 def test_time_between_calls_does_not_count(ended):
     """A learner may train, or a checkpoint be written, as long as it takes: nobody waits for the environment then."""
     codes, event = ended
-    env = Watched(TapeEnv([3, 5]), limit_s=0.05)
+    env = WatchdogEnv(TapeEnv([3, 5]), limit_s=0.05)
     env.reset([1, 2])
     env.send(np.zeros(2, np.int64))
     assert not event.wait(0.3)
@@ -109,7 +109,7 @@ class Clock:
 
 @pytest.mark.parametrize(("gaps", "codes"), [([1] * 8, []), ([1] * 10, [1, 1]), ([1, 1, 600, 1, 1], [])])
 def test_a_process_that_was_stopped_is_no_environment_that_hangs(gaps, codes, ended, monkeypatch):
-    env = Watched(TapeEnv([3, 5]), limit_s=8)
+    env = WatchdogEnv(TapeEnv([3, 5]), limit_s=8)
     env.close()
     env._closed = clock = Clock(gaps)
     env._call = object()
@@ -122,7 +122,7 @@ def test_a_process_that_was_stopped_is_no_environment_that_hangs(gaps, codes, en
 @pytest.mark.parametrize("where", ["reset", "recv"])
 def test_a_call_that_raises_is_over(where, ended):
     inner = TapeEnv([3, 5])
-    env = Watched(inner, limit_s=0.05)
+    env = WatchdogEnv(inner, limit_s=0.05)
 
     def fail(*args):
         raise RuntimeError("not today")
@@ -136,7 +136,7 @@ def test_a_call_that_raises_is_over(where, ended):
 
 def test_it_passes_everything_on_and_its_thread_ends_with_it():
     inner, before = TapeEnv([3, 5]), set(threading.enumerate())
-    env = Watched(inner, limit_s=0.4)
+    env = WatchdogEnv(inner, limit_s=0.4)
     (mine,) = set(threading.enumerate()) - before
     assert env.spec is inner.spec and env.lanes == 2 and env.faults() == 0 and env.render() is None
     outcome = play(env)

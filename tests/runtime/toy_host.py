@@ -26,8 +26,8 @@ if __name__ == "__main__":
     without_torch()
 
 from qfleet.runtime.frames import MAGIC, PREFIX  # noqa: E402
-from qfleet.runtime.isolate import serve  # noqa: E402
-from qfleet.types import EnvFault, EnvSpec, Leaf, Outcome, UserError  # noqa: E402
+from qfleet.runtime.isolate import serve_env  # noqa: E402
+from qfleet.types import EnvFault, EnvSpec, Leaf, StepResult, UserError  # noqa: E402
 
 LEAVES = {"image": Leaf((2, 4, 4), "uint8", "image"), "speed": Leaf((3,), "float32", "vector")}
 
@@ -65,7 +65,7 @@ class Toy:
         draw = np.array([rng.random(2) for rng in self.rng])
         score = (draw[:, 0] * self.actions).astype(np.float32)
         last = draw[:, 1] < 0.2 if not self.length else np.full(self.lanes, self.count % self.length == 0)
-        return Outcome(self.obs(), np.sign(score), (~last).astype(np.float32), last, score, np.zeros(self.lanes, bool))
+        return StepResult(self.obs(), np.sign(score), (~last).astype(np.float32), last, score, np.zeros(self.lanes, bool))
 
     def obs(self):
         return {"image": np.array([rng.integers(0, 256, (2, 4, 4), np.uint8) for rng in self.rng]),
@@ -139,4 +139,4 @@ def make(request):
 
 
 if __name__ == "__main__":
-    sys.exit(serve(make, sys.stdin, sys.stdout))
+    sys.exit(serve_env(make, sys.stdin, sys.stdout))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qfleet import api
-from qfleet.agent import Arm
+from qfleet.agent import ExplorationParams
 from qfleet.maths.rescale import h, h_inverse
 
 LENGTH, GAMMA = 6, 0.9
@@ -119,7 +119,7 @@ def values_of(run):
     agent = api.load(run, which="latest")
     cfg = agent.config.agent
     states = {"obs": np.repeat(np.eye(LENGTH, dtype=np.float32)[:-1], 64, 0)}  # IQN's levels are random: many of them
-    law = agent.policy.act(states, Arm(torch.zeros(64 * (LENGTH - 1)), noise=False))[1]["law"]
+    law = agent.policy.act(states, ExplorationParams(torch.zeros(64 * (LENGTH - 1)), network_noise=False))[1]["law"]
     law = torch.from_numpy(law).unflatten(0, (LENGTH - 1, 64))
     if cfg.algo == "c51":
         q = (law.softmax(3) * torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms)).sum(3)

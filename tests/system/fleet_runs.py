@@ -16,7 +16,7 @@ import grpc
 from real_runs import ENVIRONMENT, command, records
 
 from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import Caller
+from qfleet.runtime.wire.channel import GrpcChannel
 
 SMALL = ["placement=processes", "agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64",
          "learner.batch_size=8", "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2",
@@ -38,7 +38,7 @@ class FleetRun:
             self.head = subprocess.Popen(
                 command(*words, "--quiet", "--json"), cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env=ENVIRONMENT | {"TMPDIR": str(self.tmp), "PYTHONPATH": PATHS} | env)
-        self._caller: Caller | None = None
+        self._caller: GrpcChannel | None = None
 
     def __enter__(self) -> FleetRun:
         return self
@@ -83,7 +83,7 @@ class FleetRun:
                 token = (private / "token").read_text().strip()
                 if not token:  # it is being written just now
                     return None
-                self._caller = Caller(parse_address(f"unix:{private / 'fleet.sock'}"), token)
+                self._caller = GrpcChannel(parse_address(f"unix:{private / 'fleet.sock'}"), token)
             return self._caller.pulse(2.0)
         except (grpc.RpcError, StopIteration, OSError):
             return None

@@ -19,7 +19,7 @@ import pytest
 from real_runs import ENVIRONMENT, command
 
 from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import Caller
+from qfleet.runtime.wire.channel import GrpcChannel
 from qfleet.runtime.wire.security import channel_credentials, read_token, write_token
 
 SMALL = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
@@ -117,7 +117,7 @@ class Watch:
 
     def __init__(self, place: str, token: Path, *papers: Path) -> None:
         credentials = channel_credentials(*papers) if papers else None
-        self.caller = Caller(parse_address(place), read_token(token), credentials)
+        self.caller = GrpcChannel(parse_address(place), read_token(token), credentials)
 
     def pulse(self):
         """How the fleet is, None if it does not answer."""

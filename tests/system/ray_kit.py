@@ -139,19 +139,19 @@ def alive(pids: list[int]) -> list[int]:
 
 def store(host: Any) -> int:
     """The job of a cell that learns nothing: it keeps what is told, as `Intake` does, and counts repetitions."""
-    from qfleet.runtime.cluster.carrier import answering, methods_of
-    from qfleet.runtime.wire.desk import Desk
+    from qfleet.runtime.cluster.carrier import serve_calls, fleet_methods
+    from qfleet.runtime.wire.desk import PublishedState
     from qfleet.runtime.wire.inbox import Inbox
     from qfleet.runtime.wire.registry import Registry
-    from qfleet.runtime.wire.server import Answers
+    from qfleet.runtime.wire.server import FleetService
 
     registry, inbox = Registry(1, 30.0), Inbox(4)
     stored: list[float] = []
     repeats = 0
-    with answering(host, methods_of(Answers(Desk("", "{}", 1), registry, inbox, 1 << 20))):
+    with serve_calls(host, fleet_methods(FleetService(PublishedState("", "{}", 1), registry, inbox, 1 << 20))):
         while True:
             while (message := inbox.pop()) is not None:
-                if registry.fresh(message.index, message.incarnation, message.sequence):
+                if registry.accept_sequence(message.index, message.incarnation, message.sequence):
                     stored += [episode.ret for episode in message.episodes]
                 else:
                     repeats += 1
@@ -161,10 +161,10 @@ def store(host: Any) -> int:
 
 def tell(host: Any, cell: Any) -> int:
     """The job of a member that has nothing but numbers to tell, each in a message of its own, until it shall leave."""
-    from qfleet.runtime.cluster.carrier import RayCaller
-    from qfleet.runtime.wire.client import Link
+    from qfleet.runtime.cluster.carrier import RayChannel
+    from qfleet.runtime.wire.client import FleetConnection
 
-    link = Link(RayCaller(cell, "the cell"), "local/0", patience_s=120.0)
+    link = FleetConnection(RayChannel(cell, "the cell"), "local/0", patience_s=120.0)
     link.hello()
     link.start()
     over = threading.Event()
@@ -206,9 +206,9 @@ class Obeying:
     def flood(self, repeats: int) -> dict[str, Any]:
         import ray
 
-        from qfleet.runtime.cluster.host import Host
+        from qfleet.runtime.cluster.host import RayHost
 
-        kind = ray.remote(max_restarts=0, max_concurrency=16)(Host)
+        kind = ray.remote(max_restarts=0, max_concurrency=16)(RayHost)
         cell, sender = kind.remote("", []), kind.options(resources={"lossy": 1}).remote("", [])
         ray.get([cell.begin.remote(1, store), sender.begin.remote(1, tell, cell)])
         deadline = time.monotonic() + 150
@@ -245,11 +245,11 @@ class Obeying:
         import ray
         from google.protobuf.json_format import MessageToDict
 
-        from qfleet.runtime.cluster.carrier import RayCaller
+        from qfleet.runtime.cluster.carrier import RayChannel
 
         cells = [name for name in self.actors()["actors"] if name.endswith(("/cell", "/registrar", "/rank/0"))]
         try:
-            found = RayCaller(ray.get_actor(cells[0]), "the cell").pulse(5.0)
+            found = RayChannel(ray.get_actor(cells[0]), "the cell").pulse(5.0)
         except (IndexError, ValueError, grpc.RpcError):
             return {"pulse": None}
         return {"pulse": MessageToDict(found, always_print_fields_with_no_presence=True,

@@ -8,11 +8,11 @@ from roundtable import Roundtable
 from test_inline import TINY
 from test_rank import Crews
 
-from qfleet.archive import Archive
+from qfleet.archive import ShardedCheckpointWriter
 from qfleet.recipe import resolve
-from qfleet.runs.checkpoint import Checkpoints, Meta
-from qfleet.runs.parts import Stage, pack_state, unpack_state
-from qfleet.runtime.rank import Rank, sort_out
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
+from qfleet.runs.parts import StagingArea, pack_state, unpack_state
+from qfleet.runtime.rank import ReplicaRun, segments_by_rank
 
 pytestmark = pytest.mark.slow
 
@@ -32,20 +32,20 @@ def run(crews, tmp_path, size, *overrides, spoil=lambda archive: None, checkpoin
     built = [crews.build(config, rank)[0] for rank in range(size)]
 
     def write(snapshot):
-        meta = Meta("seed: 1\n", built[0].cast.seats[0].env.spec)
+        meta = CheckpointMeta("seed: 1\n", built[0].cast.seats[0].env.spec)
         store.save(*snapshot.progress, snapshot.policy, snapshot.state, snapshot.segments, meta)
 
     def work(peers):
         inline = built[peers.rank]
-        archive = Archive(peers, tmp_path / "parts", checkpoint)
+        archive = ShardedCheckpointWriter(peers, tmp_path / "parts", checkpoint)
         inline.checkpointer.write = archive.saver(write)
-        rank = Rank(inline, peers, config.allreduce)
-        archive.council = rank.council
+        rank = ReplicaRun(inline, peers, config.allreduce)
+        archive.rank_sync = rank.rank_sync
         spoil(archive)
         if checkpoint is not None:
             rank.restore(checkpoint.state(), checkpoint.segments())
             if peers.rank == 0:
-                store.follow(checkpoint)
+                store.resume_from(checkpoint)
         rank.run()
         return rank
 
@@ -57,7 +57,7 @@ def test_every_rank_adds_its_part_and_files_are_shared(crews, tmp_path):
     folders = store.series()
     assert len(folders) == 4 and not (tmp_path / "parts").exists()
     last = store.newest()
-    assert set(sort_out(last.segments())) == {0, 1} and len(last.state()["ranks"]) == 1
+    assert set(segments_by_rank(last.segments())) == {0, 1} and len(last.state()["ranks"]) == 1
     shared = [file.name for file in folders[-1].glob("*.seg") if (folders[-2] / file.name).exists()]
     assert {name.startswith("rank0001") for name in shared} == {True, False}, "of both ranks"
     assert all((folders[-1] / name).stat().st_ino == (folders[-2] / name).stat().st_ino for name in shared)
@@ -101,7 +101,7 @@ def test_states_travel_as_bytes_that_run_nothing():
 
 
 def test_a_stage_leaves_nothing_behind(tmp_path):
-    stage = Stage(tmp_path / "parts", 3)
+    stage = StagingArea(tmp_path / "parts", 3)
     stage.write([])
     assert stage.folder.is_dir()
     stage.clear()

@@ -40,7 +40,7 @@ def test_training_is_the_same_whoever_judges_it_and_the_last_weights_are_waited_
     assert all(record["eval/seconds"] > 0 for record in judged(beside))
     assert "start 1" in (beside / "logs" / "evaluator.log").read_text()
     assert [words for _, words in processes() if "_member" in words and str(tmp_path) in " ".join(words)] == []
-    assert api.resume(beside).before  # nothing is left to do
+    assert api.resume(beside).already_finished  # nothing is left to do
 
     api.resume(beside, ["total_steps=2400"])
     assert judged(beside)[-1]["eval/updates"] == records(beside)[-1]["updates"]

@@ -7,19 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qfleet.assemble import make_agent, make_env, plan_of, settle
-from qfleet.bundle import Copier
-from qfleet.bureau import Bureau
+from qfleet.assemble import make_agent, make_env, make_plan, resolve_auto
+from qfleet.bundle import ShardSnapshotter
+from qfleet.bureau import Coordinator
 from qfleet.config import to_yaml
 from qfleet.recipe import resolve
 from qfleet.roles.checkpointer import Snapshot
 from qfleet.roles.evaluator import Score
 from qfleet.roles.server import Push, Shard
 from qfleet.runs.parts import pack_state
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.fleet import Fleet
-from qfleet.runtime.rank import steps_of
-from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.fleet import RemoteActorsRun
+from qfleet.runtime.rank import saved_steps
+from qfleet.runtime.wire.desk import PublishedState
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Part
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
@@ -30,7 +30,7 @@ TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_s
         "gradients=server", "cells=2", "server.shards=2", "run.threads=1", "total_steps=1000", "eval.period_steps=100"]
 
 
-class Shelf:
+class ShardClient:
     """A shard that is in this process, as the registrar sees those that are not."""
 
     def __init__(self, config):
@@ -43,13 +43,13 @@ class Shelf:
     def copy(self):
         return self.shard.state_dict()
 
-    def look(self):
+    def status(self):
         shard = self.shard
         return shard and LookReply(version=shard.version, staleness=dict(shard.staleness), stale=shard.stale,
                                    refused=shard.refused)
 
-    def meet(self, worker, push, pull):
-        return self.shard.meet(worker, push, pull)
+    def push_pull(self, worker, push, pull):
+        return self.shard.push_pull(worker, push, pull)
 
 
 class World:
@@ -60,16 +60,16 @@ class World:
         env = make_env(config.env, 1)
         self.spec = env.spec
         env.close()
-        config = settle(config, self.spec)
+        config = resolve_auto(config, self.spec)
         self.records, self.saved, self.failing = [], [], False
-        self.desk = Desk(to_yaml(config), json.dumps(self.spec.to_json()), 1)
+        self.published = PublishedState(to_yaml(config), json.dumps(self.spec.to_json()), 1)
         self.registry, self.inbox = Registry(1, 30.0), Inbox(4)
-        outside = Outside([self], self.save, lambda *best: True, lambda *bad: None)
-        fleet = Fleet(make_agent(config, self.spec), self.spec, plan_of(config), outside, self.desk, self.registry,
-                      self.inbox)
-        self.shelves = [Shelf(config) for _ in range(config.server.shards)]
-        self.bureau = Bureau(fleet, self.shelves, config.cells, folder / "parts")
-        self.cell, self.places = self.bureau.cell, {}
+        outside = Hooks([self], self.save, lambda *best: True, lambda *bad: None)
+        fleet = RemoteActorsRun(make_agent(config, self.spec), self.spec, make_plan(config), outside, self.published, self.registry,
+                                self.inbox)
+        self.shard_clients = [ShardClient(config) for _ in range(config.server.shards)]
+        self.bureau = Coordinator(fleet, self.shard_clients, config.cells, folder / "parts")
+        self.core, self.places = self.bureau.core, {}
 
     def write(self, record):
         self.records.append(record)
@@ -88,18 +88,18 @@ class World:
         place, incarnation, sequence = self.places[index]
         self.places[index][2] = sequence + 1
         self.inbox.offer(ExchangeRequest(index=place, incarnation=incarnation, sequence=sequence + 1, **content))
-        self.bureau.fleet.intake.step()
+        self.bureau.fleet.message_handler.step()
         self.bureau.fleet.serve(0)
 
     def give(self, index, steps, segments=("replay-1",), save=None):
         state = {"actors": [], "replay": {"cell": index}, "clock": {"steps": steps}, "begin": ["begin", 0],
                  "torch_rng": torch.get_rng_state(),
                  "learner": {"rng": torch.Generator().manual_seed(index).get_state()}}
-        self.tell(index, part=Part(save=self.desk.facts.save if save is None else save, state=pack_state(state),
+        self.tell(index, part=Part(save=self.published.status.save if save is None else save, state=pack_state(state),
                                    segments=segments))
 
     def push(self, value=1.0):
-        for shelf in self.shelves:
+        for shelf in self.shard_clients:
             weights = shelf.shard.pull("w")
             shelf.shard.push(Push("w", weights.version + 1, weights.epoch, weights.version, 1.0,
                                   torch.full_like(weights.weights, value)))
@@ -117,7 +117,7 @@ def answering(world, *gifts):
     left = list(gifts)
 
     def turn(nap_s):
-        Fleet.serve(world.bureau.fleet, 0)
+        RemoteActorsRun.serve(world.bureau.fleet, 0)
         if world.desk.facts.save and left:
             world.give(*left.pop(0))
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_of_all_cells_and_shards_at_one_moment(world):
     assert snapshot.state["replay"] == {"cell": 0} and snapshot.state["ranks"][0]["replay"] == {"cell": 1}
     assert torch.equal(snapshot.state["learner"]["rng"], torch.Generator().manual_seed(0).get_state())
     assert [segment.name for segment in snapshot.segments] == ["replay-0", "rank0001-replay-1"]
-    held = torch.cat([shelf.shard.weights for shelf in world.shelves])
+    held = torch.cat([shelf.shard.weights for shelf in world.shard_clients])
     assert torch.equal(torch.cat([value.flatten() for value in snapshot.policy.values()]), held)
     assert (world.desk.facts.save, world.desk.facts.saved) == (0, {0: 1, 1: 1}), "and everybody goes on"
 
@@ -154,7 +154,7 @@ def test_who_does_not_answer_is_not_waited_for_and_keeps_what_it_gave(world):
     answering(world, (0, 50))
     world.bureau.checkpointer.save()
     state = world.saved[1].state
-    assert (state["clock"]["steps"], state["ranks"][0]["clock"]["steps"], steps_of(state)) == (50, 40, 100)
+    assert (state["clock"]["steps"], state["ranks"][0]["clock"]["steps"], saved_steps(state)) == (50, 40, 100)
     assert world.desk.facts.saved == {0: 2, 1: 1}
     world.give(1, 50, save=2)
     assert world.bureau.parts[1][0]["clock"]["steps"] == 40, "too late"
@@ -169,12 +169,12 @@ def test_a_cell_that_never_gave_anything_has_an_empty_part_and_others_restore_it
     assert state["ranks"] == [{"replay": None, "actors": [], "clock": {"steps": 0}}]
     again = World(tmp_path / "again")
     again.bureau.restore(state, [])
-    assert again.cell.progress() == (40, 0) and again.bureau.parts[1][0]["replay"] is None
+    assert again.core.progress() == (40, 0) and again.bureau.parts[1][0]["replay"] is None
     other = World(tmp_path / "other", "cells=3", "server.shards=5")
     other.bureau.restore(state, [])
     other.bureau._load()
-    assert other.bureau.parts == {} and len(other.shelves) == 5
-    assert torch.equal(torch.cat([shelf.shard.weights for shelf in other.shelves]), world.cell.learner.flat.master)
+    assert other.bureau.parts == {} and len(other.shard_clients) == 5
+    assert torch.equal(torch.cat([shelf.shard.weights for shelf in other.shard_clients]), world.cell.learner.flat.master)
 
 
 def test_a_full_disk_is_known_to_the_cells_and_holds_nobody(world):
@@ -211,7 +211,7 @@ def test_everybody_hears_of_the_others_and_evaluations_find_fresh_weights(world)
     world.push()
     world.bureau.step()
     assert world.desk.bundle.version == 2 == world.cell.learner.updates, "an evaluation is due after 100 steps"
-    held = torch.cat([shelf.shard.weights for shelf in world.shelves])
+    held = torch.cat([shelf.shard.weights for shelf in world.shard_clients])
     assert torch.equal(torch.cat([value.flatten() for value in world.desk.bundle.state.values()]), held)
     world.cell.meter.emit()
     record = world.records[-1]
@@ -221,12 +221,12 @@ def test_everybody_hears_of_the_others_and_evaluations_find_fresh_weights(world)
 def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):
     world.push()
     world.bureau.step()
-    state = world.shelves[0].copy()
+    state = world.shard_clients[0].copy()
     world.push()
     world.bureau._looked_at = 0.0
     world.bureau.step()
     assert world.cell.learner.updates == 2
-    world.shelves[0].load(state)
+    world.shard_clients[0].load(state)
     world.bureau._looked_at = 0.0
     world.bureau.step()
     assert world.cell.learner.updates == 2
@@ -237,10 +237,10 @@ def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_cells_say(tmp_pat
     world = World(tmp_path, "agent.algo=agent57", "agent.memory=none", "agent.arms=3", "agent.curious_hidden=[8]",
                   "agent.embedding=4", "agent.n_step=2", "explore.kind=bandit", "explore.arms=3")
     world.bureau._load()
-    weights = world.cell.learner.flat.state()
-    world.cell.judged(Score([1.0], [1], 0), weights | {"arm": torch.tensor(2)})
-    buffers = {name: value + 1 for name, value in world.cell.learner.flat.net.named_buffers() if name != "arm"}
-    world.shelves[0].shard.buffers = buffers | {"arm": torch.tensor(0)}
+    weights = world.core.learner.flat.state()
+    world.core.record_evaluation(Score([1.0], [1], 0), weights | {"arm": torch.tensor(2)})
+    buffers = {name: value + 1 for name, value in world.core.learner.flat.net.named_buffers() if name != "arm"}
+    world.shard_clients[0].shard.buffers = buffers | {"arm": torch.tensor(0)}
     world.bureau.checkpointer.save()
     saved = world.saved[-1].policy
     assert int(saved["arm"]) == 2 and int(saved["kept.surprise.count"]) == 0
@@ -251,7 +251,7 @@ def test_a_shard_whose_weights_are_not_finite_keeps_the_copy_before():
     config = resolve("cartpole", TINY).config
     kept = []
     shard = Shard("shard", torch.zeros(4), config.learner, config.server)
-    copier = Copier(SimpleNamespace(shard=shard), 2, kept.append)
+    copier = ShardSnapshotter(SimpleNamespace(shard=shard), 2, kept.append)
     for version in range(1, 7):
         copier.step()
         shard.version = version

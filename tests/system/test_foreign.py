@@ -13,7 +13,7 @@ from real_runs import newest, records, train
 
 from qfleet import api
 from qfleet.cli import main
-from qfleet.runs.checkpoint import Checkpoints, Meta
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
 from qfleet.types import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -112,7 +112,7 @@ def test_a_forged_policy_and_a_forged_config_are_refused(copy, capsys):
         "object": (found.policy(), config + "x: !!python/object/apply:os.system ['touch exploded']\n"),
     }
     for name, (policy, text) in forged.items():
-        path = Checkpoints(Path(name), 1).save_policy(1, 1, policy, Meta(text, found.spec))
+        path = Checkpoints(Path(name), 1).save_policy(1, 1, policy, CheckpointMeta(text, found.spec))
         assert code_of("eval", path, "--episodes", 1) == 2, name
         err = capsys.readouterr().err
         assert "Traceback" not in err and str(path) in err, (name, err)
@@ -140,7 +140,7 @@ def strange(copy, name, change):
     found = newest(copy)
     config = yaml.safe_load(found.config_text)
     change(config)
-    return Checkpoints(Path(name), 1).save_policy(1, 1, found.policy(), Meta(yaml.safe_dump(config), found.spec))
+    return Checkpoints(Path(name), 1).save_policy(1, 1, found.policy(), CheckpointMeta(yaml.safe_dump(config), found.spec))
 
 
 NAMED = {

@@ -32,11 +32,11 @@ from qfleet.cli import main
 from qfleet.replay import planner
 from qfleet.roles.seeds import seed_for
 from qfleet.runs import progress
-from qfleet.runs.checkpoint import Checkpoints, Meta
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.owner import Owner
-from qfleet.runs.state import state_of
-from qfleet.runtime.life import Child
+from qfleet.runs.owner import LockOwner
+from qfleet.runs.state import run_state
+from qfleet.runtime.life import ChildSpec
 from qfleet.types import ProcessFault, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -87,7 +87,7 @@ def test_a_run_may_be_extended_moved_and_judged_otherwise():
     assert_no_step_twice(Path("elsewhere"))
 
 
-DEAD = Owner(Owner.current().host, 2**22 + 1, "")
+DEAD = LockOwner(LockOwner.current().host, 2**22 + 1, "")
 
 
 def lock(run, owner):
@@ -97,7 +97,7 @@ def lock(run, owner):
 def better_policy(run, score):
     """Save a policy of that score, as an evaluation between the last checkpoint and a crash does; its path."""
     last = newest(run)
-    meta = Meta(last.config_text, last.spec, {"mean_reward": score})
+    meta = CheckpointMeta(last.config_text, last.spec, {"mean_reward": score})
     return Checkpoints(run / "checkpoints", 2).save_policy(last.manifest.step + 50, last.manifest.updates,
                                                            last.policy(), meta)
 
@@ -149,7 +149,7 @@ def test_a_failed_resume_does_not_change_how_a_run_ended():
     Path("runs/x/checkpoints/step-000000000100.corrupt").mkdir(parents=True)
     with pytest.raises(UserError, match=r"no valid checkpoint to resume from, only step-000000000100.corrupt"):
         api.resume("x")
-    assert state_of(RunDirectory(Path("runs/x"))) == "failed" and ended["reason"] == "failed"
+    assert run_state(RunDirectory(Path("runs/x"))) == "failed" and ended["reason"] == "failed"
 
 
 def delete(run):
@@ -178,13 +178,13 @@ def test_a_run_whose_directory_is_deleted_or_replaced_fails_and_says_so(lose, mo
     if lose is delete:
         assert not list(Path("runs/x").rglob("*")), "nothing is made anew"
     else:
-        assert not list(Path("runs/x").rglob("step-*")) and state_of(RunDirectory(Path("runs/x"))) == "died"
+        assert not list(Path("runs/x").rglob("step-*")) and run_state(RunDirectory(Path("runs/x"))) == "died"
 
 
 def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
     """The head notices by itself, whatever its children do; here one that sleeps, and would end well."""
-    child = Child(head.CELL, [sys.executable, "-c", "import time; time.sleep(60)"], {}, Path("cell.log"))
-    monkeypatch.setattr(head.Head, "_children", lambda self: [child])
+    child = ChildSpec(head.LEARNER, [sys.executable, "-c", "import time; time.sleep(60)"], {}, Path("cell.log"))
+    monkeypatch.setattr(head.Driver, "_children", lambda self: [child])
 
     def delete_once_it_runs():
         while not Path("cell.log").exists():
@@ -321,7 +321,7 @@ def test_a_finished_run_is_left_alone_and_says_how_to_go_on(capsys):
         assert lines[0].startswith("nothing to do, it was finished before, all steps taken: 200 steps"), out
         assert lines[1:] == [f"resume     qfleet resume runs/{name} total_steps=400", f"runs/{name}"] and err == ""
         assert {path: path.read_bytes() for path in Path("runs", name).rglob("*") if path.is_file()} == before
-    assert api.resume("x", ["total_steps=300"]).before is False
+    assert api.resume("x", ["total_steps=300"]).already_finished is False
     train("cartpole", "run.name=z", "total_steps=600", "stop_at=5", "eval.period_steps=100")
     assert main(["resume", "z"]) == 0 and "qfleet resume runs/z stop_at=null" in capsys.readouterr().out
     train("cartpole", "run.name=u", "total_updates=20")
@@ -334,8 +334,8 @@ def test_the_last_evaluation_is_made_up_for():
     metrics = Path("runs/x/metrics.jsonl")
     kept = [line for line in metrics.read_text().splitlines() if "eval/mean_reward" not in line]
     metrics.write_text("".join(f"{line}\n" for line in kept))
-    assert not api.resume("x").before
-    assert "eval/mean_reward" in records(Path("runs/x"))[-1] and api.resume("x").before
+    assert not api.resume("x").already_finished
+    assert "eval/mean_reward" in records(Path("runs/x"))[-1] and api.resume("x").already_finished
 
 
 def test_evaluating_on_a_changed_environment_is_refused(tmp_path):

@@ -11,8 +11,8 @@ from hosts_kit import SMALL, Cable, Watch, Yard, free_port, invitation, needs_na
 from real_runs import newest, records
 
 from qfleet import api
-from qfleet.assemble import layout_of
-from qfleet.replay.segments import read
+from qfleet.assemble import make_layout
+from qfleet.replay.segments import read_segments
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_namespaces]
 
@@ -86,8 +86,8 @@ def test_actors_of_another_host_come_go_and_come_back(yard, cable):
 def stored(run):
     """Observations in the replay of a run's last checkpoint: who -> when; those that a chunk begins windows with."""
     agent, seen = api.load(run, which="latest"), defaultdict(list)
-    layout = layout_of(agent.config, agent.spec)
-    for _, packed in read(newest(run).segments(), layout):
+    layout = make_layout(agent.config, agent.spec)
+    for _, packed in read_segments(newest(run).segments(), layout):
         for name, t in packed.dense["obs.obs"][:layout.chunk_steps]:
             seen[int(name)].append(int(t))
     return seen, layout.rows

@@ -6,10 +6,10 @@ import pytest
 import torch
 from real_runs import TINY
 
-from qfleet.assemble import cast_of, make_env, plan_of, settle
+from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
 from qfleet.recipe import resolve
-from qfleet.runtime.cell import Outside
-from qfleet.runtime.inline import Inline
+from qfleet.runtime.cell import Hooks
+from qfleet.runtime.inline import SingleProcessRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -63,17 +63,17 @@ def trained(wrap, working=None):
     """Weights, replay state and the learner's view of whether the environment was at work."""
     config = resolve("cartpole", [*TINY, "total_steps=600", "replay.alpha=0.6", "agent.n_step=3"]).config
     env = make_env(config.env, config.env.lanes)
-    config = settle(config, env.spec)
-    cast = cast_of(config, wrap(env))
-    nothing = Outside([], lambda snapshot: None, lambda *best: None, lambda *bad: None)
-    run = Inline(cast, plan_of(config), nothing)
+    config = resolve_auto(config, env.spec)
+    cast = make_acting_setup(config, wrap(env))
+    nothing = Hooks([], lambda snapshot: None, lambda *best: None, lambda *bad: None)
+    run = SingleProcessRun(cast, make_plan(config), nothing)
     seen = []
     if working is not None:
-        update = run.cell.learner._update
-        run.cell.learner._update = lambda sample: (seen.append(working.is_set()), update(sample))
+        update = run.core.learner._update
+        run.core.learner._update = lambda sample: (seen.append(working.is_set()), update(sample))
     assert run.run() == "total_steps"
-    state = run.cell.replay.state_dict()
-    return run.cell.learner.flat.master.clone(), state["leaves"], state["next"], seen
+    state = run.core.replay.state_dict()
+    return run.core.learner.flat.master.clone(), state["leaves"], state["next"], seen
 
 
 def test_overlap_equals_no_overlap_bit_by_bit():

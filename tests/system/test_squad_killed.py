@@ -15,7 +15,7 @@ from real_runs import TINY, newest, records
 from qfleet.roles.server import Push
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.shard_pb2 import State
-from qfleet.runtime.wire.shards import RemoteShard, ShardChannel
+from qfleet.runtime.wire.shards import RemoteShard, GrpcShardChannel
 from qfleet.types import ProcessFault, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -47,7 +47,7 @@ def reborn(squad, name, pid, timeout=120):
 def shard_of(squad, index, token=None):
     private = next(squad.tmp.glob("qfleet-*"))
     token = token or (private / "token").read_text().strip()
-    return RemoteShard(ShardChannel(socket_address(private / f"shard-{index}.sock"), token), 20.0)
+    return RemoteShard(GrpcShardChannel(socket_address(private / f"shard-{index}.sock"), token), 20.0)
 
 
 def figure(squad, tag):
@@ -77,7 +77,7 @@ def test_a_killed_shard_is_restored_and_what_was_derived_before_is_refused(squad
     squad.until(lambda: figure(squad, "server/refused_pushes") > refused, 60)
     assert "shard/0 was killed by SIGKILL" in squad.complaints
     shelf = shard_of(squad, 0)
-    assert shelf.look(30).version > copied > 0, "it went on from its copy on the disk"
+    assert shelf.status(30).version > copied > 0, "it went on from its copy on the disk"
     shelf.close()
 
 
@@ -92,13 +92,13 @@ def test_a_stopped_shard_and_a_killed_evaluator_are_replaced(squad):
 
 def test_nonsense_is_refused_by_name_and_changes_nothing(squad):
     shelf = shard_of(squad, 0)
-    _, shown = shelf.meet("stranger", None, True)()
+    _, shown = shelf.push_pull("stranger", None, True)()
     size = len(shown.weights)
 
     def push(gradient, **other):
         known = {"epoch": shown.epoch, "version": shown.version, "norm": 1.0} | other
-        return shelf.meet("stranger", Push("stranger", 1, known["epoch"], known["version"], known["norm"], gradient),
-                          False)()[0]
+        return shelf.push_pull("stranger", Push("stranger", 1, known["epoch"], known["version"], known["norm"], gradient),
+                               False)()[0]
 
     with pytest.raises(ProcessFault, match="shard 0 refuses a gradient of stranger: it is not finite"):
         push(torch.full((size,), math.nan))
@@ -108,7 +108,7 @@ def test_nonsense_is_refused_by_name_and_changes_nothing(squad):
         push(torch.zeros(size), version=1 << 40)
     assert push(torch.zeros(size), epoch="of another life").verdict == "anew"
     with pytest.raises(UserError, match="does not know this token"):
-        shard_of(squad, 0, "wrong").meet("stranger", None, True)()
+        shard_of(squad, 0, "wrong").push_pull("stranger", None, True)()
     shelf.close()
     learns_on(squad)
 

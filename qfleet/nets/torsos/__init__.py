@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from qfleet.config import Named, load_attribute
+from qfleet.config import PluginName, load_attribute
 
-Torso = Annotated[str, Named(__name__, ("auto",))]
+Torso = Annotated[str, PluginName(__name__, ("auto",))]
 """A field of an agent's config that names a torso; `auto` leaves the choice to the encoder."""
 
 
@@ -24,5 +24,5 @@ def find_torso(name: str) -> Callable[..., nn.Module]:
     if ":" in name:
         builder: Any = load_attribute(name)
         return getattr(builder, "build", builder)
-    Named(__name__).check(name)
+    PluginName(__name__).check(name)
     return importlib.import_module(f"{__name__}.{name}").build

@@ -15,7 +15,7 @@ from qfleet.nets.spectral import SpectralConv2d
 STAGES = (16, 32, 32)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """x + conv(ReLU(conv(ReLU(x)))), a norm before each ReLU if asked for."""
 
     def __init__(self, channels: int, norm: Norm, spectral: bool) -> None:
@@ -38,7 +38,7 @@ def build(shape: tuple[int, ...], norm: Norm, width: int = 1, spectral: bool = F
     for stage in STAGES:
         out = stage * width
         layers += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1),
-                   Block(out, norm, spectral), Block(out, norm, spectral)]
+                   ResidualBlock(out, norm, spectral), ResidualBlock(out, norm, spectral)]
         channels = out
     pooled = [nn.AdaptiveMaxPool2d(pool)] if pool else []
     return nn.Sequential(*layers, *conv_norm(norm, channels), nn.ReLU(), *pooled, nn.Flatten())

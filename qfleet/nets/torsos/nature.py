@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from qfleet.nets.finished import finishable, finished
-from qfleet.nets.norms import Norm, PictureNorm, conv_norm
-from qfleet.nets.patches import PatchConv2d
+from qfleet.nets.finished import can_fuse_epilogue, fused_epilogue
+from qfleet.nets.norms import Norm, ImageLayerNorm, conv_norm
+from qfleet.nets.patches import SpaceToDepthConv2d
 from qfleet.types import UserError
 
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -24,17 +24,17 @@ class Nature(nn.Sequential):
         layers = list(self)
         stages = [(layer, after) for layer, after in pairwise(layers) if isinstance(layer, nn.Conv2d)]
         grouped = any(type(after) is nn.GroupNorm for _, after in stages)
-        if grouped or not all(finishable(conv.weight, conv.out_channels) for conv, _ in stages):
+        if grouped or not all(can_fuse_epilogue(conv.weight, conv.out_channels) for conv, _ in stages):
             found: torch.Tensor = super().forward(x)
             return found
         for conv, after in stages:
-            sums, scale = conv.sums(x) if isinstance(conv, PatchConv2d) else (plain(conv, x), 1.0)
-            norm = after if isinstance(after, PictureNorm) else None
-            x = finished(sums, conv.bias, norm, scale, planar=conv is stages[-1][0])
+            sums, scale = conv.conv_without_bias(x) if isinstance(conv, SpaceToDepthConv2d) else (conv_without_bias(conv, x), 1.0)
+            norm = after if isinstance(after, ImageLayerNorm) else None
+            x = fused_epilogue(sums, conv.bias, norm, scale, planar=conv is stages[-1][0])
         return x
 
 
-def plain(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+def conv_without_bias(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
     """A convolution without its bias."""
     return nn.functional.conv2d(x, conv.weight, stride=conv.stride)
 
@@ -47,7 +47,7 @@ def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
                         "set env.frame_size=84 or agent.torso=small")
     layers: list[nn.Module] = []
     for out, kernel, stride in LAYERS:
-        kind = nn.Conv2d if layers else PatchConv2d
+        kind = nn.Conv2d if layers else SpaceToDepthConv2d
         layers += [kind(channels, out, kernel, stride), *conv_norm(norm, out), nn.ReLU()]
         channels = out
     return Nature(*layers, nn.Flatten())

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from qfleet.runtime.cluster.host import Host
+from qfleet.runtime.cluster.host import RayHost
 from qfleet.runtime.wire.channel import CALL_S, SLOWEST_BYTES_PER_S
 from qfleet.runtime.wire.fleet_pb2 import (
     ExchangeReply,
@@ -31,16 +31,16 @@ from qfleet.runtime.wire.fleet_pb2 import (
     PulseRequest,
     Welcome,
 )
-from qfleet.runtime.wire.server import Answers, Refusal
+from qfleet.runtime.wire.server import FleetService, CallRejected
 from qfleet.runtime.wire.shards import METHODS
 
-Methods = Mapping[str, tuple[type[Message], Callable[[Any], bytes]]]
+MethodTable = Mapping[str, tuple[type[Message], Callable[[Any], bytes]]]
 GLANCE_S = 0.5
 INLINE_BYTES = 64 << 10
 """Smaller answers travel with the reply, which is quicker than the store."""
 
 
-class Undelivered(grpc.RpcError):
+class RayCallError(grpc.RpcError):
     """A call that Ray lost, or that was refused at the other end."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
@@ -54,7 +54,7 @@ class Undelivered(grpc.RpcError):
         return self._text
 
 
-class RayCaller:
+class RayChannel:
     """A `Carrier` to the cell that lives in a Ray actor."""
 
     def __init__(self, handle: Any, address: str) -> None:
@@ -106,9 +106,9 @@ class RayCaller:
             ref = self._handle.call.remote(method, data)
             while not ray.wait([ref], timeout=max(0.0, min(GLANCE_S, deadline - time.monotonic())))[0]:
                 if self._closed:
-                    raise Undelivered(grpc.StatusCode.CANCELLED, "the line was closed")
+                    raise RayCallError(grpc.StatusCode.CANCELLED, "the line was closed")
                 if time.monotonic() >= deadline:
-                    raise Undelivered(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s")
+                    raise RayCallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s")
             answer: bytes = _accepted(ray.get(ref))
         except (ray.exceptions.RayError, OSError, ValueError) as error:
             raise _lost(error) from None
@@ -117,12 +117,12 @@ class RayCaller:
 
 def _accepted(answer: Any) -> Any:
     if isinstance(answer, tuple):
-        raise Undelivered(grpc.StatusCode[answer[0]], answer[1])
+        raise RayCallError(grpc.StatusCode[answer[0]], answer[1])
     return answer
 
 
-def _lost(error: Exception) -> Undelivered:
-    return Undelivered(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {str(error).strip() or 'no details'}")
+def _lost(error: Exception) -> RayCallError:
+    return RayCallError(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {str(error).strip() or 'no details'}")
 
 
 def _settle(settle: Callable[[Any], None], value: Any) -> None:
@@ -140,11 +140,11 @@ class RayMethod:
     def __call__(self, request: bytes, timeout: float) -> bytes:
         return self.future(request, timeout).result(timeout)
 
-    def future(self, request: bytes, timeout: float) -> Pending:
-        return Pending(self.handle.call.remote(self.name, request), timeout)
+    def future(self, request: bytes, timeout: float) -> RayCallFuture:
+        return RayCallFuture(self.handle.call.remote(self.name, request), timeout)
 
 
-class Pending:
+class RayCallFuture:
     """A call under way."""
 
     def __init__(self, ref: Any, timeout_s: float) -> None:
@@ -157,7 +157,7 @@ class Pending:
         try:
             if not ray.wait([self._ref], timeout=timeout)[0]:
                 if time.monotonic() >= self._deadline:
-                    raise Undelivered(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
+                    raise RayCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
                 raise grpc.FutureTimeoutError
             data: bytes = _accepted(ray.get(self._ref))
         except (ray.exceptions.RayError, OSError, ValueError) as error:
@@ -165,7 +165,7 @@ class Pending:
         return data
 
 
-class RayShard:
+class RayShardChannel:
     """A `shards.Line` to the shard in a Ray actor."""
 
     def __init__(self, handle: Any, address: str) -> None:
@@ -175,10 +175,10 @@ class RayShard:
     def close(self) -> None: ...
 
 
-class Counter:
+class RayCallHandler:
     """Answers the calls that reach a host, as a server would those of gRPC; runs in Ray's threads."""
 
-    def __init__(self, methods: Methods) -> None:
+    def __init__(self, methods: MethodTable) -> None:
         self._methods = methods
         self._lock = threading.Lock()
         self._put: tuple[bytes, Any] = (b"", None)
@@ -190,7 +190,7 @@ class Counter:
             reply = respond(kind.FromString(data))
         except DecodeError:
             return "INVALID_ARGUMENT", f"these bytes are no {kind.DESCRIPTOR.name}"
-        except Refusal as error:
+        except CallRejected as error:
             return error.code.name, error.text
         return [self._stored(reply)] if method == "fetch" and len(reply) >= INLINE_BYTES else reply
 
@@ -204,16 +204,16 @@ class Counter:
             return self._put[1]
 
 
-def methods_of(answers: Answers) -> Methods:
+def fleet_methods(answers: FleetService) -> MethodTable:
     return {"hello": (HelloRequest, answers.hello), "exchange": (ExchangeRequest, answers.exchange),
             "fetch": (FetchRequest, answers.fetch), "pulse": (PulseRequest, answers.pulse)}
 
 
 @contextmanager
-def answering(host: Host, methods: Methods) -> Iterator[None]:
+def serve_calls(host: RayHost, methods: MethodTable) -> Iterator[None]:
     """While inside, calls to the host are answered."""
-    host.reception = Counter(methods)
+    host.call_handler = RayCallHandler(methods)
     try:
         yield
     finally:
-        host.reception = None
+        host.call_handler = None

@@ -45,7 +45,7 @@ class RayConfig(Config):
         why = "a cluster that is there already has been told when it was started"
         return dict.fromkeys(["object_store_mb", "dashboard"], why)
 
-    def needs(self, role: str, device: str) -> dict[str, float]:
+    def resources(self, role: str, device: str) -> dict[str, float]:
         """What a role asks for, as Ray counts it: by name of a resource."""
         asked: dict[str, float | int | None] = {"CPU": self.server_cpus if role == "server" else self.evaluator_cpus}
         more: dict[str, float] = {}

@@ -17,24 +17,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qfleet.runtime.supervise import DONE, USER_ERROR, VAIN
+from qfleet.runtime.supervise import EXIT_OK, EXIT_USER_ERROR, EXIT_UNRECOVERABLE
 from qfleet.types import BadOutput, UserError
 
 
 @dataclass(frozen=True)
-class Look:
+class HostStatus:
     """How a host is: who it is, the number of its job (0: none yet), signs of life so far, what it said last, and how
     the job ended. Another `self` is another process, whatever its number."""
 
-    self: str
+    process_token: str
     pid: int
     number: int
     beats: int
-    word: str
+    message: str
     code: int | None
 
 
-class Line:
+class HostHeartbeat:
     """The `Tie` of a job."""
 
     def __init__(self) -> None:
@@ -56,22 +56,22 @@ class Line:
             self._leave()
 
 
-class Desktop(Protocol):
+class CallHandler(Protocol):
     """Whoever answers the calls of others in this process: bytes, or the name of a gRPC status and a text."""
 
     def answer(self, method: str, data: bytes) -> Any: ...
 
 
-class Host:
+class RayHost:
     """The Ray actor. `reception` answers calls while there is one; `word` is kept for whoever looks.
 
     `number` is the job's: of a role that was started for the third time, 3.
     """
 
     def __init__(self, log_path: str, paths: Sequence[str]) -> None:
-        self.line = Line()
-        self.word = ""
-        self.reception: Desktop | None = None
+        self.heartbeat = HostHeartbeat()
+        self.message = ""
+        self.call_handler: CallHandler | None = None
         self._self, self.number = secrets.token_hex(8), 0
         self._code: int | None = None
         self._starting = threading.Lock()
@@ -86,32 +86,32 @@ class Host:
             self.number = number
         threading.Thread(target=self._run, args=(job, args), name="job", daemon=True).start()
 
-    def look(self) -> Look:
-        return Look(self._self, os.getpid(), self.number, self.line.beats, self.word, self._code)
+    def look(self) -> HostStatus:
+        return HostStatus(self._self, os.getpid(), self.number, self.heartbeat.beats, self.message, self._code)
 
     def leave(self) -> None:
         """Ask the job to end in order."""
-        self.line.leave()
+        self.heartbeat.leave()
 
     def call(self, method: str, data: bytes) -> Any:
-        if self.reception is None:
+        if self.call_handler is None:
             return "UNAVAILABLE", "the learner is not ready"
-        return self.reception.answer(method, data)
+        return self.call_handler.answer(method, data)
 
     def _run(self, job: Callable[..., int], args: Sequence[Any]) -> None:
-        code: int | None = DONE
+        code: int | None = EXIT_OK
         try:
             code = job(self, *args)
         except UserError as error:
-            code, self.word = USER_ERROR, f"error: {error}"
+            code, self.message = EXIT_USER_ERROR, f"error: {error}"
         except BadOutput as error:
-            code, self.word = VAIN, f"environment failed: {error}"
+            code, self.message = EXIT_UNRECOVERABLE, f"environment failed: {error}"
         except BaseException as error:
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-            self.word = "".join(traceback.format_exception(error))
+            self.message = "".join(traceback.format_exception(error))
         finally:
-            if code != DONE:
-                print(self.word, file=sys.stderr, flush=True)
+            if code != EXIT_OK:
+                print(self.message, file=sys.stderr, flush=True)
             self._code = code
 
 

@@ -30,16 +30,16 @@ class KeyValueActor:
 
 
 @dataclass(frozen=True)
-class RayMeeting:
+class RayRendezvous:
     """Implements `ranks.Meeting`: what a rank is given to reach the shelf."""
 
-    shelf: Any
+    actor: Any
 
     def put(self, key: str, value: bytes, timeout_s: float) -> None:
-        self._ask(lambda: self.shelf.put.remote(key, value), timeout_s)
+        self._ask(lambda: self.actor.put.remote(key, value), timeout_s)
 
     def find(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
-        found: list[bytes] | None = self._ask(lambda: self.shelf.find.remote(list(keys)), timeout_s)
+        found: list[bytes] | None = self._ask(lambda: self.actor.find.remote(list(keys)), timeout_s)
         return found
 
     def _ask(self, call: Callable[[], Any], timeout_s: float) -> Any:
@@ -56,11 +56,11 @@ class RayMeeting:
                 time.sleep(AGAIN_S)
 
 
-def start_rendezvous() -> RayMeeting:
+def start_rendezvous() -> RayRendezvous:
     """A meeting on this node, for as long as this driver of Ray lives."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-    return RayMeeting(ray.remote(**options)(KeyValueActor).remote())
+    return RayRendezvous(ray.remote(**options)(KeyValueActor).remote())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.runtime.cluster.config import RayConfig
-from qfleet.runtime.cluster.host import Host
+from qfleet.runtime.cluster.host import RayHost
 from qfleet.runtime.signals import sighup_ignored
 from qfleet.runtime.threads import usable_cores
 from qfleet.runtime.wire.security import write_token
@@ -27,7 +27,7 @@ from qfleet.types import UserError
 
 log = logging.getLogger(__name__)
 
-LONGEST_FOLDER = 40
+MAX_FOLDER_BYTES = 40
 """Bytes: below it Ray makes sockets, whose paths the system limits to 107."""
 
 CALLS_AT_ONCE = 64
@@ -80,7 +80,7 @@ class RaySession:
             raise UserError(f"no Ray at {address or 'this host'}: {why}; is it running "
                             "(ray status), and is its token in RAY_AUTH_TOKEN_PATH?") from None
 
-    def place(self, bundles: Sequence[Mapping[str, float]], strategy: str, here: bool) -> Any:
+    def reserve(self, bundles: Sequence[Mapping[str, float]], strategy: str, here: bool) -> Any:
         """Reserve what belongs together; `here`: on this very node. UserError if the cluster has no such place."""
         import ray
         from ray.util import placement_group, remove_placement_group
@@ -110,7 +110,7 @@ class RaySession:
             "memory": needs.get("memory"), "max_restarts": -1, "max_task_retries": 0,
             "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": strategy}
         paths = [os.getcwd(), *filter(None, sys.path)]
-        return ray.remote(**options)(Host).remote(str(log_path.resolve()), paths)
+        return ray.remote(**options)(RayHost).remote(str(log_path.resolve()), paths)
 
     def room(self, needs: Mapping[str, float], group: Any, bundles: Sequence[Mapping[str, float]]) -> int:
         """How many who need so much the living nodes have room for, each by itself, beside the bundles of a group."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from qfleet.types import UserError
 
 UNIX = "unix:"
-LONGEST_SOCKET = 107
+MAX_SOCKET_BYTES = 107
 """Bytes that the kernel has room for in the name of a unix socket."""
 
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -63,8 +63,8 @@ def socket_address(path: Path) -> Address:
     """The address of a unix socket; its path must be absolute and short enough for the kernel."""
     if not path.is_absolute() or "\0" in str(path):
         raise UserError(f"unix socket {str(path)!r}: an absolute path is needed")
-    if len(str(path).encode()) > LONGEST_SOCKET:
-        raise UserError(f"unix socket {path} has a path of {len(str(path).encode())} bytes, and {LONGEST_SOCKET} are "
+    if len(str(path).encode()) > MAX_SOCKET_BYTES:
+        raise UserError(f"unix socket {path} has a path of {len(str(path).encode())} bytes, and {MAX_SOCKET_BYTES} are "
                         "possible: point TMPDIR at a folder with a shorter path")
     return Address(path=str(path))
 

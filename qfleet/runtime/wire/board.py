@@ -24,7 +24,7 @@ FLOAT = torch.float32.itemsize
 PREFIX = "qfleet-"
 
 
-class Board:
+class SharedBuffer:
     """Weights, and as many numbers of a gradient. Who has written there tells the other one by a call."""
 
     def __init__(self, fd: int, numbers: int) -> None:
@@ -37,7 +37,7 @@ class Board:
         return self.memory[begin:begin + self.numbers * dtype.itemsize].view(dtype)
 
 
-class OwnBoard(Board):
+class OwnedSharedBuffer(SharedBuffer):
     """One that this process has made. OSError where there is no such memory.
 
     For somebody whose numbers are on a GPU it is `pinned` where that can be: copies are several times as fast.
@@ -65,14 +65,14 @@ class OwnBoard(Board):
         os.close(self._fd)
 
 
-class Boards:
+class SharedBufferCache:
     """Those that others have made, found by their tickets; of those who are gone they are kept until the next one."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[Ticket, Board]] = {}
+        self._known: dict[bytes, tuple[Ticket, SharedBuffer]] = {}
         self._lock = threading.Lock()
 
-    def find(self, ticket: Ticket, numbers: int) -> Board:
+    def find(self, ticket: Ticket, numbers: int) -> SharedBuffer:
         """OSError unless it is there, and has room for so many weights."""
         key = ticket.SerializeToString()
         with self._lock:
@@ -85,7 +85,7 @@ class Boards:
         return len(self._known)
 
 
-def _opened(ticket: Ticket, numbers: int) -> Board:
+def _opened(ticket: Ticket, numbers: int) -> SharedBuffer:
     """The board behind a ticket, if it is one, and of a size that nobody can change any more."""
     fd = os.open(_path(ticket), os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -94,7 +94,7 @@ def _opened(ticket: Ticket, numbers: int) -> Board:
         size = os.fstat(fd).st_size
         if size != 2 * numbers * FLOAT or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() != _seals():
             raise OSError(f"{ticket.name} has {size} bytes, not those of {numbers} weights, or is not sealed")
-        return Board(fd, numbers)
+        return SharedBuffer(fd, numbers)
     finally:
         os.close(fd)  # what is mapped stays so
 

@@ -17,7 +17,7 @@ from qfleet.runtime.wire.fleet_pb2 import (
     PulseReply,
     Welcome,
 )
-from qfleet.runtime.wire.security import NONCE, PROOF, equal, fresh_nonce, key_of, shown, sign, value_of
+from qfleet.runtime.wire.security import NONCE, PROOF, constant_time_equal, fresh_nonce, derive_key, client_metadata, sign, metadata_value
 from qfleet.types import UserError
 
 PROTOCOL = 3
@@ -28,11 +28,11 @@ PROVE = "Prove"
 CALL_S = 10.0
 FETCH_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    ("grpc.max_send_message_length", MOST_BYTES),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
     ("grpc.enable_http_proxy", 0),  # a fleet's hosts are neighbours
     ("grpc.use_local_subchannel_pool", 1),
     # A line that went dead without a word is given up after 15 s and dialled anew every 2 s. TCP alone would double
@@ -54,7 +54,7 @@ _TLS_TROUBLE = {
 }
 
 
-class Carrier(Protocol):
+class Channel(Protocol):
     """Whoever brings messages to a fleet. What cannot be delivered, or is refused, is a `grpc.RpcError`."""
 
     @property
@@ -65,7 +65,7 @@ class Carrier(Protocol):
     def close(self) -> None: ...
 
 
-class Proved(NamedTuple):
+class ServerProof(NamedTuple):
     """What came of one proof: both nonces, and the metadata that calls carry from then on."""
 
     nonce: str
@@ -77,40 +77,40 @@ class Credential:
     """Lets the server of a channel prove that it knows the token, before it is shown that we do; see security.py."""
 
     def __init__(self, channel: grpc.Channel, token: str, address: Address) -> None:
-        self.proved: Proved | None = None
+        self.proof: ServerProof | None = None
         self._ask = channel.unary_unary(f"/{SERVICE}/{PROVE}")
         self._token, self._address = token, address
 
-    def prove(self) -> Proved:
+    def prove(self) -> ServerProof:
         """Ask for the proof; UserError if the server cannot give it. Nothing secret was sent by then."""
         nonce = fresh_nonce()
         try:
             reply = ProveReply.FromString(self._ask(b"", timeout=CALL_S, metadata=((NONCE, nonce),)))
         except DecodeError:
-            raise self._stranger("its answer cannot be read") from None
+            raise self._not_a_fleet("its answer cannot be read") from None
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise self._stranger(error.details() or "no details") from None
+                raise self._not_a_fleet(error.details() or "no details") from None
             raise
-        expected = sign(key_of(self._token), "server", nonce, reply.challenge)
-        if not any([equal(proof, expected) for proof in reply.proofs]):
+        expected = sign(derive_key(self._token), "server", nonce, reply.challenge)
+        if not any([constant_time_equal(proof, expected) for proof in reply.proofs]):
             raise unknown_token(self._address)
-        self.proved = Proved(nonce, reply.challenge, shown(self._token, nonce, reply.challenge))
-        return self.proved
+        self.proof = ServerProof(nonce, reply.challenge, client_metadata(self._token, nonce, reply.challenge))
+        return self.proof
 
-    def require_signed(self, proved: Proved, request: bytes, reply: bytes, call: Any) -> None:
+    def require_signed(self, proved: ServerProof, request: bytes, reply: bytes, call: Any) -> None:
         """UserError unless an answer was made by a holder of the token, for this very request."""
-        signature = value_of(call.trailing_metadata() or (), PROOF)
-        expected = sign(key_of(self._token), "answer", proved.nonce, proved.challenge, request, reply)
-        if not equal(signature, expected):
+        signature = metadata_value(call.trailing_metadata() or (), PROOF)
+        expected = sign(derive_key(self._token), "answer", proved.nonce, proved.challenge, request, reply)
+        if not constant_time_equal(signature, expected):
             raise UserError(f"the answer of the fleet at {self._address} was changed on its way, or made by a process "
                             "that does not know this token: check what listens at that address")
 
-    def _stranger(self, details: str) -> UserError:
+    def _not_a_fleet(self, details: str) -> UserError:
         return UserError(f"{self._address} does not answer as a qfleet fleet of this version ({details})")
 
 
-class Caller:
+class GrpcChannel:
     """One channel to a fleet. Failures are `grpc.RpcError`; UserError if the other side does not know the token."""
 
     def __init__(self, address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -128,9 +128,9 @@ class Caller:
         """Bytes in, bytes out: a message that is sent again is not serialised again."""
         return self._channel.unary_unary(f"/{SERVICE}/{name}")
 
-    def _call(self, method: Any, request: bytes, timeout_s: float) -> tuple[bytes, Any, Proved]:
+    def _call(self, method: Any, request: bytes, timeout_s: float) -> tuple[bytes, Any, ServerProof]:
         """One call, gRPC's account of it, and the proof it relies on. A server that was restarted has to prove anew."""
-        if (proved := self._credential.proved) is not None:
+        if (proved := self._credential.proof) is not None:
             try:
                 return *method.with_call(request, timeout=timeout_s, metadata=proved.metadata), proved
             except grpc.RpcError as error:
@@ -152,7 +152,7 @@ class Caller:
 
     def fetch(self, newer_than: int) -> Any:
         """A future of the bytes of a FetchReply: the caller goes on meanwhile."""
-        proved = self._credential.proved or self._credential.prove()  # renewed by the next of the other calls
+        proved = self._credential.proof or self._credential.prove()  # renewed by the next of the other calls
         request = FetchRequest(newer_than=newer_than).SerializeToString()
         return self._fetch.future(request, timeout=FETCH_S, metadata=proved.metadata)
 
@@ -164,15 +164,15 @@ class Caller:
         self._channel.close()
 
 
-def silence(address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> str | None:
+def probe_error(address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> str | None:
     """Why no fleet answers there, None if one does that knows this token; UserError if somebody does who never will."""
-    caller = Caller(address, token, credentials)
+    caller = GrpcChannel(address, token, credentials)
     try:
         caller.pulse()
     except grpc.RpcError as error:
-        if (fatal := refusal(error, address)) is not None:
+        if (fatal := fatal_error(error, address)) is not None:
             raise fatal from None
-        return briefly(error)
+        return summarize_error(error)
     finally:
         caller.close()
     return None
@@ -184,7 +184,7 @@ def read_fetched(data: bytes) -> tuple[int, bytes] | None:
     return (reply.version, reply.weights) if reply.weights else None
 
 
-def refusal(error: grpc.RpcError, address: object) -> UserError | None:
+def fatal_error(error: grpc.RpcError, address: object) -> UserError | None:
     """What a failed call says if asking again is no use; None for whatever may pass."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.FAILED_PRECONDITION:
@@ -204,6 +204,6 @@ def unknown_token(address: object) -> UserError:
     return UserError(f"the fleet at {address} does not know this token: give the token file of that fleet")
 
 
-def briefly(error: grpc.RpcError) -> str:
+def summarize_error(error: grpc.RpcError) -> str:
     """A failed call in one line: gRPC's own texts are long."""
     return f"{error.code().name}: {(error.details() or 'no details').splitlines()[0][:200]}"

@@ -26,7 +26,7 @@ import qfleet
 from qfleet.replay.layout import Layout
 from qfleet.roles.evaluator import Score
 from qfleet.roles.schedule import Progress
-from qfleet.runtime.wire.channel import PROTOCOL, Carrier, briefly, refusal
+from qfleet.runtime.wire.channel import PROTOCOL, Channel, summarize_error, fatal_error
 from qfleet.runtime.wire.fleet_pb2 import STOP, WAIT, ExchangeReply, ExchangeRequest, HelloRequest, Welcome
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.registry import ACTOR
@@ -48,7 +48,7 @@ LOG_S = 10.0
 PARTING_S = 0.2
 
 
-class LinkLost(Exception):
+class ConnectionLost(Exception):
     """The fleet did not answer for longer than our patience."""
 
 
@@ -56,7 +56,7 @@ class Superseded(ProcessFault):
     """A newer process has this name: that of a supervisor that took us for dead. It is no user's mistake."""
 
 
-class Pause:
+class Backoff:
     """Waits that double from the first to the longest, with some chance in them so that not all come back at once."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
@@ -70,32 +70,32 @@ class Pause:
         return now * random.uniform(0.75, 1.0)
 
 
-class Link:
+class FleetConnection:
     """`hello`, then `start`, then the stubs may be used; `stopped` or `failed` say that it is over.
 
     `metrics` and `weights` serve the roles of this process, `replay(layout)` its recorder, `judge` its evaluator.
     """
 
-    def __init__(self, caller: Carrier, name: str, role: str = ACTOR, patience_s: float = 600.0,
+    def __init__(self, caller: Channel, name: str, role: str = ACTOR, patience_s: float = 600.0,
                  claim: str = "") -> None:
         self.address, self.name, self.role, self.patience_s = caller.address, name, role, patience_s
         self.stopped = self.final = False
-        self.elsewhere = self.save = self.saved = 0  # for one of several cells, as the other side says
+        self.remote_steps = self.requested_checkpoint = self.saved_checkpoint = 0  # for one of several cells, as the other side says
         self.failed: Exception | None = None
-        self.look: Callable[[], bool] = lambda: False  # asked while an evaluator waits for weights: should it not?
+        self.stop_waiting: Callable[[], bool] = lambda: False  # asked while an evaluator waits for weights: should it not?
         self.metrics = Outbox()
         self.welcome = Welcome()
         self._caller = caller
         self.weights: RemoteWeights | NewestWeights = RemoteWeights(self._wake)
         if role != ACTOR:
-            self.weights = NewestWeights(self._caller, lambda: self._over or self.look())
+            self.weights = NewestWeights(self._caller, lambda: self._over or self.stop_waiting())
         self._session, self._claim = secrets.token_hex(16), claim
         self._sequence = 0
         self._heard = (Progress(0, 0), -1)
         self._message: ExchangeRequest | None = None
         self._data = b""
-        self._probing = self._stranger = False
-        self._probe, self._retry = Pause(*PROBE_S), Pause(*RETRY_S)
+        self._probing = self._must_say_hello = False
+        self._probe, self._retry = Backoff(*PROBE_S), Backoff(*RETRY_S)
         self._waiting = Stopwatch(self.metrics, "wire/wait_ms")
         self._answered_at = self._said_at = self._sealed_at = self._not_before = self._logged_at = 0.0
         self._closing: float | None = None
@@ -105,22 +105,22 @@ class Link:
 
     def hello(self) -> Welcome:
         """Introduce this process; asks until somebody answers or patience ends. UserError if we are not wanted."""
-        since, pause, logged = time.monotonic(), Pause(*RETRY_S), 0.0
+        since, pause, logged = time.monotonic(), Backoff(*RETRY_S), 0.0
         while True:
             try:
-                return self._greet()
+                return self._say_hello()
             except grpc.RpcError as error:
-                if (fatal := refusal(error, self.address)) is not None:
+                if (fatal := fatal_error(error, self.address)) is not None:
                     raise fatal from None
                 now = time.monotonic()
                 if now - since >= self.patience_s:
                     raise UserError(
-                        f"nobody answered at {self.address} for {self.patience_s:g} s ({briefly(error)}): is the fleet "
+                        f"nobody answered at {self.address} for {self.patience_s:g} s ({summarize_error(error)}): is the fleet "
                         "running, is the address right, does it use TLS (--tls-ca), and ask for a certificate of yours "
                         "(--tls-cert), exactly if you do?") from None
                 if now - logged >= LOG_S:
                     logged = now
-                    log.warning("no answer from %s yet (%s); asking for %.0f s more", self.address, briefly(error),
+                    log.warning("no answer from %s yet (%s); asking for %.0f s more", self.address, summarize_error(error),
                                 self.patience_s - (now - since))
             time.sleep(pause.draw())
 
@@ -137,15 +137,15 @@ class Link:
     def progress(self) -> Progress:
         """The run's clocks as last heard, with the steps taken here that are still under way."""
         heard = self._heard[0]
-        return Progress(heard.steps + self.metrics.unsent, heard.updates)
+        return Progress(heard.steps + self.metrics.unconfirmed_steps, heard.updates)
 
     @property
-    def newest(self) -> int:
+    def newest_version(self) -> int:
         """The version of the fleet's newest weights, as last heard."""
         return self._heard[1]
 
-    def judge(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
-        self.metrics.judge(score, state)
+    def send_evaluation(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
+        self.metrics.add_evaluation(score, state)
 
     def close(self, flush_s: float = 0.0) -> None:
         """Ship what is left, for at most `flush_s` seconds, say good-bye and hang up."""
@@ -155,7 +155,7 @@ class Link:
         if self._thread.is_alive():
             self._thread.join(flush_s + PARTING_S)
         if not self._thread.is_alive() and self.welcome.epoch and not (self.stopped or self.failed):
-            self._take_leave()
+            self._deregister()
         if isinstance(self.weights, RemoteWeights):
             self.weights.close()
         self._caller.close()  # a call under way ends with it
@@ -188,7 +188,7 @@ class Link:
     def _turn(self) -> None:
         """Say one thing, if there is anything to be said now, and take in the answer."""
         if isinstance(self.weights, RemoteWeights):
-            self.weights.tend(self._caller, self._heard[1])
+            self.weights.poll(self._caller, self._heard[1])
         now = time.monotonic()
         if (wait := self._rest(now)) > 0:
             with self.metrics.changed:
@@ -196,8 +196,8 @@ class Link:
                     self.metrics.changed.wait(wait)
             return
         try:
-            if self._stranger:
-                self._greet()
+            if self._must_say_hello:
+                self._say_hello()
             news = self._compose(now)
             self._said_at = now
             reply = self._caller.exchange(self._data if news else self._signed(ExchangeRequest()))
@@ -217,13 +217,13 @@ class Link:
 
     @property
     def _period(self) -> float:
-        return max(PERIOD_S if self.metrics.much else CALM_PERIOD_S, PERIOD_PER_ACTOR_S * self.welcome.actors)
+        return max(PERIOD_S if self.metrics.should_send_soon else CALM_PERIOD_S, PERIOD_PER_ACTOR_S * self.welcome.actors)
 
     def _compose(self, now: float) -> bool:
         """Have a message ready to be sent; False if a heartbeat will do."""
         if self._message is None and not self.metrics.empty and (
                 self.metrics.full or now - self._sealed_at >= self._period or self._closing is not None):
-            self._message, self._sealed_at = self.metrics.seal(), now
+            self._message, self._sealed_at = self.metrics.take_message(), now
             self._sequence += 1
             self._waiting.begin()
             self._address()
@@ -252,13 +252,13 @@ class Link:
             self.stopped = True
             return
         if news:
-            self.metrics.note("wire/bytes", len(self._data))
+            self.metrics.count_transport("wire/bytes", len(self._data))
         if news and reply.verdict != WAIT:
             self._message = None
             self._waiting.end()
-            self.metrics.confirmed()
+            self.metrics.mark_delivered()
         self._heard, self.final = (Progress(reply.steps, reply.updates), reply.version), reply.final
-        self.elsewhere, self.saved, self.save = reply.elsewhere, reply.saved, reply.save
+        self.remote_steps, self.saved_checkpoint, self.requested_checkpoint = reply.elsewhere, reply.saved, reply.save
         self._probing = self._message is not None and reply.verdict == WAIT
         if self._probing:
             self._not_before = now + self._probe.draw()
@@ -267,24 +267,24 @@ class Link:
 
     def _missed(self, error: grpc.RpcError) -> None:
         now = time.monotonic()
-        if (fatal := refusal(error, self.address)) is not None:
+        if (fatal := fatal_error(error, self.address)) is not None:
             raise fatal from None
         if error.code() == grpc.StatusCode.ABORTED:
-            self._stranger, self._answered_at, self._not_before = True, now, now + self._retry.draw()
+            self._must_say_hello, self._answered_at, self._not_before = True, now, now + self._retry.draw()
             return
         if error.code() == grpc.StatusCode.ALREADY_EXISTS:
             raise Superseded(error.details()) from None
-        self.metrics.note("wire/retries", 1)
+        self.metrics.count_transport("wire/retries", 1)
         self._not_before = now + self._retry.draw()
         if now - self._answered_at >= self.patience_s:
-            raise LinkLost(f"the fleet at {self.address} has not answered for {now - self._answered_at:.0f} s "
-                           f"({briefly(error)})") from None
+            raise ConnectionLost(f"the fleet at {self.address} has not answered for {now - self._answered_at:.0f} s "
+                                 f"({summarize_error(error)})") from None
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
-            log.warning("no answer from %s (%s); trying again for %.0f s", self.address, briefly(error),
+            log.warning("no answer from %s (%s); trying again for %.0f s", self.address, summarize_error(error),
                         self.patience_s - (now - self._answered_at))
 
-    def _greet(self) -> Welcome:
+    def _say_hello(self) -> Welcome:
         request = HelloRequest(
             protocol=PROTOCOL, version=qfleet.__version__, torch=torch.__version__, python=platform.python_version(),
             name=self.name, role=self.role, host=socket.gethostname(), pid=os.getpid(), session=self._session,
@@ -293,16 +293,16 @@ class Link:
         if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
             self.weights.rewind()
         self._heard = (Progress(welcome.steps, welcome.updates), welcome.version)
-        self.elsewhere = welcome.elsewhere
-        self.welcome, self._stranger = welcome, False  # after the clocks: who sees another epoch sees its clocks, too
+        self.remote_steps = welcome.elsewhere
+        self.welcome, self._must_say_hello = welcome, False  # after the clocks: who sees another epoch sees its clocks, too
         self.metrics.limit(welcome.max_message_bytes)
         self._address()
         return welcome
 
-    def _take_leave(self) -> None:
+    def _deregister(self) -> None:
         try:
             self._caller.exchange(self._signed(ExchangeRequest(leaving=True)), timeout_s=1.0)
         except grpc.RpcError as error:
-            log.debug("left %s without an answer: %s", self.address, briefly(error))
+            log.debug("left %s without an answer: %s", self.address, summarize_error(error))
         except UserError as error:  # another fleet has the address by now
             log.debug("left %s without an answer: %s", self.address, error)

@@ -16,25 +16,25 @@ from qfleet.runtime.wire.tensors import pack_weights
 
 
 @dataclass(frozen=True)
-class Facts:
+class PublishedStatus:
     """Where the run stands. Replaced as a whole, never changed: a reader sees all of one moment."""
 
     steps: int = 0
     updates: int = 0
     phase: str = "starting"
-    told_at: float = 0.0
+    updated_at: float = 0.0
     stopped: bool = False
     final: bool = False
-    booked: Mapping[int, int] = field(default_factory=dict)  # steps of every cell, where there are several
+    member_steps: Mapping[int, int] = field(default_factory=dict)  # steps of every cell, where there are several
     save: int = 0  # the checkpoint that cells shall give their part of, 0 = none
     saved: Mapping[int, int] = field(default_factory=dict)  # of every cell: whose part of it is in the newest on disk
 
-    def elsewhere(self, index: int) -> int:
+    def remote_steps(self, index: int) -> int:
         """Steps of all cells but one."""
-        return sum(self.booked.values()) - self.booked.get(index, 0)
+        return sum(self.member_steps.values()) - self.member_steps.get(index, 0)
 
 
-class Bundle:
+class PublishedWeights:
     """Weights of one version, as tensors and, once somebody asked for them, as the bytes of the reply."""
 
     def __init__(self, state: dict[str, torch.Tensor], version: int) -> None:
@@ -43,7 +43,7 @@ class Bundle:
         self._reply: bytes | None = None
 
     @property
-    def asked_for(self) -> bool:
+    def was_fetched(self) -> bool:
         return self._reply is not None
 
     def reply(self) -> bytes:
@@ -54,7 +54,7 @@ class Bundle:
             return self._reply
 
 
-class Desk:
+class PublishedState:
     """The main thread tells; RPC threads read. Assignments of one reference, so nothing is locked.
 
     `epoch` is drawn anew by every cell process: who was greeted by another cell must say hello again.
@@ -64,48 +64,48 @@ class Desk:
     def __init__(self, config_yaml: str, spec_json: str, actors: int) -> None:
         self.config_yaml, self.spec_json, self.actors = config_yaml, spec_json, actors
         self.epoch = secrets.token_hex(8)
-        self.facts = Facts(told_at=time.monotonic())
-        self.bundle = Bundle({}, -1)
+        self.status = PublishedStatus(updated_at=time.monotonic())
+        self.weights = PublishedWeights({}, -1)
 
-    def tell(self, steps: int, updates: int, phase: str) -> None:
+    def update_progress(self, steps: int, updates: int, phase: str) -> None:
         """Called whenever the main loop turns: the run's clocks, and a sign that the loop is alive."""
-        self.facts = replace(self.facts, steps=steps, updates=updates, phase=phase, told_at=time.monotonic())
+        self.status = replace(self.status, steps=steps, updates=updates, phase=phase, updated_at=time.monotonic())
 
     def stop(self) -> None:
         """The run is over: whoever asks next is told to leave."""
-        self.facts = replace(self.facts, stopped=True)
+        self.status = replace(self.status, stopped=True)
 
-    def book(self, booked: Mapping[int, int]) -> None:
+    def set_member_steps(self, member_steps: Mapping[int, int]) -> None:
         """Steps of every cell since this process began, as of this moment."""
-        self.facts = replace(self.facts, booked=dict(booked))
+        self.status = replace(self.status, member_steps=dict(member_steps))
 
-    def ask_parts(self, save: int) -> None:
+    def request_checkpoint_parts(self, save: int) -> None:
         """All cells shall give their parts of a checkpoint and wait; 0 lets them go on."""
-        self.facts = replace(self.facts, save=save)
+        self.status = replace(self.status, save=save)
 
-    def has_saved(self, parts: Mapping[int, int]) -> None:
+    def set_saved_parts(self, parts: Mapping[int, int]) -> None:
         """A checkpoint has reached the disk: of every cell, the number of the order that its part was given for."""
-        self.facts = replace(self.facts, saved=dict(parts))
+        self.status = replace(self.status, saved=dict(parts))
 
-    def ask_final(self) -> None:
+    def request_final_evaluation(self) -> None:
         """The newest weights are the last: the evaluator shall judge them."""
-        self.facts = replace(self.facts, final=True)
+        self.status = replace(self.status, final=True)
 
     @property
-    def wanted(self) -> bool:
+    def has_reader(self) -> bool:
         """Whether somebody has the newest weights, and so may ask for newer ones."""
-        return self.bundle.version < 0 or self.bundle.asked_for
+        return self.weights.version < 0 or self.weights.was_fetched
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None:
         """The tensors must not change afterwards."""
-        self.bundle = Bundle(state, version)
+        self.weights = PublishedWeights(state, version)
 
     def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None:
-        bundle = self.bundle
+        bundle = self.weights
         return (bundle.version, bundle.state) if bundle.version > newer_than else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"version": self.bundle.version, "state": self.bundle.state}
+        return {"version": self.weights.version, "state": self.weights.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.publish(dict(state["state"]), state["version"])

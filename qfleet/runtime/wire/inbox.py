@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet.replay.codec import Packed
+from qfleet.replay.codec import PackedChunk
 from qfleet.replay.layout import Layout
 from qfleet.roles.evaluator import Score
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Parcel, Part
 from qfleet.runtime.wire.tensors import unpack_weights
 
-MOST_STEPS = 1 << 31
-MOST_MEMORY_BYTES = 1 << 20
-MOST_WAITING_BYTES = 1 << 30
+MAX_STEPS = 1 << 31
+MAX_MEMBER_STATE_BYTES = 1 << 20
+MAX_QUEUED_BYTES = 1 << 30
 _TAG = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
 
 
@@ -31,7 +31,7 @@ class Inbox:
     The run's own processes do not wait for them. Any thread offers, the main thread alone takes out.
     """
 
-    def __init__(self, per_sender: int, steps: int = 1 << 62, most_bytes: int = MOST_WAITING_BYTES) -> None:
+    def __init__(self, per_sender: int, steps: int = 1 << 62, most_bytes: int = MAX_QUEUED_BYTES) -> None:
         self.per_sender, self.steps, self.most_bytes = max(1, per_sender), max(1, steps), most_bytes
         self._lock = threading.Lock()
         self._messages: deque[tuple[ExchangeRequest, int]] = deque()  # with the bytes that count
@@ -79,7 +79,7 @@ class Inbox:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class DecodedMessage:
     """A message that was read and found sound.
 
     `parcels` are packed chunks with the priorities [S] of their starts, or None; `figures` tag -> (sum, count).
@@ -87,18 +87,18 @@ class Delivery:
 
     steps: int
     version: int
-    parcels: list[tuple[Packed, np.ndarray | None]]
+    chunks: list[tuple[PackedChunk, np.ndarray | None]]
     episodes: list[tuple[int, float, int]]
-    figures: dict[str, tuple[float, int]]
+    metrics: dict[str, tuple[float, int]]
     counters: dict[str, int]
-    judgements: list[tuple[Score, dict[str, torch.Tensor]]]
-    part: Part | None
-    memory: bytes
+    evaluations: list[tuple[Score, dict[str, torch.Tensor]]]
+    checkpoint_part: Part | None
+    member_state: bytes
 
 
-def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
+def decode_message(message: ExchangeRequest, layout: Layout) -> DecodedMessage:
     """Read a message of this layout; whatever is malformed, out of range or not finite raises ValueError."""
-    if message.steps > MOST_STEPS:
+    if message.steps > MAX_STEPS:
         raise ValueError(f"{message.steps} steps in one message")
     tags = [*(figure.tag for figure in message.figures), *(counter.tag for counter in message.counters)]
     for tag in tags:
@@ -110,21 +110,21 @@ def unpack(message: ExchangeRequest, layout: Layout) -> Delivery:
         if not figure.count or not np.isfinite(figure.sum):
             raise ValueError(f"figure {figure.tag}: {figure.sum} in {figure.count} measurements")
     for episode in message.episodes:
-        if not np.isfinite(episode.ret) or episode.length > MOST_STEPS:
+        if not np.isfinite(episode.ret) or episode.length > MAX_STEPS:
             raise ValueError(f"an episode of return {episode.ret} and length {episode.length}")
-    return Delivery(
+    return DecodedMessage(
         steps=message.steps, version=message.version,
-        parcels=[_parcel(parcel, layout) for parcel in message.parcels],
+        chunks=[_chunk(parcel, layout) for parcel in message.parcels],
         episodes=[(episode.lane, episode.ret, episode.length) for episode in message.episodes],
-        figures={figure.tag: (figure.sum, figure.count) for figure in message.figures},
+        metrics={figure.tag: (figure.sum, figure.count) for figure in message.figures},
         counters={counter.tag: counter.by for counter in message.counters},
-        judgements=[_judgement(judgement) for judgement in message.judgements],
-        part=_part(message.part) if message.HasField("part") else None,
-        memory=_memory(message.memory))
+        evaluations=[_evaluation(judgement) for judgement in message.judgements],
+        checkpoint_part=_checkpoint_part(message.part) if message.HasField("part") else None,
+        member_state=_member_state(message.memory))
 
 
-def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
-    packed = Packed.from_bytes(parcel.chunk, layout)
+def _chunk(parcel: Parcel, layout: Layout) -> tuple[PackedChunk, np.ndarray | None]:
+    packed = PackedChunk.from_bytes(parcel.chunk, layout)
     for name, values in packed.dense.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ValueError(f"column {name} of a chunk is not finite")
@@ -137,30 +137,30 @@ def _parcel(parcel: Parcel, layout: Layout) -> tuple[Packed, np.ndarray | None]:
     return packed, np.frombuffer(parcel.priority, "<f4").astype(np.float32)
 
 
-def _memory(memory: bytes) -> bytes:
+def _member_state(memory: bytes) -> bytes:
     """It is read by nobody but whoever has that place next."""
-    if len(memory) > MOST_MEMORY_BYTES:
-        raise ValueError(f"{len(memory)} bytes to be remembered, above {MOST_MEMORY_BYTES}")
+    if len(memory) > MAX_MEMBER_STATE_BYTES:
+        raise ValueError(f"{len(memory)} bytes to be remembered, above {MAX_MEMBER_STATE_BYTES}")
     return memory
 
 
-def _require_actions(packed: Packed, layout: Layout) -> None:
+def _require_actions(packed: PackedChunk, layout: Layout) -> None:
     action = packed.dense.get("action")  # a box of many numbers lies compressed, as observations do
     if action is None or not action.size:
         return
-    low, high = (0, layout.spec.actions - 1) if layout.spec.box is None else (-1, 1)
+    low, high = (0, layout.spec.num_actions - 1) if layout.spec.box is None else (-1, 1)
     if (action < low).any() or (action > high).any():
         raise ValueError(f"actions {action.min()} to {action.max()} of a chunk, where {low} to {high} exist")
 
 
-def _part(part: Part) -> Part:
+def _checkpoint_part(part: Part) -> Part:
     """Its state is read by whoever saves it; names become names of files."""
     if wrong := [name for name in part.segments if not re.fullmatch(r"[a-z0-9-]{1,100}", name)]:
         raise ValueError(f"{wrong[0][:100]!r} is not the name of a segment")
     return part
 
 
-def _judgement(judgement: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
+def _evaluation(judgement: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
     returns: list[Any] = list(judgement.returns)
     if not returns or len(returns) != len(judgement.lengths) or not np.isfinite(returns).all():
         raise ValueError(f"an evaluation of {len(returns)} returns and {len(judgement.lengths)} lengths")

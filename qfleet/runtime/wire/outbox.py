@@ -14,8 +14,8 @@ from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Judgement, Part
 from qfleet.runtime.wire.tensors import pack_weights
 from qfleet.types import UserError
 
-MOST_PARCELS = 64
-MOST_BYTES = 8 << 20
+MAX_CHUNKS = 64
+MAX_BYTES = 8 << 20
 """A message is full at so many chunks, or bytes of them, and the next chunk has to wait."""
 
 
@@ -28,8 +28,8 @@ class Outbox:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.total_steps = 0
-        self.limit_bytes = MOST_BYTES
-        self._most_bytes = 2 * MOST_BYTES
+        self.limit_bytes = MAX_BYTES
+        self._most_bytes = 2 * MAX_BYTES
         self.most_steps = 1 << 62  # not confirmed yet: who is further ahead waits before the next chunk
         self._judgements: deque[Judgement] = deque()
         self._spent: dict[str, float] = defaultdict(float)
@@ -46,20 +46,20 @@ class Outbox:
     def limit(self, max_message_bytes: int) -> None:
         """Obey the largest message that the other side takes."""
         self._most_bytes = max_message_bytes
-        self.limit_bytes = min(MOST_BYTES, max_message_bytes // 4)
+        self.limit_bytes = min(MAX_BYTES, max_message_bytes // 4)
 
     @property
-    def unsent(self) -> int:
+    def unconfirmed_steps(self) -> int:
         """Steps that the other side has not confirmed."""
         return self._message.steps + self._underway
 
     @property
     def full(self) -> bool:
-        return (self._bytes >= self.limit_bytes or len(self._message.parcels) >= MOST_PARCELS
-                or self.unsent >= self.most_steps)
+        return (self._bytes >= self.limit_bytes or len(self._message.parcels) >= MAX_CHUNKS
+                or self.unconfirmed_steps >= self.most_steps)
 
     @property
-    def much(self) -> bool:
+    def should_send_soon(self) -> bool:
         """Whether the news should not wait long: an eighth of what may be on its way has been gathered."""
         return 8 * self._message.steps >= self.most_steps
 
@@ -67,16 +67,16 @@ class Outbox:
     def empty(self) -> bool:
         return self._empty
 
-    def tick(self, steps: int) -> None:
+    def count_steps(self, steps: int) -> None:
         with self.changed:
-            calm = not self.much
+            calm = not self.should_send_soon
             self._message.steps += steps
             self.total_steps += steps
             self._touched()
-            if calm and self.much:
+            if calm and self.should_send_soon:
                 self.changed.notify_all()
 
-    def parcel(self, chunk: bytes, priority: bytes) -> None:
+    def add_chunk(self, chunk: bytes, priority: bytes) -> None:
         if len(chunk) + len(priority) > self._most_bytes // 2:
             raise UserError(f"a chunk of {len(chunk) / 2**20:.1f} MB is too large for messages of "
                             f"{self._most_bytes / 2**20:.0f} MB: lower replay.chunk_steps or raise "
@@ -103,7 +103,7 @@ class Outbox:
             self._message.episodes.add(lane=lane, ret=ret, length=length)
             self._touched()
 
-    def judge(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
+    def add_evaluation(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
         weights = pack_weights(state)
         if len(weights) > self._most_bytes - (1 << 16):
             raise UserError(f"weights of {len(weights) / 2**20:.0f} MB do not fit into a message: raise "
@@ -113,7 +113,7 @@ class Outbox:
                                               weights=weights, seconds=score.seconds or 0.0))
             self._touched()
 
-    def part(self, save: int, state: bytes, segments: Sequence[str]) -> None:
+    def set_checkpoint_part(self, save: int, state: bytes, segments: Sequence[str]) -> None:
         """What this process adds to a checkpoint; it belongs to all that was told before."""
         if len(state) > self._most_bytes // 2:
             raise UserError(f"a cell's part of a checkpoint takes {len(state) / 2**20:.0f} MB, too much for a message: "
@@ -122,7 +122,7 @@ class Outbox:
             self._message.part.CopyFrom(Part(save=save, state=state, segments=segments))
             self._touched()
 
-    def remember(self, state: bytes) -> None:
+    def set_member_state(self, state: bytes) -> None:
         """What this process has to be told if it is started again; it belongs to all that was told before."""
         with self.changed:
             self._message.memory = state
@@ -135,17 +135,17 @@ class Outbox:
             self._figures[tag] = (before + total, number + count)
             self._touched()
 
-    def spend(self, tag: str, seconds: float) -> None:
+    def add_time(self, tag: str, seconds: float) -> None:
         """Count time in whole milliseconds; like `note`, no reason to send a message."""
         with self.changed:
             self._spent[tag] += 1000 * seconds
 
-    def note(self, tag: str, by: int) -> None:
+    def count_transport(self, tag: str, by: int) -> None:
         """Count something about the wire itself."""
         with self.changed:
             self._counters[tag] += by
 
-    def seal(self) -> ExchangeRequest:
+    def take_message(self) -> ExchangeRequest:
         """Everything gathered so far as one message; judgements, which are large, one at a time."""
         with self.changed:
             message = self._message
@@ -165,7 +165,7 @@ class Outbox:
             self._empty = not self._judgements
             return message
 
-    def confirmed(self) -> None:
+    def mark_delivered(self) -> None:
         """The message that was sealed last has arrived."""
         with self.changed:
             self._underway = 0
@@ -191,5 +191,5 @@ class Stopwatch:
 
     def end(self) -> None:
         if self._since is not None:
-            self._outbox.spend(self._tag, time.monotonic() - self._since)
+            self._outbox.add_time(self._tag, time.monotonic() - self._since)
             self._since = None

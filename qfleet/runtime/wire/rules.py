@@ -9,13 +9,13 @@ import torch
 
 from qfleet.roles.evaluator import Score
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest
-from qfleet.runtime.wire.registry import ACTOR, CELL, EVALUATOR
+from qfleet.runtime.wire.registry import ACTOR, LEARNER, EVALUATOR
 
-MOST_TAGS = 1000
+MAX_TAGS = 1000
 """Different counters of a run, and figures and counters of one message."""
 
-MOST_COUNT = 1 << 53
-LARGEST = 1e100
+MAX_COUNT = 1 << 53
+MAX_VALUE = 1e100
 """Of returns and figures: sums of many of them stay finite."""
 
 Expected = Mapping[str, tuple[torch.Size, torch.dtype]]
@@ -33,25 +33,25 @@ def require_allowed(message: ExchangeRequest, role: str, most_steps: int) -> Non
     """
     if message.judgements and role != EVALUATOR:
         raise ValueError(f"an evaluation by a member whose role is {role or 'unknown'}")
-    if message.HasField("part") and role != CELL:
+    if message.HasField("part") and role != LEARNER:
         raise ValueError(f"a part of a checkpoint by a member whose role is {role or 'unknown'}")
-    if role not in (ACTOR, CELL) and (message.steps or message.parcels or message.episodes):
+    if role not in (ACTOR, LEARNER) and (message.steps or message.parcels or message.episodes):
         raise ValueError(f"experience of a member whose role is {role or 'unknown'}")
     if role == ACTOR and message.steps > most_steps:
         raise ValueError(f"{message.steps} steps in one message, above {most_steps}")
-    if len(message.figures) + len(message.counters) > MOST_TAGS:
+    if len(message.figures) + len(message.counters) > MAX_TAGS:
         raise ValueError(f"{len(message.figures) + len(message.counters)} figures and counters in one message")
     for figure in message.figures:
-        if abs(figure.sum) > LARGEST or figure.count > MOST_COUNT:
+        if abs(figure.sum) > MAX_VALUE or figure.count > MAX_COUNT:
             raise ValueError(f"figure {figure.tag[:100]}: {figure.sum} in {figure.count} measurements")
     for counter in message.counters:
-        if not 0 <= counter.by <= MOST_COUNT:
+        if not 0 <= counter.by <= MAX_COUNT:
             raise ValueError(f"counter {counter.tag[:100]} moves by {counter.by}")
     for tag in (*(figure.tag for figure in message.figures), *(counter.tag for counter in message.counters)):
         if tag.startswith("eval/"):
             raise ValueError(f"{tag[:100]} is told by evaluations alone")
-    if any(abs(episode.ret) > LARGEST for episode in message.episodes):
-        raise ValueError(f"an episode whose return is beyond {LARGEST:g}")
+    if any(abs(episode.ret) > MAX_VALUE for episode in message.episodes):
+        raise ValueError(f"an episode whose return is beyond {MAX_VALUE:g}")
 
 
 def require_sound(score: Score, weights: Mapping[str, torch.Tensor], expected: Expected) -> None:

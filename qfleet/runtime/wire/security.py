@@ -84,7 +84,7 @@ def fresh_nonce() -> str:
 
 
 @lru_cache(maxsize=64)
-def key_of(token: str) -> bytes:
+def derive_key(token: str) -> bytes:
     """The key behind a token. Slow by design: any process that can connect is shown a proof to guess tokens by."""
     return hashlib.scrypt(token.encode(), salt=b"qfleet.wire", n=1 << 14, r=8, p=1, dklen=32)
 
@@ -96,17 +96,17 @@ def sign(key: bytes, *words: str | bytes) -> str:
     return hmac.digest(key, data, "sha256").hex()
 
 
-def equal(given: str, expected: str) -> bool:
+def constant_time_equal(given: str, expected: str) -> bool:
     """Compared in a time that does not depend on how much of it is right."""
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
-def shown(token: str, nonce: str, challenge: str) -> tuple[tuple[str, str], ...]:
+def client_metadata(token: str, nonce: str, challenge: str) -> tuple[tuple[str, str], ...]:
     """The metadata that every call to a server with this challenge carries."""
-    return ((AUTHORIZATION, f"QFleet {nonce} {sign(key_of(token), 'client', nonce, challenge)}"),)
+    return ((AUTHORIZATION, f"QFleet {nonce} {sign(derive_key(token), 'client', nonce, challenge)}"),)
 
 
-def value_of(metadata: Metadata, key: str) -> str:
+def metadata_value(metadata: Metadata, key: str) -> str:
     """The value of a key, empty if it is not there."""
     value = next((value for name, value in metadata if name == key), "")
     return value if isinstance(value, str) else value.decode("latin-1")
@@ -122,24 +122,24 @@ class Keyring:
         if not tokens:
             raise ValueError("a server needs at least one token")
         self.challenge = fresh_nonce() if challenge is None else challenge
-        self._keys = [key_of(token) for token in tokens]
+        self._keys = [derive_key(token) for token in tokens]
 
     def proofs(self, metadata: Metadata) -> list[str]:
         """That this server knows its tokens, one proof for each; none without a proper nonce."""
-        nonce = value_of(metadata, NONCE)
+        nonce = metadata_value(metadata, NONCE)
         return [sign(key, "server", nonce, self.challenge) for key in self._keys] if _NONCE.fullmatch(nonce) else []
 
-    def holder(self, metadata: Metadata) -> int | None:
+    def token_index(self, metadata: Metadata) -> int | None:
         """Which of the tokens a caller knows: 0 = that of the run's own processes, None = none of them."""
-        scheme, _, rest = value_of(metadata, AUTHORIZATION).partition(" ")
+        scheme, _, rest = metadata_value(metadata, AUTHORIZATION).partition(" ")
         nonce, _, given = rest.partition(" ")
-        right = [equal(given, sign(key, "client", nonce, self.challenge)) for key in self._keys]
+        right = [constant_time_equal(given, sign(key, "client", nonce, self.challenge)) for key in self._keys]
         return right.index(True) if scheme == "QFleet" and any(right) else None
 
-    def seal(self, metadata: Metadata, request: bytes, reply: bytes) -> str:
+    def sign_reply(self, metadata: Metadata, request: bytes, reply: bytes) -> str:
         """The signature of an answer, by the token that the caller knows."""
         metadata = list(metadata)
-        nonce, holder = value_of(metadata, AUTHORIZATION).split(" ")[1], self.holder(metadata)
+        nonce, holder = metadata_value(metadata, AUTHORIZATION).split(" ")[1], self.token_index(metadata)
         assert holder is not None
         return sign(self._keys[holder], "answer", nonce, self.challenge, request, reply)
 
@@ -153,7 +153,7 @@ def claimed_name(host: str, claim: str, index: int) -> str:
 def may_claim(name: str, claim: str) -> bool:
     """Whether a name was made with this secret."""
     found = _JOINED.fullmatch(name)
-    return found is not None and equal(found[1], _digest(claim))
+    return found is not None and constant_time_equal(found[1], _digest(claim))
 
 
 def _digest(claim: str) -> str:

@@ -21,7 +21,7 @@ import qfleet
 from qfleet.runtime.wire.address import Address, socket_address
 from qfleet.runtime.wire.channel import PROTOCOL, PROVE, SERVICE
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.runtime.wire.desk import Desk
+from qfleet.runtime.wire.desk import PublishedState
 from qfleet.runtime.wire.fleet_pb2 import (
     STOP,
     TAKEN,
@@ -45,7 +45,7 @@ from qfleet.types import UserError
 log = logging.getLogger(__name__)
 
 WORKERS = 16
-MOST_CALLS = 256
+MAX_CALLS = 256
 """Calls under way at once; whoever comes on top of them is sent away and asks again."""
 
 OTHER_CONNECTIONS = 64
@@ -69,7 +69,7 @@ _SESSION = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"[!-~]{0,253}")
 
 
-class Refusal(Exception):
+class CallRejected(Exception):
     """A call that is answered with a status instead of a reply."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
@@ -77,11 +77,11 @@ class Refusal(Exception):
         self.code, self.text = code, text
 
 
-class Answers:
+class FleetService:
     """What each call is answered; runs in RPC threads."""
 
-    def __init__(self, desk: Desk, registry: Registry, inbox: Inbox, max_message_bytes: int) -> None:
-        self.desk, self.registry, self.inbox, self.max_message_bytes = desk, registry, inbox, max_message_bytes
+    def __init__(self, desk: PublishedState, registry: Registry, inbox: Inbox, max_message_bytes: int) -> None:
+        self.published, self.registry, self.inbox, self.max_message_bytes = desk, registry, inbox, max_message_bytes
 
     def hello(self, request: HelloRequest, own: bool = True) -> bytes:
         """`own`: one of the run's own processes says it, and not a member that joins."""
@@ -92,35 +92,35 @@ class Answers:
             index, incarnation = self.registry.hello(request.name, request.role, request.host, request.pid,
                                                      request.session, own)
         except FleetFull as error:
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
-        desk, facts = self.desk, self.desk.facts
+            raise CallRejected(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
+        desk, facts = self.published, self.published.status
         return Welcome(
             index=index, incarnation=incarnation, epoch=desk.epoch, config_yaml=desk.config_yaml,
             spec_json=desk.spec_json, actors=desk.actors, steps=facts.steps, updates=facts.updates,
-            version=desk.bundle.version, max_message_bytes=self.max_message_bytes,
-            elsewhere=facts.elsewhere(index), memory=self.registry.memory(index)).SerializeToString()
+            version=desk.weights.version, max_message_bytes=self.max_message_bytes,
+            elsewhere=facts.remote_steps(index), memory=self.registry.member_state(index)).SerializeToString()
 
     def exchange(self, request: ExchangeRequest) -> bytes:
-        if request.epoch != self.desk.epoch:
-            raise Refusal(grpc.StatusCode.ABORTED, "another learner greeted you: say hello again")
-        known = self.registry.speaks_for(request.index, request.incarnation, request.session)
-        standing = self.registry.heard(request.index, request.incarnation, request.total_steps, request.version
-                                       ) if known else "unknown"
+        if request.epoch != self.published.epoch:
+            raise CallRejected(grpc.StatusCode.ABORTED, "another learner greeted you: say hello again")
+        known = self.registry.owns_session(request.index, request.incarnation, request.session)
+        standing = self.registry.record_heartbeat(request.index, request.incarnation, request.total_steps, request.version
+                                                  ) if known else "unknown"
         if standing == "unknown":
-            raise Refusal(grpc.StatusCode.ABORTED, "your place is no longer yours: say hello again")
+            raise CallRejected(grpc.StatusCode.ABORTED, "your place is no longer yours: say hello again")
         if standing == "superseded":
-            raise Refusal(grpc.StatusCode.ALREADY_EXISTS,
-                          "a newer process has taken the place of this one, which has to leave")
+            raise CallRejected(grpc.StatusCode.ALREADY_EXISTS,
+                               "a newer process has taken the place of this one, which has to leave")
         # First the facts, then the version: whoever hears that it is final must hear the version of the final weights.
-        verdict, facts = self._verdict(request), self.desk.facts
+        verdict, facts = self._verdict(request), self.published.status
         if request.leaving:
-            self.registry.left(request.index, request.incarnation)
-        return ExchangeReply(verdict=verdict, version=self.desk.bundle.version, steps=facts.steps,
-                             updates=facts.updates, final=facts.final, elsewhere=facts.elsewhere(request.index),
+            self.registry.deregister(request.index, request.incarnation)
+        return ExchangeReply(verdict=verdict, version=self.published.weights.version, steps=facts.steps,
+                             updates=facts.updates, final=facts.final, elsewhere=facts.remote_steps(request.index),
                              save=facts.save, saved=facts.saved.get(request.index, 0)).SerializeToString()
 
     def _verdict(self, request: ExchangeRequest) -> Any:
-        facts = self.desk.facts
+        facts = self.published.status
         if facts.stopped:
             return STOP
         if facts.final and request.index >= 0:
@@ -130,41 +130,41 @@ class Answers:
         return TAKEN if took else WAIT
 
     def fetch(self, request: FetchRequest) -> bytes:
-        bundle = self.desk.bundle
+        bundle = self.published.weights
         if bundle.version <= request.newer_than:
             return FetchReply(version=bundle.version).SerializeToString()
         reply = bundle.reply()
         if len(reply) > self.max_message_bytes:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                          f"the weights take {len(reply) / 2**20:.0f} MB, above fleet.max_message_mb="
-                          f"{self.max_message_bytes >> 20}: raise it")
+            raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
+                               f"the weights take {len(reply) / 2**20:.0f} MB, above fleet.max_message_mb="
+                               f"{self.max_message_bytes >> 20}: raise it")
         return reply
 
     def pulse(self, request: PulseRequest) -> bytes:
-        now, facts = time.monotonic(), self.desk.facts
+        now, facts = time.monotonic(), self.published.status
         members = [Member(name=m.name, role=m.role, host=m.host, pid=m.pid, index=m.index, incarnation=m.incarnation,
                           silent_s=now - m.heard, steps=m.steps, version=m.version, restarts=m.incarnation - 1)
                    for m in self.registry.members()]
-        return PulseReply(steps=facts.steps, updates=facts.updates, version=self.desk.bundle.version,
-                          phase=facts.phase, idle_s=now - facts.told_at, members=members,
-                          epoch=self.desk.epoch).SerializeToString()
+        return PulseReply(steps=facts.steps, updates=facts.updates, version=self.published.weights.version,
+                          phase=facts.phase, idle_s=now - facts.updated_at, members=members,
+                          epoch=self.published.epoch).SerializeToString()
 
 
 def check_peer(request: HelloRequest) -> None:
     """Refuse whoever would misunderstand us, naming both sides and the remedy."""
     mine, theirs = f"qfleet {qfleet.__version__}", f"qfleet {request.version}"
     if request.protocol != PROTOCOL:
-        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                      f"{request.name} speaks protocol {request.protocol} ({theirs}), this fleet protocol {PROTOCOL} "
-                      f"({mine}): install the same version of qfleet on both hosts")
+        raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
+                           f"{request.name} speaks protocol {request.protocol} ({theirs}), this fleet protocol {PROTOCOL} "
+                           f"({mine}): install the same version of qfleet on both hosts")
     if request.version != qfleet.__version__:
-        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                      f"{request.name} runs {theirs}, this fleet {mine}: install the same version on both hosts")
+        raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
+                           f"{request.name} runs {theirs}, this fleet {mine}: install the same version on both hosts")
     given = {"name": (_NAME, request.name), "session": (_SESSION, request.session), "host": (_HOST, request.host)}
     if wrong := [what for what, (pattern, text) in given.items() if not pattern.fullmatch(text)]:
-        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"a proper {' and '.join(wrong)} is needed")
+        raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"a proper {' and '.join(wrong)} is needed")
     if request.role not in ROLES:
-        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"a role of {', '.join(ROLES)} is needed")
+        raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"a role of {', '.join(ROLES)} is needed")
     for what, told, here in (("torch", request.torch, torch.__version__),
                              ("Python", request.python, platform.python_version())):
         # Numbers on the wire mean the same in all of them, so a difference is worth a line and no refusal.
@@ -175,15 +175,15 @@ def check_peer(request: HelloRequest) -> None:
 def check_joiner(request: HelloRequest) -> None:
     """A member that joins is an actor, under a name that is its own: other places are for what the run starts."""
     if request.role != ACTOR:
-        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                      f"only processes that the run itself starts can be its {request.role}: members that join are "
-                      "actors")
+        raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
+                           f"only processes that the run itself starts can be its {request.role}: members that join are "
+                           "actors")
     if not may_claim(request.name, request.claim):
-        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                      f"the name {request.name} is not valid for this process; `qfleet join` generates one")
+        raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
+                           f"the name {request.name} is not valid for this process; `qfleet join` generates one")
 
 
-class Doorkeeper(grpc.ServerInterceptor):
+class AuthInterceptor(grpc.ServerInterceptor):
     """Lets no call in without credentials. It is turned away before its message is read: it holds up no thread.
 
     The one exception is the call by which the server proves that it knows the token, whose message is never read.
@@ -198,7 +198,7 @@ class Doorkeeper(grpc.ServerInterceptor):
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         if details.method == self._prove:
             return self._proved
-        return continuation(details) if self._keys.holder(details.invocation_metadata) is not None else self._denied
+        return continuation(details) if self._keys.token_index(details.invocation_metadata) is not None else self._denied
 
     def _answer(self, messages: Any, context: grpc.ServicerContext) -> bytes:
         proofs = self._keys.proofs(context.invocation_metadata())
@@ -210,18 +210,18 @@ def _deny(messages: Any, context: grpc.ServicerContext) -> bytes:
     return b""
 
 
-def method(kind: type[Message], answer: Callable[[Any], bytes]) -> grpc.RpcMethodHandler:
+def rpc_handler(kind: type[Message], answer: Callable[[Any], bytes]) -> grpc.RpcMethodHandler:
     return grpc.unary_unary_rpc_method_handler(lambda data, context: _served(kind, answer, data, context))
 
 
-def greeting(answers: Answers, keys: Keyring) -> grpc.RpcMethodHandler:
+def hello_handler(answers: FleetService, keys: Keyring) -> grpc.RpcMethodHandler:
     """A hello, whose answer depends on the token that the caller knows, and is signed by it."""
 
     def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
         metadata = context.invocation_metadata()
-        own = keys.holder(metadata) == 0
+        own = keys.token_index(metadata) == 0
         reply = _served(HelloRequest, lambda request: answers.hello(request, own), data, context)
-        context.set_trailing_metadata(((PROOF, keys.seal(metadata, data, reply)),))
+        context.set_trailing_metadata(((PROOF, keys.sign_reply(metadata, data, reply)),))
         return reply
 
     return grpc.unary_unary_rpc_method_handler(serve)
@@ -232,12 +232,12 @@ def _served(kind: type[Message], answer: Callable[[Any], bytes], data: bytes, co
     try:
         return answer(kind.FromString(data))
     except DecodeError:
-        refused = Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no {kind.DESCRIPTOR.name}")
-    except Refusal as error:
+        refused = CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no {kind.DESCRIPTOR.name}")
+    except CallRejected as error:
         refused = error
     except Exception as error:
         log.exception("a call could not be answered")
-        refused = Refusal(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        refused = CallRejected(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
     context.abort(refused.code, refused.text)
     return b""
 
@@ -253,34 +253,34 @@ def connection_limit(most: int) -> int:
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 2))
 
 
-def make_server(pool: ThreadPoolExecutor, keeper: Doorkeeper, max_message_bytes: int, connections: int, service: str,
+def make_server(pool: ThreadPoolExecutor, keeper: AuthInterceptor, max_message_bytes: int, connections: int, service: str,
                 methods: Mapping[str, grpc.RpcMethodHandler]) -> grpc.Server:
     """A gRPC server of one service, with the limits that protect its process."""
     limits = (("grpc.max_receive_message_length", max_message_bytes),
               ("grpc.max_send_message_length", max_message_bytes),
               ("grpc.max_allowed_incoming_connections", connection_limit(connections)))
-    server = grpc.server(pool, interceptors=(keeper,), options=OPTIONS + limits, maximum_concurrent_rpcs=MOST_CALLS)
+    server = grpc.server(pool, interceptors=(keeper,), options=OPTIONS + limits, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     return server
 
 
-class Server:
+class FleetServer:
     """Listens at a unix socket and, if the config says so, at a TCP port. `port` is the one that was bound.
 
     The first of the tokens is that of the run's own processes, further ones are for members that join.
     """
 
-    def __init__(self, desk: Desk, registry: Registry, inbox: Inbox, cfg: FleetConfig, socket: Path,
+    def __init__(self, desk: PublishedState, registry: Registry, inbox: Inbox, cfg: FleetConfig, socket: Path,
                  tokens: Sequence[str]) -> None:
         keys = Keyring(tokens)
-        answers = Answers(desk, registry, inbox, cfg.max_message_bytes)
+        answers = FleetService(desk, registry, inbox, cfg.max_message_bytes)
         self._socket, self.port = socket, None if cfg.address is None else cfg.address.port
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="wire")
         self._server = make_server(
-            self._pool, Doorkeeper(keys, f"/{SERVICE}/{PROVE}"), cfg.max_message_bytes,
+            self._pool, AuthInterceptor(keys, f"/{SERVICE}/{PROVE}"), cfg.max_message_bytes,
             cfg.max_members + OTHER_CONNECTIONS, SERVICE, {
-                "Hello": greeting(answers, keys), "Exchange": method(ExchangeRequest, answers.exchange),
-                "Fetch": method(FetchRequest, answers.fetch), "Pulse": method(PulseRequest, answers.pulse)})
+                "Hello": hello_handler(answers, keys), "Exchange": rpc_handler(ExchangeRequest, answers.exchange),
+                "Fetch": rpc_handler(FetchRequest, answers.fetch), "Pulse": rpc_handler(PulseRequest, answers.pulse)})
         try:
             self._bind(socket_address(socket), None)
             if cfg.address is not None:

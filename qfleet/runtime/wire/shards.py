@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from google.protobuf.message import Message
 
-from qfleet.roles.server import Answer, Met, Push, Refused, Shard, Shown
+from qfleet.roles.server import PushResult, PushPullResult, Push, PushRejected, Shard, WeightSnapshot
 from qfleet.runtime.wire.address import Address, socket_address
-from qfleet.runtime.wire.board import Board, Boards, OwnBoard
-from qfleet.runtime.wire.channel import CALL_S, OPTIONS, PROTOCOL, SLOWEST_BYTES_PER_S, briefly, refusal, unknown_token
-from qfleet.runtime.wire.security import Keyring, shown
-from qfleet.runtime.wire.server import WORKERS, Doorkeeper, Refusal, make_server, method
+from qfleet.runtime.wire.board import SharedBuffer, SharedBufferCache, OwnedSharedBuffer
+from qfleet.runtime.wire.channel import CALL_S, OPTIONS, PROTOCOL, SLOWEST_BYTES_PER_S, summarize_error, fatal_error, unknown_token
+from qfleet.runtime.wire.security import Keyring, client_metadata
+from qfleet.runtime.wire.server import WORKERS, AuthInterceptor, CallRejected, make_server, rpc_handler
 from qfleet.runtime.wire.shard_pb2 import (
     ANEW,
     APPLIED,
@@ -55,7 +55,7 @@ METHODS = ("Meet", "Look", "Copy", "Load", "Dismiss")
 CHALLENGE = ""
 """Shards are called through sockets in a private folder, where nothing has to be proved: credentials never change."""
 
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 RETRY_S = 0.1
 GLANCE_S = 0.5
 VERDICTS = {"applied": APPLIED, "stale": STALE, "repeated": REPEATED, "anew": ANEW}
@@ -114,20 +114,20 @@ class ShardService:
     """
 
     def __init__(self, build: Callable[[Mapping[str, Any]], Shard], loaded: Callable[[State], object]) -> None:
-        self.build, self.loaded, self.boards = build, loaded, Boards()
+        self.build, self.loaded, self.shared_buffers = build, loaded, SharedBufferCache()
         self.shard: Shard | None = None
         self.leaving, self.called_at = False, time.monotonic()
         self.methods: dict[str, tuple[type[Message], Callable[[Any], bytes]]] = {
-            "Meet": (MeetRequest, self.meet), "Look": (LookRequest, self.look), "Copy": (CopyRequest, self.copy),
-            "Load": (State, self.load), "Dismiss": (DismissRequest, self.dismiss)}
+            "Meet": (MeetRequest, self.push_pull), "Look": (LookRequest, self.status), "Copy": (CopyRequest, self.copy),
+            "Load": (State, self.load), "Dismiss": (DismissRequest, self.shut_down)}
 
-    def meet(self, request: MeetRequest) -> bytes:
+    def push_pull(self, request: MeetRequest) -> bytes:
         shard = self._present()
         if request.protocol != PROTOCOL:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION,
-                          f"{request.worker} speaks protocol {request.protocol}, this shard {PROTOCOL}: install the "
-                          "same version of qfleet")
-        answer, board = None, self._board(request, shard)
+            raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
+                               f"{request.worker} speaks protocol {request.protocol}, this shard {PROTOCOL}: install the "
+                               "same version of qfleet")
+        answer, board = None, self._shared_buffer(request, shard)
         if request.sequence:
             dtype = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}.get(request.numbers)
             try:
@@ -137,8 +137,8 @@ class ShardService:
                 answer = shard.push(Push(request.worker, request.sequence, request.epoch, request.version,
                                          request.norm, gradient, _unpacked(request.buffers)))
             except ValueError as error:
-                whose = "" if isinstance(error, Refused) else f"a gradient of {request.worker}: "
-                raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{whose}{error}") from None
+                whose = "" if isinstance(error, PushRejected) else f"a gradient of {request.worker}: "
+                raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"{whose}{error}") from None
         reply = MeetReply(verdict=NONE if answer is None else VERDICTS[answer.verdict], epoch=shard.epoch,
                           version=shard.version if answer is None else answer.version,
                           staleness=0 if answer is None else answer.staleness)
@@ -152,15 +152,15 @@ class ShardService:
             reply.buffers = b"" if request.sequence else _packed(shown.buffers)
         return reply.SerializeToString()
 
-    def _board(self, request: MeetRequest, shard: Shard) -> Board | None:
+    def _shared_buffer(self, request: MeetRequest, shard: Shard) -> SharedBuffer | None:
         if not request.HasField("board"):
             return None
         try:
-            return self.boards.find(request.board, len(shard.weights))
+            return self.shared_buffers.find(request.board, len(shard.weights))
         except (OSError, ValueError) as error:
-            raise Refusal(grpc.StatusCode.NOT_FOUND, f"{request.worker} has no board here: {error}") from None
+            raise CallRejected(grpc.StatusCode.NOT_FOUND, f"{request.worker} has no board here: {error}") from None
 
-    def look(self, request: LookRequest) -> bytes:
+    def status(self, request: LookRequest) -> bytes:
         shard = self._present()
         return LookReply(version=shard.version, staleness=dict(shard.staleness), stale=shard.stale,
                          refused=shard.refused).SerializeToString()
@@ -168,7 +168,7 @@ class ShardService:
     def copy(self, request: CopyRequest) -> bytes:
         return pack_shard(self._present().state_dict()).SerializeToString()
 
-    def dismiss(self, request: DismissRequest) -> bytes:
+    def shut_down(self, request: DismissRequest) -> bytes:
         self.leaving = True
         return DismissReply().SerializeToString()
 
@@ -176,7 +176,7 @@ class ShardService:
         try:
             shard = self.build(unpack_shard(request))
         except ValueError as error:
-            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         self.loaded(request)
         self.shard = shard
         return LoadReply(epoch=shard.epoch).SerializeToString()
@@ -184,7 +184,7 @@ class ShardService:
     def _present(self) -> Shard:
         self.called_at = time.monotonic()
         if self.shard is None:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, "this shard has not been given its weights yet")
+            raise CallRejected(grpc.StatusCode.UNAVAILABLE, "this shard has not been given its weights yet")
         return self.shard
 
 
@@ -197,8 +197,8 @@ class ShardServer:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="shard", initializer=torch.set_num_threads,
                                         initargs=(1,))
         self._server = make_server(
-            self._pool, Doorkeeper(Keyring([token], CHALLENGE)), max_message_bytes, MOST_CONNECTIONS, SERVICE,
-            {name: method(kind, answer) for name, (kind, answer) in service.methods.items()})
+            self._pool, AuthInterceptor(Keyring([token], CHALLENGE)), max_message_bytes, MAX_CONNECTIONS, SERVICE,
+            {name: rpc_handler(kind, answer) for name, (kind, answer) in service.methods.items()})
         socket.unlink(missing_ok=True)  # of one that was killed
         self._server.add_insecure_port(str(socket_address(socket)))
 
@@ -212,21 +212,21 @@ class ShardServer:
         self._socket.unlink(missing_ok=True)
 
 
-class ShardChannel:
+class GrpcShardChannel:
     """How a shard of this host is called: `methods` take the bytes of a request and a timeout, as gRPC's do."""
 
     def __init__(self, address: Address, token: str) -> None:
         self.address = address
         self._channel = grpc.insecure_channel(str(address), OPTIONS)
-        metadata = shown(token, CHALLENGE, CHALLENGE)
-        self.methods: Mapping[str, Method] = {
-            name: Dialled(self._channel.unary_unary(f"/{SERVICE}/{name}"), metadata) for name in METHODS}
+        metadata = client_metadata(token, CHALLENGE, CHALLENGE)
+        self.methods: Mapping[str, RpcMethod] = {
+            name: GrpcMethod(self._channel.unary_unary(f"/{SERVICE}/{name}"), metadata) for name in METHODS}
 
     def close(self) -> None:
         self._channel.close()
 
 
-class Method(Protocol):
+class RpcMethod(Protocol):
     """A call by name: at once, or as a future with `result(timeout)`. Failures are `grpc.RpcError`."""
 
     def __call__(self, request: bytes, timeout: float) -> bytes: ...
@@ -234,7 +234,7 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class Dialled:
+class GrpcMethod:
     """A `Method` of gRPC's."""
 
     method: Any
@@ -248,13 +248,13 @@ class Dialled:
         return self.method.future(request, timeout=timeout, metadata=self.metadata)
 
 
-class Line(Protocol):
+class ShardChannel(Protocol):
     """What carries calls to a shard."""
 
     @property
     def address(self) -> object: ...
     @property
-    def methods(self) -> Mapping[str, Method]: ...
+    def methods(self) -> Mapping[str, RpcMethod]: ...
     def close(self) -> None: ...
 
 
@@ -266,21 +266,21 @@ class RemoteShard:
     `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
     """
 
-    def __init__(self, line: Line, patience_s: float, wait: Callable[[float], object] = time.sleep,
+    def __init__(self, line: ShardChannel, patience_s: float, wait: Callable[[float], object] = time.sleep,
                  share: bool = True) -> None:
         self.address, self.patience_s, self.wait = line.address, patience_s, wait
-        self._line, self._methods = line, line.methods
-        self._board: OwnBoard | None = None
+        self._channel, self._methods = line, line.methods
+        self._buffer: OwnedSharedBuffer | None = None
         self._shares = share and isinstance(line.address, Address) and bool(line.address.path)
 
-    def meet(self, worker: str, push: Push | None, pull: bool) -> Callable[[], Met]:
+    def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
         request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
         if push is not None:
             half = push.gradient.dtype == torch.bfloat16
             request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
             request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
             request.buffers = _packed(push.buffers)
-        board = self._board_for(push)
+        board = self._buffer_for(push)
         if board is not None:
             request.board.CopyFrom(board.ticket)
             if push is not None:
@@ -291,7 +291,7 @@ class RemoteShard:
         def without_board() -> bytes:
             nonlocal board
             if board is not None:
-                self._drop_board()
+                self._drop_buffer()
                 board = None
                 request.ClearField("board")
                 if push is not None:
@@ -300,20 +300,20 @@ class RemoteShard:
 
         finish = self._call("Meet", request.SerializeToString(), without_board)
 
-        def met() -> Met:
+        def met() -> PushPullResult:
             reply = MeetReply.FromString(finish())
-            answer = None if push is None else Answer(WORDS[reply.verdict], reply.version, reply.staleness)
+            answer = None if push is None else PushResult(WORDS[reply.verdict], reply.version, reply.staleness)
             shown = None
             if pull:
                 weights = to_tensor(reply.weights, torch.float32) if board is None else board.weights
-                shown = Shown(reply.epoch, reply.version, weights, _unpacked(reply.buffers))
+                shown = WeightSnapshot(reply.epoch, reply.version, weights, _unpacked(reply.buffers))
             if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
                 raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
             return answer, shown
 
         return met
 
-    def look(self, timeout_s: float = 1.0) -> LookReply | None:
+    def status(self, timeout_s: float = 1.0) -> LookReply | None:
         """How the shard is; None if it does not answer."""
         try:
             data = self._methods["Look"](b"", timeout=timeout_s)
@@ -324,7 +324,7 @@ class RemoteShard:
     def copy(self) -> dict[str, Any]:
         return unpack_shard(State.FromString(self._call("Copy", CopyRequest().SerializeToString())()))
 
-    def dismiss(self) -> None:
+    def shut_down(self) -> None:
         """Nobody will ask again. Who does not hear it is told by others."""
         with suppress(grpc.RpcError):
             self._methods["Dismiss"](b"", timeout=1.0)
@@ -333,25 +333,25 @@ class RemoteShard:
         self._call("Load", pack_shard(state).SerializeToString())()
 
     def close(self) -> None:
-        self._drop_board()
-        self._line.close()
+        self._drop_buffer()
+        self._channel.close()
 
-    def _board_for(self, push: Push | None) -> OwnBoard | None:
-        if push is not None and self._board is not None and self._board.numbers != len(push.gradient):
-            self._drop_board()
-        if push is not None and self._board is None and self._shares and len(push.gradient):
+    def _buffer_for(self, push: Push | None) -> OwnedSharedBuffer | None:
+        if push is not None and self._buffer is not None and self._buffer.numbers != len(push.gradient):
+            self._drop_buffer()
+        if push is not None and self._buffer is None and self._shares and len(push.gradient):
             try:
-                self._board = OwnBoard(len(push.gradient), push.gradient.is_cuda)
+                self._buffer = OwnedSharedBuffer(len(push.gradient), push.gradient.is_cuda)
             except OSError as error:
-                self._share_nothing(str(error))
-        return self._board
+                self._disable_sharing(str(error))
+        return self._buffer
 
-    def _drop_board(self) -> None:
-        if self._board is not None:
-            self._board.close()
-        self._board = None
+    def _drop_buffer(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+        self._buffer = None
 
-    def _share_nothing(self, why: str) -> None:
+    def _disable_sharing(self, why: str) -> None:
         self._shares = False
         log.info("gradients and weights are sent to %s, and not shared with it: %s", self.address, why)
 
@@ -382,12 +382,12 @@ class RemoteShard:
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             raise ProcessFault(error.details()) from None
         if error.code() == grpc.StatusCode.NOT_FOUND and self._shares:
-            self._share_nothing(error.details())
+            self._disable_sharing(error.details())
             return
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             raise unknown_token(self.address) from None
-        if (fatal := refusal(error, self.address)) is not None:
+        if (fatal := fatal_error(error, self.address)) is not None:
             raise fatal from None
         if waited_s > self.patience_s:
             raise ProcessFault(f"the shard at {self.address} has not answered for {waited_s:.0f} s "
-                               f"({briefly(error)})") from None
+                               f"({summarize_error(error)})") from None

@@ -14,7 +14,7 @@ import torch
 
 from qfleet.replay.codec import Codec
 from qfleet.replay.layout import Layout
-from qfleet.runtime.wire.channel import Carrier, briefly, read_fetched, refusal
+from qfleet.runtime.wire.channel import Channel, summarize_error, read_fetched, fatal_error
 from qfleet.runtime.wire.outbox import Outbox, Stopwatch
 from qfleet.runtime.wire.tensors import unpack_weights
 from qfleet.types import BadOutput, Chunk
@@ -41,8 +41,8 @@ class RemoteReplay:
         """The run's clock as it was last heard, and what was done here since."""
         return self._clock()
 
-    def tick(self, steps: int) -> None:
-        self._outbox.tick(steps)
+    def count_steps(self, steps: int) -> None:
+        self._outbox.count_steps(steps)
 
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
         if self._outbox.full:
@@ -57,7 +57,7 @@ class RemoteReplay:
         data = self._codec.pack(chunk).to_bytes()
         if priority is not None and priority.shape != (self._starts,):
             raise ValueError(f"{priority.shape} priorities for {self._starts} window starts")
-        self._outbox.parcel(data, b"" if priority is None else priority.astype("<f4").tobytes())
+        self._outbox.add_chunk(data, b"" if priority is None else priority.astype("<f4").tobytes())
         self._encoding.end()
         self._added += 1
         return self._added - 1
@@ -93,7 +93,7 @@ class RemoteWeights:
         if call is not None:
             call.cancel()
 
-    def tend(self, caller: Carrier, newest: int) -> None:
+    def poll(self, caller: Channel, newest: int) -> None:
         """Take in what has arrived, and ask for what is newer; for the link's thread. UserError if that is no use."""
         if self._call is not None and self._call.done():
             call, self._call = self._call, None
@@ -104,12 +104,12 @@ class RemoteWeights:
             self._call = caller.fetch(self.version)
             self._call.add_done_callback(lambda _: self._wake())
 
-    def _arrived(self, call: Any, caller: Carrier) -> None:
+    def _arrived(self, call: Any, caller: Channel) -> None:
         try:
             news = read_fetched(call.result())
             held = None if news is None else (news[0], unpack_weights(news[1]))
         except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
-            if isinstance(error, grpc.RpcError) and (fatal := refusal(error, caller.address)) is not None:
+            if isinstance(error, grpc.RpcError) and (fatal := fatal_error(error, caller.address)) is not None:
                 raise fatal from None
             self._not_before = time.monotonic() + RETRY_S
             return
@@ -124,7 +124,7 @@ class RemoteWeights:
 class NewestWeights:
     """Fetched when they are asked for, while the caller waits: for an evaluator, who asks rarely, for the newest."""
 
-    def __init__(self, caller: Carrier, over: Callable[[], bool]) -> None:
+    def __init__(self, caller: Channel, over: Callable[[], bool]) -> None:
         self._caller, self._over = caller, over
         self._anew = False
         self.version = -1
@@ -145,12 +145,12 @@ class NewestWeights:
                     return None
                 news = read_fetched(call.result())
             except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
-                if isinstance(error, grpc.RpcError) and (fatal := refusal(error, self._caller.address)) is not None:
+                if isinstance(error, grpc.RpcError) and (fatal := fatal_error(error, self._caller.address)) is not None:
                     raise fatal from None
                 self._anew |= anew
                 if time.monotonic() > deadline:
                     log.warning("no weights from %s: %s", self._caller.address,
-                                briefly(error) if isinstance(error, grpc.RpcError) else error)
+                                summarize_error(error) if isinstance(error, grpc.RpcError) else error)
                     return None
                 time.sleep(RETRY_S)
                 continue

@@ -19,11 +19,11 @@ from qfleet.runtime.wire.security import (
     channel_credentials,
     claimed_name,
     fresh_nonce,
-    key_of,
+    derive_key,
     may_claim,
     read_token,
     server_credentials,
-    shown,
+    client_metadata,
     sign,
     write_token,
 )
@@ -129,22 +129,22 @@ def test_a_missing_token_file_says_how_to_make_one(tmp_path):
 
 def test_credentials_hold_for_one_token_and_one_challenge():
     keys, nonce = Keyring(["one", "two"]), fresh_nonce()
-    own, joined = shown("one", nonce, keys.challenge), shown("two", nonce, keys.challenge)
-    assert keys.holder(own) == 0 and keys.holder(joined) == 1
-    assert keys.holder([("user-agent", "x"), (AUTHORIZATION, joined[0][1].encode())]) == 1
-    strangers = [shown("on", nonce, keys.challenge), shown("ones", nonce, keys.challenge), shown("one", nonce, ""), (),
+    own, joined = client_metadata("one", nonce, keys.challenge), client_metadata("two", nonce, keys.challenge)
+    assert keys.token_index(own) == 0 and keys.token_index(joined) == 1
+    assert keys.token_index([("user-agent", "x"), (AUTHORIZATION, joined[0][1].encode())]) == 1
+    strangers = [client_metadata("on", nonce, keys.challenge), client_metadata("ones", nonce, keys.challenge), client_metadata("one", nonce, ""), (),
                  ((AUTHORIZATION, "Bearer one"),), ((AUTHORIZATION, own[0][1][:-1]),),
                  ((AUTHORIZATION, own[0][1].replace(nonce, fresh_nonce())),),
                  ((AUTHORIZATION, own[0][1].replace("QFleet", "Bearer")),), ((AUTHORIZATION, "QFleet é é"),)]
-    assert [keys.holder(metadata) for metadata in strangers] == [None] * len(strangers)
-    assert Keyring(["one", "two"]).holder(own) is None, "credentials of another life of the server"
+    assert [keys.token_index(metadata) for metadata in strangers] == [None] * len(strangers)
+    assert Keyring(["one", "two"]).token_index(own) is None, "credentials of another life of the server"
     with pytest.raises(ValueError, match="at least one token"):
         Keyring([])
 
 
 def test_a_server_proves_its_tokens_for_the_nonce_that_was_sent():
     keys, nonce = Keyring(["one", "two"]), fresh_nonce()
-    assert keys.proofs([(NONCE, nonce)]) == [sign(key_of(token), "server", nonce, keys.challenge)
+    assert keys.proofs([(NONCE, nonce)]) == [sign(derive_key(token), "server", nonce, keys.challenge)
                                              for token in ("one", "two")]
     assert keys.proofs([(NONCE, nonce)]) != keys.proofs([(NONCE, fresh_nonce())])
     for wrong in ("", "x" * 32, nonce + "0"):

@@ -8,8 +8,8 @@ from wire_kit import JOIN_TOKEN, TOKEN, cell, eventually, link
 
 import qfleet
 from qfleet.runtime.wire import channel, registry
-from qfleet.runtime.wire.channel import Caller
-from qfleet.runtime.wire.client import Link
+from qfleet.runtime.wire.channel import GrpcChannel
+from qfleet.runtime.wire.client import FleetConnection
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, HelloRequest
 from qfleet.types import ProcessFault, UserError
 
@@ -28,7 +28,7 @@ def joined(name, index=0, claim="a-secret", token=JOIN_TOKEN, **more):
 
 def said(here, request, token=JOIN_TOKEN):
     """What is answered to a hello: the welcome, or the status and the text of a refusal."""
-    caller = Caller(here.unix, token)
+    caller = GrpcChannel(here.unix, token)
     try:
         return caller.hello(request)
     except grpc.RpcError as error:
@@ -42,7 +42,7 @@ def said(here, request, token=JOIN_TOKEN):
     ("some-host/0", "actor"), ("head", "supervisor")])
 def test_a_member_that_joins_cannot_take_a_place_of_the_runs_own(tmp_path, name, role):
     with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix, name, role) as owner:
-        thief = Link(Caller(here.tcp, JOIN_TOKEN), name, role, patience_s=5.0)
+        thief = FleetConnection(GrpcChannel(here.tcp, JOIN_TOKEN), name, role, patience_s=5.0)
         with pytest.raises(UserError, match=r"is not valid for this process|only processes that the run itself starts"):
             thief.hello()
         thief.close()
@@ -77,15 +77,15 @@ def test_credentials_are_renewed_when_the_learner_is_started_again(tmp_path):
         state = here.registry.state_dict()
         here.close()
         with cell(tmp_path / "c", state=state) as second:
-            line.metrics.tick(3)
+            line.metrics.count_steps(3)
             second.drain_until(lambda: sum(message.steps for message in second.stored) == 3)
-            assert line.failed is None and line.welcome.epoch == second.desk.epoch
+            assert line.failed is None and line.welcome.epoch == second.published.epoch
 
 
 def test_only_the_process_that_said_hello_speaks_for_its_place(tmp_path):
     """A large number of the victim's would make all its own messages repetitions."""
     with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix) as victim:
-        thief = Caller(here.tcp, JOIN_TOKEN)
+        thief = GrpcChannel(here.tcp, JOIN_TOKEN)
         eventually(lambda: here.registry.members() != ())
         words = {"epoch": thief.pulse().epoch, "index": 0, "incarnation": 1, "sequence": 10**9}
         with pytest.raises(grpc.RpcError) as caught:
@@ -94,14 +94,14 @@ def test_only_the_process_that_said_hello_speaks_for_its_place(tmp_path):
         with pytest.raises(grpc.RpcError):
             thief.exchange(ExchangeRequest(**words, session=SESSION, leaving=True).SerializeToString())
         thief.close()
-        victim.metrics.tick(5)
+        victim.metrics.count_steps(5)
         here.drain_until(lambda: sum(message.steps for message in here.stored) == 5)
         assert here.duplicates == 0 and len(here.registry.members()) == 1
 
 
 def test_invented_members_are_turned_away(tmp_path):
     with cell(tmp_path / "c") as here:
-        caller, refused = Caller(here.unix, JOIN_TOKEN), 0
+        caller, refused = GrpcChannel(here.unix, JOIN_TOKEN), 0
         for number in range(50):
             with pytest.raises(grpc.RpcError):
                 caller.hello(HelloRequest(protocol=channel.PROTOCOL, version=qfleet.__version__, role="actor",
@@ -131,10 +131,10 @@ def test_members_that_are_silent_for_long_are_forgotten(monkeypatch):
     book.hello("local/0", "actor", "here", 1, "own")
     for number in range(100):
         book.hello(f"far/{number}", "actor", "there", 1, f"session {number}", own=False)
-        book.remember(2 + number, b"learnt")
-        book.fresh(2 + number, 1, 1)
+        book.set_member_state(2 + number, b"learnt")
+        book.accept_sequence(2 + number, 1, 1)
     now[0] += registry.FORGET_S - 1
-    book.heard(2, 1, 0, 0)
+    book.record_heartbeat(2, 1, 0, 0)
     assert len(book.members()) == 101
     now[0] += 2
     assert [member.name for member in book.members()] == ["local/0", "far/0"]

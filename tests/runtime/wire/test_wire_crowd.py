@@ -88,7 +88,7 @@ def test_connections_without_calls_are_closed_and_members_stay(tmp_path, monkeyp
     monkeypatch.setattr(server, "OPTIONS", tuple((options | shorter).items()))
     with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.tcp) as line, crowd(here.tcp.port, 20) as lines:
         eventually(lambda: all(closed(stranger) for stranger in lines), 20)
-        line.metrics.tick(1)
+        line.metrics.count_steps(1)
         here.drain_until(lambda: bool(here.stored), 20)
         assert line.failed is None
 

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from wire_kit import LAYOUT, TOKEN, Cell, cell, certificate, eventually, link, proved, some_chunk, weights
+from wire_kit import LAYOUT, TOKEN, FakeLearner, cell, certificate, eventually, link, proved, some_chunk, weights
 
 import qfleet
 from qfleet.runtime.wire import channel, client, server
 from qfleet.runtime.wire.address import Address
-from qfleet.runtime.wire.channel import SERVICE, Caller
-from qfleet.runtime.wire.client import Link
+from qfleet.runtime.wire.channel import SERVICE, GrpcChannel
+from qfleet.runtime.wire.client import FleetConnection
 from qfleet.runtime.wire.config import FleetConfig
 from qfleet.runtime.wire.security import channel_credentials
-from qfleet.runtime.wire.server import Server
+from qfleet.runtime.wire.server import FleetServer
 from qfleet.types import UserError
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,7 +44,7 @@ def works(here, address=None, **options):
 
 
 def refused(address, words, token=TOKEN, patience_s=5.0, credentials=None):
-    line = Link(Caller(address, token, credentials), "local/0", patience_s=patience_s)
+    line = FleetConnection(GrpcChannel(address, token, credentials), "local/0", patience_s=patience_s)
     try:
         with pytest.raises(UserError, match=words) as caught:
             line.hello()
@@ -98,9 +98,9 @@ def test_bytes_that_are_no_message_are_refused(tmp_path, method):
 
 def test_messages_without_a_place_are_refused(tmp_path):
     with cell(tmp_path / "c") as here:
-        caller = Caller(here.unix, TOKEN)
-        for request in (b"", client.ExchangeRequest(epoch=here.desk.epoch, index=3, incarnation=1).SerializeToString(),
-                        client.ExchangeRequest(epoch=here.desk.epoch, index=-2**31, sequence=1).SerializeToString()):
+        caller = GrpcChannel(here.unix, TOKEN)
+        for request in (b"", client.ExchangeRequest(epoch=here.published.epoch, index=3, incarnation=1).SerializeToString(),
+                        client.ExchangeRequest(epoch=here.published.epoch, index=-2**31, sequence=1).SerializeToString()):
             with pytest.raises(grpc.RpcError) as caught:
                 caller.exchange(request)
             assert caught.value.code() == grpc.StatusCode.ABORTED
@@ -119,8 +119,8 @@ def test_another_protocol_or_version_is_refused_with_both_names(tmp_path, monkey
         monkeypatch.setattr(client, "PROTOCOL", channel.PROTOCOL)
         with monkeypatch.context() as patch:
             ours = qfleet.__version__
-            hello = Caller.hello
-            patch.setattr(Caller, "hello", lambda self, request: hello(self, _as_version(request, "0.0.1")))
+            hello = GrpcChannel.hello
+            patch.setattr(GrpcChannel, "hello", lambda self, request: hello(self, _as_version(request, "0.0.1")))
             text = refused(here.unix, r"runs qfleet 0\.0\.1")
             assert f"this fleet qfleet {ours}" in text
         works(here)
@@ -172,9 +172,9 @@ def test_nobody_at_home_is_said_with_the_address_and_not_for_ever(caplog):
 
 def test_a_client_may_come_before_the_fleet(tmp_path):
     made = []
-    late = threading.Timer(0.7, lambda: made.append(Cell(tmp_path / "c")))
+    late = threading.Timer(0.7, lambda: made.append(FakeLearner(tmp_path / "c")))
     late.start()
-    line = Link(Caller(server.socket_address(tmp_path / "c" / "cell.sock"), TOKEN), "local/0", patience_s=15)
+    line = FleetConnection(GrpcChannel(server.socket_address(tmp_path / "c" / "cell.sock"), TOKEN), "local/0", patience_s=15)
     assert line.hello().index == 0
     line.close()
     late.join()
@@ -213,7 +213,7 @@ def test_200_strangers_at_the_port_harm_nobody(tmp_path, tls, capfd):
                 works(here, here.tcp, credentials=credentials)
                 works(here)
                 assert time.monotonic() - began < 10
-            here.desk.publish(weights(1), 1)
+            here.published.publish(weights(1), 1)
             eventually(lambda: steady.weights.fetch(-1) is not None)
             assert steady.failed is None
     assert capfd.readouterr().err == ""
@@ -224,9 +224,9 @@ def test_a_message_above_the_limit_is_refused_and_the_limit_named(tmp_path):
         assert line.welcome.max_message_bytes == 1 << 20
         line.replay(LAYOUT, 2)
         with pytest.raises(UserError, match=r"replay.chunk_steps or raise fleet.max_message_mb"):
-            line.metrics.parcel(bytes(600_000), b"")
+            line.metrics.add_chunk(bytes(600_000), b"")
         line.metrics._most_bytes = 1 << 30  # somebody who does not obey
-        line.metrics.parcel(bytes(3 << 20), b"")
+        line.metrics.add_chunk(bytes(3 << 20), b"")
         line.start()
         eventually(lambda: line.failed is not None)
         assert isinstance(line.failed, UserError) and "fleet.max_message_mb" in str(line.failed)
@@ -235,31 +235,31 @@ def test_a_message_above_the_limit_is_refused_and_the_limit_named(tmp_path):
 
 def test_weights_above_the_limit_are_named(tmp_path):
     with cell(tmp_path / "c", max_message_mb=1) as here, link(here.unix) as line:
-        here.desk.publish(weights(1, size=400_000), 1)
+        here.published.publish(weights(1, size=400_000), 1)
         eventually(lambda: line.failed is not None)
         assert "fleet.max_message_mb=1" in str(line.failed)
         with pytest.raises(UserError, match=r"fleet\.max_message_mb"):
-            line.judge(client.Score([1.0], [1], 1), weights(1, size=400_000))
+            line.send_evaluation(client.Score([1.0], [1], 1), weights(1, size=400_000))
 
 
 def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"127.0.0.1:{port}.*in use"):
-            Cell(tmp_path / "c", f"127.0.0.1:{port}")
+            FakeLearner(tmp_path / "c", f"127.0.0.1:{port}")
     with cell(tmp_path / "a", "127.0.0.1:0") as here, pytest.raises(UserError, match=f":{here.tcp.port}.*in use"):
-        Cell(tmp_path / "b", f"127.0.0.1:{here.tcp.port}")
+        FakeLearner(tmp_path / "b", f"127.0.0.1:{here.tcp.port}")
     with pytest.raises(UserError, match=r"203\.0\.113\.7:1"):
-        Cell(tmp_path / "d", "203.0.113.7:1")
+        FakeLearner(tmp_path / "d", "203.0.113.7:1")
     with pytest.raises(UserError, match="socket unix:"):
-        Server(*[None] * 3, FleetConfig(), tmp_path / "none" / "s", [TOKEN])
+        FleetServer(*[None] * 3, FleetConfig(), tmp_path / "none" / "s", [TOKEN])
     with pytest.raises(ValueError, match="at least one token"):
-        Server(*[None] * 3, FleetConfig(), tmp_path / "s", [])
+        FleetServer(*[None] * 3, FleetConfig(), tmp_path / "s", [])
 
 
 def test_what_breaks_inside_is_told_to_the_caller(tmp_path, monkeypatch, caplog):
     with cell(tmp_path / "c") as here:
-        caller = Caller(here.unix, TOKEN)
+        caller = GrpcChannel(here.unix, TOKEN)
         monkeypatch.setattr(here.registry, "members", lambda: 1 / 0)
         with pytest.raises(grpc.RpcError) as caught:
             caller.pulse()
@@ -280,10 +280,10 @@ def wire_threads():
 def test_nothing_is_left_behind(tmp_path):
     def once():
         with cell(tmp_path / "c", "127.0.0.1:0") as here:
-            here.desk.publish(weights(1), 1)
+            here.published.publish(weights(1), 1)
             with link(here.unix) as one, link(here.tcp, "local/1") as two:
                 for line in (one, two):
-                    line.metrics.tick(1)
+                    line.metrics.count_steps(1)
                     eventually(lambda line=line: line.weights.fetch(-1) is not None)
                 here.drain_until(lambda: len(here.stored) == 2)
         gc.collect()

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from wire_kit import LAYOUT, some_chunk
 
-from qfleet.replay.codec import Blocks, Codec, Packed
+from qfleet.replay.codec import Blocks, Codec, PackedChunk
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.host import HostReplay
-from qfleet.runtime.fleet import Intake
-from qfleet.runtime.shares import Shares
+from qfleet.runtime.fleet import MessageHandler
+from qfleet.runtime.shares import TimeShares
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest, Parcel
 from qfleet.runtime.wire.inbox import Inbox
 from qfleet.runtime.wire.registry import Registry
@@ -28,11 +28,11 @@ def test_a_chunk_that_does_not_decode_is_refused_and_the_next_one_is_stored(capl
     registry.hello("local/0", "actor", "here", 1, "a")
     good = Codec(LAYOUT).pack(some_chunk())
     data = good.blocked["obs.wide"].data + good.blocked["obs.wide"].data  # twice the rows that are announced
-    bad = Packed(good.dense, {"obs.wide": Blocks(data, np.array([len(data)], np.uint32))}, good.valid)
+    bad = PackedChunk(good.dense, {"obs.wide": Blocks(data, np.array([len(data)], np.uint32))}, good.valid)
     for sequence, packed in enumerate([bad, good], 1):
         inbox.offer(ExchangeRequest(index=0, incarnation=1, sequence=sequence, steps=8,
                                     parcels=[Parcel(chunk=packed.to_bytes())]))
-    assert Intake(cell, registry, inbox, Shares()).step()
+    assert MessageHandler(cell, registry, inbox, TimeShares()).step()
     assert counted == {"fault/bad_messages": 1} and "a chunk of member 0 was dropped" in caplog.text
-    replay.tick(1)
+    replay.count_steps(1)
     assert replay.sample(16) is not None and replay.metrics()["replay/dropped_chunks"] == 1

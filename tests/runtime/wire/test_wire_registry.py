@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from wire_kit import LAYOUT, SPEC, some_chunk, weights
 
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.codec import Codec, Packed
+from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.layout import Layout
 from qfleet.roles.evaluator import Score
 from qfleet.runs import tree
 from qfleet.runtime.wire.fleet_pb2 import ExchangeRequest
-from qfleet.runtime.wire.inbox import Inbox, unpack
+from qfleet.runtime.wire.inbox import Inbox, decode_message
 from qfleet.runtime.wire.outbox import Outbox
-from qfleet.runtime.wire.registry import REMEMBERED, Registry
+from qfleet.runtime.wire.registry import MAX_PAST_INCARNATIONS, Registry
 from qfleet.types import Box, Chunk, Window
 
 
@@ -42,7 +42,7 @@ def test_joiners_come_after_the_planned_and_fill_gaps_that_nobody_lives_in():
     book = registry(actors=3)
     assert [greet(book, f"far/{i}", f"s{i}")[0] for i in range(3)] == [3, 4, 5]
     assert greet(book, "far/1", "again") == (4, 2)
-    book.left(4, 2)
+    book.deregister(4, 2)
     assert greet(book, "new/0", "n") == (4, 3)
     assert greet(book, "far/1", "again") == (6, 1), "its place was given away"
 
@@ -50,7 +50,7 @@ def test_joiners_come_after_the_planned_and_fill_gaps_that_nobody_lives_in():
 def test_the_silent_lose_their_place():
     book = registry(actors=0, live_s=0.0)
     assert greet(book, "a/0", "a") == (0, 1) and greet(book, "b/0", "b") == (0, 2)
-    assert book.heard(0, 1, 0, 0) == "unknown" and book.heard(0, 2, 0, 0) == "current"
+    assert book.record_heartbeat(0, 1, 0, 0) == "unknown" and book.record_heartbeat(0, 2, 0, 0) == "current"
 
 
 def test_others_than_actors_are_counted_downwards():
@@ -63,7 +63,7 @@ def test_others_than_actors_are_counted_downwards():
 def test_the_same_life_keeps_its_incarnation():
     book = registry()
     assert greet(book, "local/0", "a") == greet(book, "local/0", "a") == (0, 1)
-    assert book.heard(0, 1, 7, 3) == "current"
+    assert book.record_heartbeat(0, 1, 7, 3) == "current"
     member, = book.members()
     assert (member.steps, member.version, member.name) == (7, 3, "local/0")
 
@@ -72,60 +72,60 @@ def test_who_was_replaced_is_superseded_and_a_stranger_unknown():
     book = registry()
     greet(book, "local/0", "a")
     greet(book, "local/0", "b")
-    assert book.heard(0, 1, 0, 0) == "superseded"
-    assert book.heard(0, 9, 0, 0) == book.heard(7, 1, 0, 0) == "unknown"
+    assert book.record_heartbeat(0, 1, 0, 0) == "superseded"
+    assert book.record_heartbeat(0, 9, 0, 0) == book.record_heartbeat(7, 1, 0, 0) == "unknown"
 
 
 def test_messages_of_a_former_life_still_count_once():
     book = registry()
     greet(book, "local/0", "a")
     greet(book, "local/0", "b")
-    assert book.fresh(0, 2, 1) and book.fresh(0, 1, 5) and not book.fresh(0, 1, 5) and not book.fresh(0, 1, 4)
-    assert not book.fresh(0, 2, 1) and book.fresh(0, 2, 3)
-    assert not book.fresh(3, 1, 1), "nobody has that place"
+    assert book.accept_sequence(0, 2, 1) and book.accept_sequence(0, 1, 5) and not book.accept_sequence(0, 1, 5) and not book.accept_sequence(0, 1, 4)
+    assert not book.accept_sequence(0, 2, 1) and book.accept_sequence(0, 2, 3)
+    assert not book.accept_sequence(3, 1, 1), "nobody has that place"
 
 
 def test_a_session_keeps_its_count_wherever_it_sits():
     book = registry(actors=0, live_s=0.0)
     greet(book, "a/0", "a")
-    assert book.fresh(0, 1, 5)
+    assert book.accept_sequence(0, 1, 5)
     greet(book, "b/0", "b")
     book.live_s = 30.0
     assert greet(book, "a/0", "a") == (1, 1)
-    assert not book.fresh(1, 1, 5) and book.fresh(1, 1, 6)
+    assert not book.accept_sequence(1, 1, 5) and book.accept_sequence(1, 1, 6)
 
 
 def test_the_state_survives_json():
     book = registry()
     greet(book, "local/1", "a")
     greet(book, "far/0", "b")
-    book.fresh(1, 1, 4)
+    book.accept_sequence(1, 1, 4)
     again = registry()
     again.load_state_dict(json.loads(json.dumps(book.state_dict())))
-    assert again.members() == () and again.heard(1, 1, 0, 0) == "unknown"
-    assert greet(again, "local/1", "a") == (1, 1) and not again.fresh(1, 1, 4) and again.fresh(1, 1, 5)
+    assert again.members() == () and again.record_heartbeat(1, 1, 0, 0) == "unknown"
+    assert greet(again, "local/1", "a") == (1, 1) and not again.accept_sequence(1, 1, 4) and again.accept_sequence(1, 1, 5)
     assert greet(again, "far/0", "c") == (2, 2)
 
 
 def test_what_a_place_has_learnt_is_told_to_its_next_life_and_kept_in_checkpoints():
     book, other = registry(), registry()
     place, _ = greet(book, "local/1", "first")
-    assert book.memory(place) == b""
-    book.remember(place, b"old")
-    book.remember(place, b"new")
+    assert book.member_state(place) == b""
+    book.set_member_state(place, b"old")
+    book.set_member_state(place, b"new")
     other.load_state_dict(tree.unpack(*tree.pack(book.state_dict())))
-    assert other.memory(place) == b"new" and other.memory(0) == b""
+    assert other.member_state(place) == b"new" and other.member_state(0) == b""
     other.load_state_dict({"lives": [], "stored": {}})  # as former versions saved it
-    assert other.memory(place) == b""
+    assert other.member_state(place) == b""
 
 
 def test_a_thousand_lives_leave_a_short_list():
     book = registry()
     for life in range(1000):
         _, incarnation = greet(book, "local/0", f"s{life}")
-        assert book.fresh(0, incarnation, 1)
+        assert book.accept_sequence(0, incarnation, 1)
     assert incarnation == 1000
-    assert len(book.state_dict()["lives"]) == len(book.state_dict()["stored"]) == REMEMBERED + 1
+    assert len(book.state_dict()["lives"]) == len(book.state_dict()["stored"]) == MAX_PAST_INCARNATIONS + 1
 
 
 def test_nobody_crowds_others_out_of_the_inbox():
@@ -148,7 +148,7 @@ def test_steps_that_wait_in_the_inbox_are_bounded():
 def sealed(fill) -> ExchangeRequest:
     outbox = Outbox()
     fill(outbox)
-    return ExchangeRequest.FromString(outbox.seal().SerializeToString())
+    return ExchangeRequest.FromString(outbox.take_message().SerializeToString())
 
 
 def packed(chunk: Chunk) -> bytes:
@@ -171,26 +171,26 @@ def test_everything_arrives_as_it_was_said():
         outbox.judge(Score([1.0, 2.0], [3, 4], 9), weights(9))
         outbox.remember(b"known")
 
-    delivery = unpack(sealed(fill), LAYOUT)
-    assert delivery.steps == 7 and delivery.memory == b"known" and delivery.episodes == [(3, -2.5, 11)]
-    assert delivery.figures == {"actor/policy_lag": (6.0, 2)}
+    delivery = decode_message(sealed(fill), LAYOUT)
+    assert delivery.steps == 7 and delivery.member_state == b"known" and delivery.episodes == [(3, -2.5, 11)]
+    assert delivery.metrics == {"actor/policy_lag": (6.0, 2)}
     assert delivery.counters == {"fault/env_rebuilds": 2, "wire/wait_ms": 1}
-    for seed, (chunk, found) in enumerate(delivery.parcels, 1):
+    for seed, (chunk, found) in enumerate(delivery.chunks, 1):
         again = Codec(LAYOUT).unpack(chunk)
         for name, values in some_chunk(seed).columns.items():
             np.testing.assert_array_equal(again.columns[name], values)
         assert found is None if seed == 2 else (found == priority).all()
-    (score, state), = delivery.judgements
+    (score, state), = delivery.evaluations
     assert score == Score([1.0, 2.0], [3, 4], 9)
     assert all((state[name] == value).all() for name, value in weights(9).items())
 
 
 def test_a_message_holds_one_judgement_and_the_next_the_next():
     outbox = Outbox()
-    outbox.judge(Score([1.0], [1], 1), weights(1))
-    outbox.judge(Score([1.0], [1], 2), weights(2))
-    assert [j.version for j in outbox.seal().judgements] == [1] and not outbox.empty
-    assert [j.version for j in outbox.seal().judgements] == [2] and outbox.empty
+    outbox.add_evaluation(Score([1.0], [1], 1), weights(1))
+    outbox.add_evaluation(Score([1.0], [1], 2), weights(2))
+    assert [j.version for j in outbox.take_message().judgements] == [1] and not outbox.empty
+    assert [j.version for j in outbox.take_message().judgements] == [2] and outbox.empty
 
 
 def spoil(name, value):
@@ -219,7 +219,7 @@ def spoil(name, value):
 ])
 def test_what_is_unsound_raises_value_error(fill, words):
     with pytest.raises(ValueError, match=words):
-        unpack(sealed(fill), LAYOUT)
+        decode_message(sealed(fill), LAYOUT)
 
 
 @pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, where -1 to 1 exist"),
@@ -234,11 +234,11 @@ def test_continuous_actions_are_within_one(value, words):
     data = Codec(layout).pack(chunks[0][1]).to_bytes()
     message = sealed(lambda box: box.parcel(data, b""))
     if words is None:
-        (found, _), = unpack(message, layout).parcels
+        (found, _), = decode_message(message, layout).chunks
         assert found.dense["action"][0].tolist() == [0.5, 1.0]
     else:
         with pytest.raises(ValueError, match=words):
-            unpack(message, layout)
+            decode_message(message, layout)
 
 
 def test_weights_that_are_none_raise_value_error():
@@ -246,7 +246,7 @@ def test_weights_that_are_none_raise_value_error():
     for data in (b"", b"\x80\x04pickle", message.judgements[0].weights[:-3]):
         message.judgements[0].weights = data
         with pytest.raises(ValueError, match="not safetensors"):
-            unpack(message, LAYOUT)
+            decode_message(message, LAYOUT)
 
 
 @given(st.binary(max_size=300))
@@ -255,17 +255,17 @@ def test_no_bytes_do_worse_than_value_error(data):
     message = ExchangeRequest()
     message.parcels.add(chunk=data)
     with pytest.raises(ValueError):
-        unpack(message, LAYOUT)
+        decode_message(message, LAYOUT)
     with pytest.raises(ValueError):
-        Packed.from_bytes(data, LAYOUT)
+        PackedChunk.from_bytes(data, LAYOUT)
 
 
 def test_a_process_of_the_run_does_not_inherit_what_a_member_that_joined_left():
     """As after a resume with more actors, whose places members had before."""
     book = Registry(1, 30.0)
     index, incarnation = book.hello("host-0123456789abcdef/0", "actor", "there", 1, "a" * 32, own=False)
-    book.remember(index, b"anything")
-    book.left(index, incarnation)
+    book.set_member_state(index, b"anything")
+    book.deregister(index, incarnation)
     assert book.hello("host-fedcba9876543210/0", "actor", "there", 2, "b" * 32, own=False)[0] == index
-    assert book.memory(index) == b"anything"
-    assert book.hello(f"local/{index}", "actor", "here", 3, "c" * 32)[0] == index and book.memory(index) == b""
+    assert book.member_state(index) == b"anything"
+    assert book.hello(f"local/{index}", "actor", "here", 3, "c" * 32)[0] == index and book.member_state(index) == b""

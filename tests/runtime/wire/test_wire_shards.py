@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.server import Push, ServerConfig, Shard
+from qfleet.roles.server import Push, ParameterServerConfig, Shard
 from qfleet.runtime.wire import board, shards
 from qfleet.runtime.wire.address import socket_address
 from qfleet.runtime.wire.shard_pb2 import Board as Ticket
 from qfleet.runtime.wire.shard_pb2 import State
 from qfleet.runtime.wire.shards import (
     RemoteShard,
-    ShardChannel,
+    GrpcShardChannel,
     ShardServer,
     ShardService,
     pack_shard,
@@ -35,7 +35,7 @@ TOKEN, SIZE = "a-token-for-the-tests", 100
 
 def shard(**cfg):
     weights = torch.linspace(-1, 1, SIZE)
-    return Shard("shard 0", weights, OptimizerConfig(learning_rate=0.1), ServerConfig(**cfg))
+    return Shard("shard 0", weights, OptimizerConfig(learning_rate=0.1), ParameterServerConfig(**cfg))
 
 
 class Host:
@@ -60,7 +60,7 @@ class Host:
         self.server.__exit__()
 
     def shelf(self, token=TOKEN, patience_s=20.0, **wait):
-        return RemoteShard(ShardChannel(socket_address(self.path), token), patience_s, **wait)
+        return RemoteShard(GrpcShardChannel(socket_address(self.path), token), patience_s, **wait)
 
 
 def push_of(shown, sequence=1, gradient=None, **other):
@@ -91,20 +91,20 @@ def test_numbers_arrive_as_they_are(tmp_path, caplog, compensation, dtype, share
         far = host.shelf()
         far.load(near.state_dict())
         for shelf in (near, far):
-            _, shown = shelf.meet("w", None, True)()
+            _, shown = shelf.push_pull("w", None, True)()
             for sequence in range(1, 5):
                 gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(sequence)).to(dtype)
-                answer, shown = shelf.meet("w", push_of(shown, sequence, gradient), True)()
+                answer, shown = shelf.push_pull("w", push_of(shown, sequence, gradient), True)()
                 assert (answer.verdict, answer.version, answer.staleness, shown.version) == (
                     "applied", sequence, 0, sequence)
         assert torch.equal(shown.weights, near.weights)
-        assert len(host.service.boards) == shared
+        assert len(host.service.shared_buffers) == shared
         assert caplog.text.count("not shared with it") == (not shared), "said once, and why"
         copy = far.copy()
         for name, value in near.state_dict().items():
             same = torch.equal(copy[name], value) if isinstance(value, torch.Tensor) else copy[name] == value
             assert same, name
-        assert far.look(10).version == 4 and dict(far.look(10).staleness) == {0: 4}
+        assert far.status(10).version == 4 and dict(far.status(10).staleness) == {0: 4}
         far.close()
 
 
@@ -112,15 +112,15 @@ def test_nothing_but_words_is_sent_where_numbers_are_shared(tmp_path, monkeypatc
     with Host(tmp_path) as host:
         shelf = host.shelf()
         shelf.load(shard().state_dict())
-        _, shown = shelf.meet("w", None, True)()
+        _, shown = shelf.push_pull("w", None, True)()
 
         def sent(numbers):
             raise AssertionError("numbers were sent")
 
         monkeypatch.setattr(shards, "to_bytes", sent)
         for sequence in range(1, 4):
-            answer, shown = shelf.meet("w", push_of(shown, sequence), True)()
-        _, pulled = shelf.meet("w", None, True)()
+            answer, shown = shelf.push_pull("w", push_of(shown, sequence), True)()
+        _, pulled = shelf.push_pull("w", None, True)()
         assert answer.verdict == "applied" and pulled.version == 3
         assert torch.equal(pulled.weights, host.service.shard.weights)
 
@@ -129,14 +129,14 @@ def test_what_is_asked_again_travels_and_a_late_answer_cannot_spoil_the_next_one
     with Host(tmp_path) as host:
         shelf = host.shelf()
         shelf.load(shard().state_dict())
-        _, shown = shelf.meet("w", None, True)()
-        _, shown = shelf.meet("w", push_of(shown, 1), True)()
-        first = shelf._board
+        _, shown = shelf.push_pull("w", None, True)()
+        _, shown = shelf.push_pull("w", push_of(shown, 1), True)()
+        first = shelf._buffer
         deadlines, meet = [], shelf._methods["Meet"]
         spied = SimpleNamespace(future=lambda data, timeout: deadlines.append(timeout) or meet.future(data, timeout))
         shelf._methods = dict(shelf._methods, Meet=spied)
         host.service.shard, kept = None, host.service.shard  # nothing is answered now
-        waiting = shelf.meet("w", push_of(shown, 2), True)
+        waiting = shelf.push_pull("w", push_of(shown, 2), True)
         threading.Timer(0.3, lambda: setattr(host.service, "shard", kept)).start()
         answer, again = waiting()
         assert answer.verdict == "applied" and again.version == 2
@@ -144,9 +144,9 @@ def test_what_is_asked_again_travels_and_a_late_answer_cannot_spoil_the_next_one
         assert deadlines[0] < deadlines[1], "as much time as its bytes may need"
         first.weights.fill_(7)  # somebody was late
         assert torch.equal(again.weights, kept.weights)
-        answer, third = shelf.meet("w", push_of(again, 3), True)()
+        answer, third = shelf.push_pull("w", push_of(again, 3), True)()
         assert answer.verdict == "applied" and torch.equal(third.weights, kept.weights)
-        assert shelf._board is not first
+        assert shelf._buffer is not first
 
 
 @pytest.mark.parametrize("code, calls", [(0, ["pin", "let go"]), (2, ["pin", "a kernel on cuda"])])
@@ -168,16 +168,16 @@ def test_a_board_for_a_gpu_is_pinned_as_long_as_it_is_used_and_none_the_worse_wh
     made = SimpleNamespace(at=0, one=torch.zeros(1))
     monkeypatch.setattr(torch.cuda, "cudart", Driver)
     monkeypatch.setattr(torch, "ones", lambda size, device: Driver.called.append(f"a kernel on {device}") or made.one)
-    mine = board.OwnBoard(8, pinned=True)
+    mine = board.OwnedSharedBuffer(8, pinned=True)
     assert made.at == mine.weights.data_ptr()
     mine.weights.fill_(2.5)
-    assert board.Boards().find(mine.ticket, 8).weights.tolist() == [2.5] * 8
+    assert board.SharedBufferCache().find(mine.ticket, 8).weights.tolist() == [2.5] * 8
     mine.close()
     assert Driver.called == calls
 
 
 def test_boards_of_those_who_are_gone_are_forgotten():
-    mine, boards = [board.OwnBoard(8) for _ in range(3)], board.Boards()
+    mine, boards = [board.OwnedSharedBuffer(8) for _ in range(3)], board.SharedBufferCache()
     mine[0].weights.fill_(1.5)
     mine[0].gradient(torch.bfloat16).fill_(2)
     found = boards.find(mine[0].ticket, 8)
@@ -194,7 +194,7 @@ def test_boards_of_those_who_are_gone_are_forgotten():
 
 
 def test_only_a_sealed_board_of_the_right_size_and_name_is_taken():
-    mine, boards = board.OwnBoard(8), board.Boards()
+    mine, boards = board.OwnedSharedBuffer(8), board.SharedBufferCache()
     with pytest.raises(OSError, match="has 64 bytes, not those of 9 weights"):
         boards.find(mine.ticket, 9)
     with pytest.raises(FileNotFoundError, match=f"process {os.getpid()} has no board qfleet-other"):
@@ -212,7 +212,7 @@ def test_only_a_sealed_board_of_the_right_size_and_name_is_taken():
 
 
 def test_a_board_is_seen_by_another_process():
-    mine = board.OwnBoard(8)
+    mine = board.OwnedSharedBuffer(8)
     mine.gradient(torch.float32).fill_(3)
     words = ("import sys; from qfleet.runtime.wire.board import Boards, Ticket; "
              "found = Boards().find(Ticket(pid=int(sys.argv[1]), fd=int(sys.argv[2]), name=sys.argv[3]), 8); "
@@ -227,22 +227,22 @@ def test_running_figures_travel_with_a_gradient_and_come_back_without_one(tmp_pa
     with Host(tmp_path) as host:
         shelf = host.shelf()
         shelf.load(shard().state_dict())
-        _, shown = shelf.meet("w", None, True)()
+        _, shown = shelf.push_pull("w", None, True)()
         assert shown.buffers == {}
         push = push_of(shown)
         push = Push(push.worker, 1, push.epoch, push.version, push.norm, push.gradient, {"count": torch.tensor(3)})
-        assert shelf.meet("w", push, True)()[1].buffers == {}
-        assert shelf.meet("w", None, True)()[1].buffers == {"count": torch.tensor(3)} == shelf.copy()["buffers"]
+        assert shelf.push_pull("w", push, True)()[1].buffers == {}
+        assert shelf.push_pull("w", None, True)()[1].buffers == {"count": torch.tensor(3)} == shelf.copy()["buffers"]
 
 
 def test_nothing_is_answered_before_there_are_weights_and_what_was_given_is_kept(tmp_path):
     with Host(tmp_path) as host:
         waiting = host.shelf(patience_s=0.0)
         with pytest.raises(ProcessFault, match="has not answered"):
-            waiting.meet("w", None, True)()
-        assert waiting.look() is None
+            waiting.push_pull("w", None, True)()
+        assert waiting.status() is None
         late, found = host.shelf(), []
-        reader = threading.Thread(target=lambda: found.append(late.meet("w", None, True)()[1]))
+        reader = threading.Thread(target=lambda: found.append(late.push_pull("w", None, True)()[1]))
         reader.start()
         host.shelf().load(shard().state_dict())
         reader.join(20)
@@ -254,36 +254,36 @@ def test_nonsense_is_refused_by_name(tmp_path):
     with Host(tmp_path) as host:
         shelf = host.shelf()
         shelf.load(shard().state_dict())
-        _, shown = shelf.meet("w", None, True)()
+        _, shown = shelf.push_pull("w", None, True)()
         for wrong, message in [
             ({"gradient": torch.full((SIZE,), math.nan)}, "shard 0 refuses a gradient of w: it is not finite"),
             ({"gradient": torch.zeros(SIZE - 1)}, r"its shape is \(99,\), not \(100,\)"),
             ({"norm": math.inf}, "not finite"), ({"version": 7}, "derived at version 7, and the newest is 0"),
         ]:
             with pytest.raises(ProcessFault, match=message):
-                shelf.meet("w", push_of(shown, **wrong), True)()
-        assert shelf.look(10).refused == 4 and shelf.look(10).version == 0
+                shelf.push_pull("w", push_of(shown, **wrong), True)()
+        assert shelf.status(10).refused == 4 and shelf.status(10).version == 0
         with pytest.raises(UserError, match="does not know this token"):
-            host.shelf("another").meet("w", None, True)()
+            host.shelf("another").push_pull("w", None, True)()
         with pytest.raises(ProcessFault, match="not safetensors"):
             shelf._call("Load", State(tensors=b"\x80\x04rubbish").SerializeToString())()
         spoilt = shard().state_dict() | {"mean": torch.full((SIZE,), math.inf)}
         with pytest.raises(ProcessFault, match="mean of a shard: not finite"):
             shelf.load(spoilt)
-        assert shelf.meet("w", push_of(shown), False)()[0].verdict == "applied", "it goes on as it was"
+        assert shelf.push_pull("w", push_of(shown), False)()[0].verdict == "applied", "it goes on as it was"
 
 
 def test_a_push_that_is_sent_again_counts_once_and_one_for_a_former_life_not_at_all(tmp_path):
     with Host(tmp_path) as host:
         shelf = host.shelf()
         shelf.load(shard().state_dict())
-        _, shown = shelf.meet("w", None, True)()
-        assert [shelf.meet("w", push_of(shown), False)()[0].verdict for _ in range(2)] == ["applied", "repeated"]
+        _, shown = shelf.push_pull("w", None, True)()
+        assert [shelf.push_pull("w", push_of(shown), False)()[0].verdict for _ in range(2)] == ["applied", "repeated"]
         state = shelf.copy()
         shelf.load(state)
-        assert shelf.meet("w", push_of(shown, 2), False)()[0].verdict == "anew"
-        _, shown = shelf.meet("w", None, True)()
-        assert shelf.meet("w", push_of(shown, 2), False)()[0].verdict == "applied"
+        assert shelf.push_pull("w", push_of(shown, 2), False)()[0].verdict == "anew"
+        _, shown = shelf.push_pull("w", None, True)()
+        assert shelf.push_pull("w", push_of(shown, 2), False)()[0].verdict == "applied"
 
 
 def test_whoever_waits_for_a_dead_shard_waits_for_the_next_or_is_told_to_stop(tmp_path):
@@ -293,10 +293,10 @@ def test_whoever_waits_for_a_dead_shard_waits_for_the_next_or_is_told_to_stop(tm
     with Host(tmp_path) as host:
         shelf = host.shelf()
         shelf.load(shard().state_dict())
-        _, shown = shelf.meet("w", None, True)()
+        _, shown = shelf.push_pull("w", None, True)()
         state = shelf.copy()
     found = []
-    waiter = threading.Thread(target=lambda: found.append(shelf.meet("w", push_of(shown), True)()))
+    waiter = threading.Thread(target=lambda: found.append(shelf.push_pull("w", push_of(shown), True)()))
     waiter.start()
     with Host(tmp_path) as host:
         host.service.shard = host.service.build(state)
@@ -309,7 +309,7 @@ def test_whoever_waits_for_a_dead_shard_waits_for_the_next_or_is_told_to_stop(tm
 
     shelf.wait = enough
     with pytest.raises(Enough):
-        shelf.meet("w", None, True)()
+        shelf.push_pull("w", None, True)()
 
 
 def test_bytes_that_are_no_numbers_are_no_numbers():

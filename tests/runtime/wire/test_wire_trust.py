@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from wire_kit import JOIN_TOKEN, Cell, Proxy, cell
+from wire_kit import JOIN_TOKEN, FakeLearner, Proxy, cell
 
 from qfleet import cli
-from qfleet.members import Contact
+from qfleet.members import GrpcEndpoint
 from qfleet.runtime.wire.address import Address
-from qfleet.runtime.wire.channel import SERVICE, Caller
+from qfleet.runtime.wire.channel import SERVICE, GrpcChannel
 from qfleet.runtime.wire.fleet_pb2 import PulseReply, Welcome
 from qfleet.types import UserError
 
@@ -53,7 +53,7 @@ def impostor(**answers):
 def contact(tmp_path, address, name="here-1/0"):
     (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(JOIN_TOKEN)
-    return Contact(str(address), name, str(tmp_path / "token"), patience_s=5.0)
+    return GrpcEndpoint(str(address), name, str(tmp_path / "token"), patience_s=5.0)
 
 
 def forged(context):
@@ -67,7 +67,7 @@ def forged(context):
 @pytest.mark.parametrize("prove", [None, b"", b"\xff\xff", forged])
 def test_the_holder_of_a_loopback_port_learns_no_token_and_is_not_believed(tmp_path, prove):
     with impostor(**({} if prove is None else {"Prove": prove})) as fake:
-        line = contact(tmp_path, fake.address).link("actor")
+        line = contact(tmp_path, fake.address).connect("actor")
         with pytest.raises(UserError, match=r"does not know this token|does not answer as a qfleet fleet"):
             line.hello()
         line.close()
@@ -92,7 +92,7 @@ def test_a_process_in_between_cannot_change_which_code_is_named(tmp_path):
                 return line.unary_unary(f"/{SERVICE}/Prove")(b"", metadata=nonce, timeout=5)
 
         with impostor(Prove=relayed) as fake:
-            line = contact(tmp_path, fake.address).link("actor")
+            line = contact(tmp_path, fake.address).connect("actor")
             with pytest.raises(UserError, match="was changed on its way"):
                 line.hello()
             line.close()
@@ -103,7 +103,7 @@ def test_the_token_does_not_travel_to_the_real_fleet_either(tmp_path):
     sent = []
     with cell(tmp_path / "c", "127.0.0.1:0") as here:
         proxy = Proxy(here.tcp.port, lambda way, data: sent.append(data) or "pass")
-        caller = Caller(proxy.address, JOIN_TOKEN)
+        caller = GrpcChannel(proxy.address, JOIN_TOKEN)
         caller.pulse()
         caller.close()
         proxy.close()
@@ -112,11 +112,11 @@ def test_the_token_does_not_travel_to_the_real_fleet_either(tmp_path):
 
 def test_credentials_that_were_seen_are_of_no_use_to_the_next_life_of_a_fleet(tmp_path):
     with cell(tmp_path / "c") as here:
-        caller = Caller(here.unix, JOIN_TOKEN)
+        caller = GrpcChannel(here.unix, JOIN_TOKEN)
         caller.pulse()
-        seen = caller._credential.proved.metadata
+        seen = caller._credential.proof.metadata
         caller.close()
-    second = Cell(tmp_path / "c")
+    second = FakeLearner(tmp_path / "c")
     with grpc.insecure_channel(str(second.unix)) as line, pytest.raises(grpc.RpcError) as caught:
         line.unary_unary(f"/{SERVICE}/Pulse")(b"", metadata=seen, timeout=5)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED

@@ -17,14 +17,14 @@ import torch
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout
 from qfleet.runtime.wire.address import Address, socket_address
-from qfleet.runtime.wire.channel import Caller
-from qfleet.runtime.wire.client import Link
+from qfleet.runtime.wire.channel import GrpcChannel
+from qfleet.runtime.wire.client import FleetConnection
 from qfleet.runtime.wire.config import FleetConfig
-from qfleet.runtime.wire.server import Desk, Inbox, Registry, Server
+from qfleet.runtime.wire.server import PublishedState, Inbox, Registry, FleetServer
 from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
 TOKEN, JOIN_TOKEN = "a-token-for-the-tests", "a-token-for-those-who-join"
-SPEC = EnvSpec("kit", {"vector": Leaf((3,), "float32", "vector"), "wide": Leaf((80,), "float32", "vector")}, actions=4)
+SPEC = EnvSpec("kit", {"vector": Leaf((3,), "float32", "vector"), "wide": Leaf((80,), "float32", "vector")}, num_actions=4)
 LAYOUT = Layout(SPEC, Window(future=2), 8)
 
 
@@ -42,20 +42,20 @@ def weights(version: int, size: int = 4) -> dict[str, torch.Tensor]:
     return {"a": vector[:2].view(2, 1), "b": vector[2:], "count": torch.tensor(version)}
 
 
-class Cell:
+class FakeLearner:
     """Desk, registry, inbox and server of one cell process, and the list of what its main thread stored."""
 
     def __init__(self, folder: Path, listen: str | None = None, state: dict | None = None, **cfg) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.cfg = FleetConfig(listen=listen, token_file="unused" if listen else None, **cfg)
-        self.desk = Desk("seed: 1\n", "{}", actors=2)
+        self.published = PublishedState("seed: 1\n", "{}", actors=2)
         self.registry = Registry(actors=2, live_s=self.cfg.heartbeat_timeout_s)
         if state is not None:
             self.registry.load_state_dict(state)
         self.inbox = Inbox(self.cfg.inbox_messages)
         self.unix = socket_address(folder / "cell.sock")
-        self.server = Server(self.desk, self.registry, self.inbox, self.cfg, folder / "cell.sock",
-                             [TOKEN, JOIN_TOKEN])
+        self.server = FleetServer(self.published, self.registry, self.inbox, self.cfg, folder / "cell.sock",
+                                  [TOKEN, JOIN_TOKEN])
         self.server.start()
         self.tcp = Address("127.0.0.1", self.server.port or 0)
         self.stored: list = []
@@ -66,7 +66,7 @@ class Cell:
         count = 0
         while (message := self.inbox.pop()) is not None:
             count += 1
-            if self.registry.fresh(message.index, message.incarnation, message.sequence):
+            if self.registry.accept_sequence(message.index, message.incarnation, message.sequence):
                 self.stored.append(message)
             else:
                 self.duplicates += 1
@@ -83,8 +83,8 @@ class Cell:
 
 
 @contextmanager
-def cell(folder: Path, listen: str | None = None, **cfg) -> Iterator[Cell]:
-    made = Cell(folder, listen, **cfg)
+def cell(folder: Path, listen: str | None = None, **cfg) -> Iterator[FakeLearner]:
+    made = FakeLearner(folder, listen, **cfg)
     try:
         yield made
     finally:
@@ -93,8 +93,8 @@ def cell(folder: Path, listen: str | None = None, **cfg) -> Iterator[Cell]:
 
 @contextmanager
 def link(address: Address, name: str = "local/0", role: str = "actor", token: str = TOKEN, start: bool = True,
-         credentials=None, **options) -> Iterator[Link]:
-    made = Link(Caller(address, token, credentials), name, role, **{"patience_s": 20.0, **options})
+         credentials=None, **options) -> Iterator[FleetConnection]:
+    made = FleetConnection(GrpcChannel(address, token, credentials), name, role, **{"patience_s": 20.0, **options})
     try:
         made.hello()
         if start:
