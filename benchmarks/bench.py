@@ -26,10 +26,10 @@ from speed.peers import ABSENT, PEERS
 from speed.rounds import OURS, contenders, measure
 from speed.workloads import DEFAULT, WORKLOADS, RoundSpec, Workload
 
-from qfleet.cli import OVERRIDE, report_error
-from qfleet.types import UserError
-from qfleet.verbs.options import as_json, at_least
-from qfleet.verbs.telling import clean_stdout, print_error, print_result
+from qfleet.cli.commands import OVERRIDE, report_error
+from qfleet.cli.options import as_json, at_least
+from qfleet.cli.output import clean_stdout, print_error, print_result
+from qfleet.core.errors import UserError
 
 EXAMPLES = """examples:
   python benchmarks/bench.py
@@ -164,8 +164,8 @@ def find_device(words: Sequence[str], profile: bool) -> tuple[str, list[str]]:
                         "device=NAME, others need --profile")
     if not named:
         return "cpu", others
-    from qfleet.assemble import resolve_device
-    from qfleet.recipe import resolve
+    from qfleet.runconfig.auto import resolve_device
+    from qfleet.runconfig.resolution import resolve
 
     return str(resolve_device(resolve("cartpole", named).config.device)), others
 
@@ -181,8 +181,8 @@ def make_folder(name: str) -> Path:
 
 def write(path: Path, document: Mapping[str, Any]) -> str:
     """Write a JSON file atomically; returns its path."""
-    from qfleet.runs.appear import atomic_file
-    from qfleet.runs.webpage import nan_to_null
+    from qfleet.report.webpage import nan_to_null
+    from qfleet.runs.atomic_file import atomic_file
 
     with atomic_file(path) as partial:
         partial.write_text(json.dumps(nan_to_null(document), indent=2) + "\n")

@@ -30,7 +30,7 @@ from sinks import Evaluations
 from speed import describe_machine
 from trials import blank
 
-from qfleet.runs.plots import COLOURS
+from qfleet.report.plots import COLOURS
 
 EVAL_STEPS = 10_000
 EPISODES = 10

@@ -35,7 +35,7 @@ from speed import describe_machine
 from speed.stage import BenchStage
 from speed.throughput import measure_throughput
 
-from qfleet.assemble import resolve_device
+from qfleet.runconfig.auto import resolve_device
 
 OUT = Path(__file__).parent / "results" / "cost.json"
 BASE = {"cartpole": {"lanes": 8, "batch": 64, "replay": 100_000}, "pong": {"lanes": 8, "batch": 32, "replay": 10_000}}

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from speed import describe_machine
 
-from qfleet import recipe
-from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
-from qfleet.runtime.cell import Hooks
-from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runconfig import resolution
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.training.learner_core import Hooks
+from qfleet.training.single_process import SingleProcessRun
 
 BINS = 24
 
@@ -49,11 +50,14 @@ class Watcher:
 
 
 def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.ndarray]], int]:
-    cfg = recipe.resolve("deep-sea", [*overrides, "run.threads=1", "eval.period_steps=null"]).config
+    cfg = resolution.resolve("deep-sea", [*overrides, "run.threads=1", "eval.period_steps=null"]).config
     env = make_env(cfg.env, cfg.env.lanes)
     cfg = resolve_auto(cfg, env.spec)
-    run = SingleProcessRun(make_acting_setup(cfg, env), make_plan(cfg), Hooks([], lambda snapshot: None, lambda *score: True,
-                                                                              lambda *bad: None))
+    run = SingleProcessRun(
+        make_acting_setup(cfg, env),
+        make_plan(cfg),
+        Hooks([], lambda snapshot: None, lambda *score: True, lambda *bad: None),
+    )
     actor, watcher, maps = run.actors[0], Watcher(cfg.env.kwargs["size"], cfg.env.lanes), []
     actor.begin(range(cfg.env.lanes))
     while run.core.progress().steps < steps:

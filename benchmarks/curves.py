@@ -12,7 +12,7 @@ from typing import Any
 
 from speed import describe_machine
 
-from qfleet.runs.plots import RETURNS, RunCurve, read_run
+from qfleet.report.plots import RETURNS, RunCurve, read_run
 
 CLOCKS = ("step", "frames", "updates", "episodes", "time_s")
 

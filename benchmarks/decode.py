@@ -23,9 +23,9 @@ import torch
 from replay_memory import CHUNK, LANES, fill, make
 from speed import describe_machine
 
+from qfleet.process.memory import retain_freed_memory
 from qfleet.replay.decode import Decoder
-from qfleet.replay.host import HostReplay
-from qfleet.runtime.memory import retain_freed_memory
+from qfleet.replay.host_store import HostReplay
 
 
 class Watched(Decoder):

@@ -15,8 +15,8 @@ import precision
 from learn import JOINED, MATRIX
 
 from qfleet.config import flatten
-from qfleet.recipe import recipe_for, recipe_names, resolve
-from qfleet.settings import RunConfig
+from qfleet.runconfig.resolution import recipe_for, recipe_names, resolve
+from qfleet.runconfig.run_config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -48,7 +48,7 @@ def noise(layout: Any, actions: int) -> Any:
     """A chunk of nothing in particular, all of whose windows may be drawn."""
     import numpy as np
 
-    from qfleet.types import Chunk
+    from qfleet.core.replay import Chunk
 
     rng, columns = np.random.default_rng(0), {}
     for column in layout.columns:
@@ -60,12 +60,12 @@ def noise(layout: Any, actions: int) -> Any:
     columns |= {"action": rng.integers(actions, size=layout.rows).astype(np.int32),
                 "discount": np.ones(layout.rows, np.float32), "last": np.zeros(layout.rows, bool)}
     marks = (layout.starts, len(layout.marks))
-    columns |= {column.name: np.zeros((*marks, *column.shape), column.dtype) for column in layout.marked}
+    columns |= {column.name: np.zeros((*marks, *column.shape), column.dtype) for column in layout.state_columns}
     return Chunk(columns, np.ones(layout.starts, bool))
 
 
 def noise_spec() -> Any:
-    from qfleet.types import EnvSpec, Leaf
+    from qfleet.core.env import EnvSpec, Leaf
 
     return EnvSpec("noise", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6)
 
@@ -74,15 +74,16 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     """A learner of Pong on a replay of noise, and its settled config."""
     import torch
 
-    from qfleet.assemble import make_layout, make_agent, resolve_auto
-    from qfleet.recipe import resolve
-    from qfleet.replay.device import DeviceReplay
-    from qfleet.replay.host import HostReplay
-    from qfleet.roles.gradients import Solo
-    from qfleet.roles.learner import Learner
-    from qfleet.roles.metrics import Meter
-    from qfleet.roles.schedule import Progress, Schedule
-    from qfleet.roles.weights import Mailbox
+    from qfleet.core.schedule import Progress, Schedule
+    from qfleet.learner.learner import Learner
+    from qfleet.learner.weight_store import Mailbox
+    from qfleet.replay.device_store import DeviceReplay
+    from qfleet.replay.host_store import HostReplay
+    from qfleet.runconfig.auto import resolve_auto
+    from qfleet.runconfig.build import make_agent, make_layout
+    from qfleet.runconfig.resolution import resolve
+    from qfleet.sync.gradient_sync import Solo
+    from qfleet.training.meter import Meter
 
     class Met(Solo):
         """Nobody is met, but a learner cannot know that: who is not Solo itself may meet others."""
@@ -130,7 +131,7 @@ def updates(args: argparse.Namespace) -> None:
         keep(args, {"kind": "updates", "recipe": args.recipe, "batch": batch, "set": args.set,
                     "precision": config.learner.precision, "store": config.replay.store,
                     "capture": config.learner.capture, "capacity": args.capacity, "alpha": config.replay.alpha,
-                    "whole": learner._whole is not None, "taped": getattr(learner.derive, "recorded", False),
+                    "whole": learner._whole is not None, "taped": getattr(learner.derive, "captured", False),
                     "warm_up_s": round(warm_s, 2), "updates_per_s": round(statistics.median(rates), 1),
                     "all": [round(rate, 1) for rate in rates],
                     "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
@@ -141,7 +142,7 @@ def updates(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Does a recorded update move the weights as one in pieces does? Distance of both, over the way moved."""
-    from qfleet.roles.whole import WARM_UP
+    from qfleet.accel.graph_update import WARM_UP
 
     wrong = []
     for algo in args.algos:
@@ -159,7 +160,7 @@ def check(args: argparse.Namespace) -> None:
                         trail.append(learner.flat.master.clone())
                     trails.append(trail)
                     whole = learner._whole is not None and bool(learner._whole._graphs)
-                    taped = getattr(learner.derive, "recorded", False)
+                    taped = getattr(learner.derive, "captured", False)
                     assert (taped if args.met else whole) == (capture == "true"), f"{words}: recorded {whole}, {taped}"
                 away, chance = (
                     [round(float((mine - its).norm() / (its - begin).norm()), 6)
@@ -177,11 +178,11 @@ def layers(args: argparse.Namespace) -> None:
     """How far torso and head in bfloat16 are from those in float32, gradients too: by our kernels, and by torch's."""
     import torch
 
-    from qfleet.maths import cuda, finish, numbers, rating
-    from qfleet.nets import heads, patches
-    from qfleet.nets.torsos import nature
+    from qfleet.accel.kernels import bf16, compile, conv_epilogue_source, value_head_source
+    from qfleet.networks import heads, patch_conv
+    from qfleet.networks.torsos import nature
 
-    assert cuda.compile_kernel("lay") is not None, "no kernels of our own here"
+    assert compile.compile_kernel("lay") is not None, "no kernels of our own here"
     pictures = torch.randint(256, (512, 4, 84, 84), dtype=torch.uint8, device="cuda")
     features = torch.randn(512, 3136, device="cuda").relu()
     for part, norm in itertools.product(("torso", "head"), ("none", "layer")):
@@ -199,10 +200,16 @@ def layers(args: argparse.Namespace) -> None:
 
         wanted, found = results(exact), {}
         for way in ("kernels", "torch"):
-            for module in (numbers, patches):
+            for module in (bf16, patch_conv):
                 module.allowed = lambda way=way: way == "kernels"
-            for source, name in ((finish.EPILOGUE_SOURCE, "finish"), (rating.HEAD_SOURCE, "rate")):
-                assert numbers.kernels_available(next(rounded.parameters()), source, name) == (way == "kernels"), (way, name)
+            for source, name in (
+                (conv_epilogue_source.EPILOGUE_SOURCE, "finish"),
+                (value_head_source.HEAD_SOURCE, "rate"),
+            ):
+                assert bf16.kernels_available(next(rounded.parameters()), source, name) == (way == "kernels"), (
+                    way,
+                    name,
+                )
             found[way] = [round(float((mine - its).norm() / its.norm()), 5)
                           for mine, its in zip(results(rounded), wanted, strict=True)]
         keep(args, {"kind": "layers", "part": part, "norm": norm, "distance": found})
@@ -215,9 +222,9 @@ def beside(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from qfleet.agent import ExplorationParams
-    from qfleet.roles.policy import Policy
-    from qfleet.roles.reflex import GraphPolicy
+    from qfleet.accel.graph_policy import GraphPolicy
+    from qfleet.actor.policy import Policy
+    from qfleet.core.agent import ExplorationParams
 
     lanes, steps = 64, 400
     learner, config = learner_of(args.recipe, 512, args.set, 20_000, 10_000)

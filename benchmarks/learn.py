@@ -27,8 +27,8 @@ from pathlib import Path
 from speed import describe_machine
 
 import qfleet
-from qfleet.runs.writers import read_metrics
-from qfleet.runtime.wire.security import write_token
+from qfleet.runs.metric_writers import read_metrics
+from qfleet.transport.security import write_token
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
 from chain_rows import every_algorithm  # the switches are defined once, there

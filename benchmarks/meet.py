@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/meet.py [--parameters 3293863] [--meetings 40] [--rounds 5] [--out FILE]
 
 A shard in a process of its own, as a run has it, and one learner that does nothing else; 3,293,863 parameters are those
-of Nature's dueling network. Shared: both see the numbers (`runtime/wire/board.py`). Sent: they travel through a unix
-socket, as to a shard that cannot share them. Rounds alternate; milliseconds of one meeting, medians of the rounds.
+of Nature's dueling network. Shared: both see the numbers (`transport/shared_memory.py`). Sent: they travel through a
+unix socket, as to a shard that cannot share them. Rounds alternate; milliseconds of one meeting, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from speed import describe_machine
 
-from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.roles.server import Push, ParameterServerConfig, Shard
-from qfleet.runtime.memory import retain_freed_memory
-from qfleet.runtime.wire.address import socket_address
-from qfleet.runtime.wire.shards import RemoteShard, GrpcShardChannel, ShardServer, ShardService
+from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.process.memory import retain_freed_memory
+from qfleet.sync.ps_shard import ParameterServerConfig, Push, Shard
+from qfleet.transport.address import socket_address
+from qfleet.transport.shard_service import GrpcShardChannel, RemoteShard, ShardServer, ShardService
 
 TOKEN = "benchmark"
 MOST_BYTES = 1 << 30
@@ -81,8 +81,10 @@ def main() -> None:
         socket = Path(folder) / "shard.sock"
         words = [sys.executable, __file__, "--serve", str(socket), "--parameters", str(args.parameters)]
         with subprocess.Popen(words) as shard:
-            shard_clients = {way: RemoteShard(GrpcShardChannel(socket_address(socket), TOKEN), 30.0, share=way == "shared")
-                             for way in found}
+            shard_clients = {
+                way: RemoteShard(GrpcShardChannel(socket_address(socket), TOKEN), 30.0, share=way == "shared")
+                for way in found
+            }
             shard_clients["sent"].load(fresh(args.parameters).state_dict())
             for number in range(args.rounds + 1):
                 for place, (way, shelf) in enumerate(shard_clients.items()):

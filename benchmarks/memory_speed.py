@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from speed import describe_machine
 
-from qfleet.agent import ExplorationParams
+from qfleet.actor.policy import Policy
 from qfleet.algos import ngu, r2d2
-from qfleet.maths.rescale import h, h_inverse
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.learner.learner import Learner, LearnerConfig
+from qfleet.learner.weight_store import Mailbox
 from qfleet.maths.returns import n_step
+from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.host import HostReplay
+from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.roles.evaluator import EpisodeCounter
-from qfleet.roles.learner import Learner, LearnerConfig
-from qfleet.roles.policy import Policy
-from qfleet.roles.weights import Mailbox
-from qfleet.types import EnvSpec, Leaf
+from qfleet.training.evaluation import EpisodeCounter
 
 SPEC = EnvSpec("bench", {"obs": Leaf((64,), "float32", "vector")}, num_actions=6)
 CPU = torch.device("cpu")
@@ -114,7 +114,9 @@ def acting(agent: r2d2.Agent, arms: int | None, seconds: float, memories: int = 
 def nearest_alone(cfg: ngu.Config, seconds: float, memories: int) -> float:
     """Searches of nearest neighbours, lanes times calls per second."""
     keys, count = torch.randn(LANES, cfg.episodic_capacity, cfg.embedding), torch.full((LANES,), memories)
-    return LANES * rate(lambda: ngu.knn_squared_distances(keys, count, torch.randn(LANES, cfg.embedding), cfg.neighbours), seconds)
+    return LANES * rate(
+        lambda: ngu.knn_squared_distances(keys, count, torch.randn(LANES, cfg.embedding), cfg.neighbours), seconds
+    )
 
 
 def rate(do, seconds: float) -> float:

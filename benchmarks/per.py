@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Chunk, Window
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.host import HostReplay
+from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
 SPEC = EnvSpec("vector", {"obs": Leaf((4,), "float32", "vector")}, num_actions=2)
 CHUNK, TURN = 64, 100

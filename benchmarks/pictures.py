@@ -23,7 +23,7 @@ import spread
 import sweep
 from speed import rounds, tables
 
-from qfleet.runs import plots
+from qfleet.report import plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -81,7 +81,7 @@ PICTURES: dict[str, tuple[str, Draw]] = {
 """Every picture of README and docs, its data and who draws it; but for SCREENSHOTS."""
 
 SCREENSHOTS = ("docs/assets/report.png", "docs/assets/watch.png")
-"""Pages of real runs as Chromium shows them: no data is kept of them; tests/face/screenshots.py makes them anew."""
+"""Pages of real runs as Chromium shows them: no data is kept of them; tests/report/screenshots.py makes them anew."""
 
 
 def draw_all(check: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import trials
 from trials import Trial, blank
 
-from qfleet.runs.plots import COLOURS
+from qfleet.report.plots import COLOURS
 
 GOAL = 18
 COMMON = [

@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.host import HostReplay
+from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.types import EnvSpec, Leaf, Window
 
 GAMES = ("pong", "breakout", "space_invaders", "seaquest", "zaxxon", "wizard_of_wor", "asterix", "qbert",
          "montezuma_revenge", "boxing")

@@ -25,7 +25,7 @@ from typing import Any
 import trials
 from trials import Trial, blank
 
-from qfleet.runs.plots import COLOURS
+from qfleet.report.plots import COLOURS
 
 KEPT = ("stop_at=null", "run.tensorboard=false", "checkpoint.keep=1", "checkpoint.replay=false", "device=auto")
 ATARI = ("env.life_loss=true", "env.protocol=classic")

@@ -28,7 +28,7 @@ from typing import Any
 from speed import describe_machine
 from trials import blank, records_of
 
-from qfleet.runs.plots import COLOURS
+from qfleet.report.plots import COLOURS
 
 COMMON = ["env.threads=1", "run.threads=1", "run.tensorboard=false", "run.log_period_steps=500",
           "replay.min_steps=2000", "replay.capacity=50000", "stop_at=null", "eval.period_steps=null",

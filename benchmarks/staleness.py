@@ -25,13 +25,14 @@ import torch
 from sinks import Sink
 from speed import describe_machine
 
-from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
-from qfleet.recipe import resolve
-from qfleet.roles.server import PushResult, PushPullResult, Push, ParameterServerConfig, Shard, make_shards
-from qfleet.roles.viaserver import ParameterServerSync
-from qfleet.runtime.cell import Hooks
-from qfleet.runtime.inline import SingleProcessRun
-from qfleet.runtime.plan import StopRule
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.resolution import resolve
+from qfleet.sync.ps_client import ParameterServerSync
+from qfleet.sync.ps_shard import ParameterServerConfig, Push, PushPullResult, PushResult, Shard, make_shards
+from qfleet.training.learner_core import Hooks
+from qfleet.training.loop import StopRule
+from qfleet.training.single_process import SingleProcessRun
 
 RULES: dict[str, tuple[int, list[str]]] = {
     "in time": (0, []),

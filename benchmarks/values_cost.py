@@ -20,9 +20,10 @@ import torch
 from speed import describe_machine
 
 from qfleet.config import plugin_module
-from qfleet.roles.learner import Learner, LearnerConfig
-from qfleet.roles.weights import Mailbox
-from qfleet.types import EnvSpec, Leaf, Sample
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Sample
+from qfleet.learner.learner import Learner, LearnerConfig
+from qfleet.learner.weight_store import Mailbox
 
 EIGHT = {"samples": 8, "target_samples": 8, "policy_samples": 8}
 BTR = {**EIGHT, "n_step": 3, "noisy": True, "dueling": True, "munchausen": True, "torso": "impala", "torso_width": 2,

@@ -35,20 +35,21 @@ import numpy as np
 import torch
 from speed import describe_machine
 
-from qfleet import recipe
-from qfleet.assemble import make_layout, make_agent, make_env, resolve_auto
-from qfleet.replay.host import HostReplay
-from qfleet.roles.actor import Recorder
-from qfleet.runtime.memory import retain_freed_memory
-from qfleet.runtime.wire.address import socket_address
-from qfleet.runtime.wire.channel import GrpcChannel
-from qfleet.runtime.wire.client import FleetConnection
-from qfleet.runtime.wire.config import FleetConfig
-from qfleet.runtime.wire.desk import PublishedState
-from qfleet.runtime.wire.inbox import Inbox, decode_message
-from qfleet.runtime.wire.registry import Registry
-from qfleet.runtime.wire.server import FleetServer
-from qfleet.types import EnvSpec
+from qfleet.actor.actor import Recorder
+from qfleet.core.env import EnvSpec
+from qfleet.process.memory import retain_freed_memory
+from qfleet.replay.host_store import HostReplay
+from qfleet.runconfig import resolution
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_agent, make_env, make_layout
+from qfleet.transport.address import socket_address
+from qfleet.transport.client import FleetConnection
+from qfleet.transport.fleet_config import FleetConfig
+from qfleet.transport.fleet_server import FleetServer
+from qfleet.transport.grpc_channel import GrpcChannel
+from qfleet.transport.inbox import Inbox, decode_message
+from qfleet.transport.published_state import PublishedState
+from qfleet.transport.registry import Registry
 
 GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "MontezumaRevenge", "Boxing", "Asterix")
 LANES, HOLD, ACT_S, WARM_UP = 16, 0.3, 0.010, 2048
@@ -154,8 +155,8 @@ def _rounds(cell: Cell, state: dict[str, torch.Tensor], actors: int, rounds: int
 # ---- Experience ----
 
 def settings(game: str) -> Any:
-    return recipe.resolve("apex", [f"env.id={game}NoFrameskip-v4", f"env.lanes={LANES}", "env.threads=1",
-                                   "replay.capacity=100000", "replay.samples_per_insert=1e12", "device=cpu"]).config
+    return resolution.resolve("apex", [f"env.id={game}NoFrameskip-v4", f"env.lanes={LANES}", "env.threads=1",
+                                    "replay.capacity=100000", "replay.samples_per_insert=1e12", "device=cpu"]).config
 
 
 def store(folder: str, game: str, spec: str) -> None:

@@ -7,12 +7,12 @@ Shapes: B items, A actions.
 
 import torch
 
-from qfleet.agent import Agent, Decision, Loss, epsilon_greedy
 from qfleet.algos import dqn
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, PositiveCount
-from qfleet.maths.bellman import huber, gather_actions
-from qfleet.types import Window
+from qfleet.core.agent import Agent, Decision, Loss, epsilon_greedy
+from qfleet.core.replay import Window
+from qfleet.maths.bellman import gather_actions, huber
 
 
 class Advantage:

@@ -6,7 +6,7 @@
 import torch
 from torch import nn
 
-from qfleet.nets.norms import Norm, conv_norm
+from qfleet.networks.norms import Norm, conv_norm
 
 
 class Block(nn.Module):

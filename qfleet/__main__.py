@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from qfleet.cli import main
-from qfleet.runtime.signals import ignore_late, keep_exit_code
+from qfleet.cli.commands import main
+from qfleet.process.signals import ignore_late, keep_exit_code
 
 FINAL_EXIT_CODES = (2, 75)
 """Misused, or told to stop: another attempt would end in the same way, or is not wanted."""

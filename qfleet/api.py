@@ -18,22 +18,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet import crew, envs, gallery, head, recipe, session, squad, troop
-from qfleet.agent import ExplorationParams
-from qfleet.assemble import describe_plan, resolve_device, with_step_limit, make_agent, make_env, resolve_auto, reopen_auto
+from qfleet import envs
+from qfleet.actor.policy import Policy
 from qfleet.config import parse_mapping, validate
-from qfleet.envs.spaces import SpaceAdapter, SpaceMismatch, OutOfSpace
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.env import EnvSpec, Obs
+from qfleet.core.errors import UserError
+from qfleet.core.seeds import lane_seeds
+from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
 from qfleet.explore.constant import Constant
-from qfleet.roles.evaluator import evaluate as judge
-from qfleet.roles.metrics import Sink, as_sink
-from qfleet.roles.policy import Policy
-from qfleet.roles.seeds import lane_seeds
+from qfleet.launch import allreduce_run, attempt, driver, ray_launcher, remote_evaluator, server_run
+from qfleet.launch.attempt import TrainResult
+from qfleet.runconfig import resolution, resumable
+from qfleet.runconfig.auto import reopen_auto, resolve_auto, resolve_device
+from qfleet.runconfig.build import make_agent, make_env, with_step_limit
+from qfleet.runconfig.plan_text import describe_plan
+from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, export_policy
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath, Which, find_checkpoint, foreign_names, require_no_outside_links, require_trusted
-from qfleet.session import TrainResult
-from qfleet.settings import RunConfig
-from qfleet.types import EnvSpec, Obs, UserError
+from qfleet.training.evaluation import evaluate as judge
+from qfleet.training.meter import Sink, as_sink
 
 SinkLike = Sink | Callable[[Mapping[str, Any]], object]
 """Who gets metric records: a sink, or a function."""
@@ -76,7 +81,7 @@ def train(config: RunConfig | Mapping[str, Any] | StrPath, overrides: Sequence[s
     """
     pairs, listeners = _pairs(overrides), _sinks(sinks)
     if not isinstance(config, RunConfig):
-        resolved = recipe.resolve(config if isinstance(config, Mapping) else _name(config), pairs)
+        resolved = resolution.resolve(config if isinstance(config, Mapping) else _name(config), pairs)
         config, provenance = resolved.config, resolved.provenance
     elif pairs:
         raise UserError("overrides belong to a recipe, file or environment id; this config is complete already")
@@ -95,9 +100,9 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
     if not trust:
         require_trusted(directory)
         require_no_outside_links(directory)
-    old = recipe.resolve(str(directory.config), []).config
-    new = recipe.resolve(str(directory.config), pairs).config
-    recipe.changed_on_resume(old, new)
+    old = resolution.resolve(str(directory.config), []).config
+    new = resolution.resolve(str(directory.config), pairs).config
+    resumable.changed_on_resume(old, new)
     new = reopen_auto(old, new, [pair.partition("=")[0] for pair in pairs])
     _require_importable(new)
     return _engine(new).resume(directory, new, listeners)
@@ -106,16 +111,16 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
 def _engine(config: RunConfig) -> Any:
     """Who starts a run and goes on with it: `start` and `go_on` of a module."""
     if config.gradients != "solo" and config.placement != "ray":
-        return crew if config.gradients == "allreduce" else squad
+        return allreduce_run if config.gradients == "allreduce" else server_run
     if config.eval.beside:
-        return gallery
-    return {"inline": session, "processes": head, "ray": troop}[config.placement]
+        return remote_evaluator
+    return {"inline": attempt, "processes": driver, "ray": ray_launcher}[config.placement]
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:
     """What a run would do and take, in words, without training."""
     with closing(make_env(config.env, 1)) as env:
-        session.initial_weights(config, env.spec)  # that it is there
+        attempt.initial_weights(config, env.spec)  # that it is there
         return describe_plan(resolve_auto(config, env.spec), env.spec)
 
 
@@ -133,7 +138,7 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         agent = load(path, which=which, device=device, root=root, trust=trust)
         lanes = lanes or min(episodes, agent.config.eval.lanes)
         with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), lanes)) as env:
-            session.require_same_env(agent.checkpoint, env.spec)
+            attempt.require_same_env(agent.checkpoint, env.spec)
             score = judge(agent.policy, env, episodes, epsilon, seed, on_episode=on_episode)
     except torch.OutOfMemoryError as error:
         error.add_note("make room on the GPU (nvidia-smi lists who uses it), or play on the CPU: device=\"cpu\", or "
@@ -150,7 +155,7 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     agent = load(path, which=which, root=root, trust=trust)
     greedy = Constant(0.0, 1).params(0)
     with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as env:
-        session.require_same_env(agent.checkpoint, env.spec)
+        attempt.require_same_env(agent.checkpoint, env.spec)
         obs, episode, over = env.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
         agent.policy.begin(1)
         yield RolloutStep(env.render(), 0.0, episode, False)
@@ -174,7 +179,7 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", ro
     asked = None if device is None else _device(device)
     checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-    config = validate(RunConfig, recipe.playable(text), str(checkpoint.path))
+    config = validate(RunConfig, resolution.playable(text), str(checkpoint.path))
     return TrainedAgent(checkpoint, config, asked or _home(config))
 
 
@@ -225,7 +230,7 @@ class TrainedAgent:
         """The environment's own words; built when first needed, since it takes an environment to tell them."""
         found = envs.make_space_adapter(self.config.env)
         if found is not None:
-            session.require_same_env(self.checkpoint, EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n,
+            attempt.require_same_env(self.checkpoint, EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n,
                                                               box=found.actions.box))
         return found
 

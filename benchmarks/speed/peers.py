@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from qfleet.config import load_attribute
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
 from speed.throughput import Throughput, ThroughputMeter, measure_throughput
 from speed.workloads import RoundSpec, Workload
 

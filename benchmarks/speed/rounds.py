@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qfleet.runtime.orphans import on_parent_exit
+from qfleet.process.parent_watch import on_parent_exit
 from speed.peers import peer_of
 from speed.throughput import Throughput
 from speed.workloads import WORKLOADS, RoundSpec, Workload, measure_variant

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from qfleet import recipe
-from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
-from qfleet.roles.seeds import lane_seeds
-from qfleet.runtime.cell import Hooks
-from qfleet.runtime.inline import SingleProcessRun
-from qfleet.runtime.memory import retain_freed_memory
+from qfleet.core.seeds import lane_seeds
+from qfleet.process.memory import retain_freed_memory
+from qfleet.runconfig import resolution
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.training.learner_core import Hooks
+from qfleet.training.single_process import SingleProcessRun
 
 NOTHING = Hooks([], lambda snapshot: None, lambda *best: True, lambda *bad: None)
 ENDLESS = 1e12
@@ -22,7 +23,7 @@ class BenchStage:
 
     def __init__(self, name: str, overrides: Sequence[str] = ()) -> None:
         retain_freed_memory()
-        config = recipe.resolve(name, [*overrides]).config
+        config = resolution.resolve(name, [*overrides]).config
         env = make_env(config.env, config.env.lanes)
         try:
             self.config = resolve_auto(config, env.spec)

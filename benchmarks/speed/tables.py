@@ -87,8 +87,8 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 def draw(everyone: Sequence[Contender], path: Path) -> Path | None:
     """Write the plot; None without matplotlib, which is an extra, or without measurements."""
-    from qfleet.runs.appear import atomic_file
-    from qfleet.runs.plots import avoid_matplotlib_cache
+    from qfleet.report.plots import avoid_matplotlib_cache
+    from qfleet.runs.atomic_file import atomic_file
 
     avoid_matplotlib_cache()
     try:
@@ -106,7 +106,7 @@ def picture(everyone: Sequence[Contender]) -> Any:
     """A matplotlib Figure of bars, one panel per workload and clock; None without measurements."""
     from matplotlib.figure import Figure
 
-    from qfleet.runs.plots import COLOURS
+    from qfleet.report.plots import COLOURS
 
     names = list(dict.fromkeys(entry.work for entry in everyone if entry.median is not None))
     if not names:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from qfleet.replay.device import DeviceReplay
-from qfleet.roles.policy import PRECISIONS
-from qfleet.roles.taped import GraphGradient
+from qfleet.accel.graph_gradient import GraphGradient
+from qfleet.actor.policy import PRECISIONS
+from qfleet.replay.device_store import DeviceReplay
 from speed import gpu_kernels
 from speed.stage import BenchStage
 
@@ -184,9 +184,14 @@ def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
 
     for eager in learner._autograds:
         eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
-    derive, loss_when_frozen = learner.gradient_fn, learner._frozen_gradient_fn  # a CUDA graph is not seen by the counter
+    derive, loss_when_frozen = (
+        learner.gradient_fn,
+        learner._frozen_gradient_fn,
+    )  # a CUDA graph is not seen by the counter
     learner.gradient_fn = derive.eager if isinstance(derive, GraphGradient) else derive
-    learner._frozen_gradient_fn = loss_when_frozen.eager if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen
+    learner._frozen_gradient_fn = (
+        loss_when_frozen.eager if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen
+    )
     with FlopCounterMode(display=False) as counter:
         if learner._whole is None:
             made = stage.learn(COUNTED)  # several, since some agents do not update all parameters every time

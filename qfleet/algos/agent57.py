@@ -16,14 +16,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, ExplorationParams, Decision, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
 from qfleet.algos import ngu, r2d2
-from qfleet.algos._values import reject_unused_options
+from qfleet.algos._value_based import reject_unused_options
 from qfleet.config import Fraction
-from qfleet.maths.mixture import MixtureTable, betas, agent57_gammas
-from qfleet.maths.rescale import h, h_inverse
+from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
+from qfleet.core.env import EnvSpec
+from qfleet.core.replay import Sample, Window
+from qfleet.maths.policy_family import MixtureTable, agent57_gammas, betas
 from qfleet.maths.sequences import masked_mean, mixed_priority
-from qfleet.types import EnvSpec, Sample, Window
+from qfleet.maths.value_rescaling import h, h_inverse
 
 INTRINSIC_STATE = {"state.h": "second.h", "state.c": "second.c"}
 """The recurrent state of the intrinsic network, beside that of the extrinsic one."""
@@ -95,8 +96,17 @@ def with_intrinsic_state(found: Tensors) -> Tensors:
     return found | {name: found[own] for name, own in INTRINSIC_STATE.items() if own in found}
 
 
-def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, cfg: Config, family: PolicyFamily,
-        actions: int) -> Decision:
+def act(
+    net: nn.Module,
+    obs: Tensors,
+    memory: Memory,
+    arm: ExplorationParams,
+    rng: torch.Generator,
+    *,
+    cfg: Config,
+    family: PolicyFamily,
+    actions: int,
+) -> Decision:
     """Wonder, then choose by the mixture of the lane's arm; without an arm, of the one to win with."""
     bonus, after = ngu.intrinsic_reward(net.get_submodule("curiosity"), obs, memory, cfg)
     index = net.get_buffer("arm").expand(len(bonus)) if arm.index is None else arm.index
@@ -108,7 +118,11 @@ def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rn
     mixed = family.mix(q_e, q_i, index)
     action = epsilon_greedy(mixed, arm, rng)
     if states:
-        after |= state | {INTRINSIC_STATE[name]: value for name, value in other.items()} | {"state.action": (action + 1).int()}
+        after |= (
+            state
+            | {INTRINSIC_STATE[name]: value for name, value in other.items()}
+            | {"state.action": (action + 1).int()}
+        )
     return Decision(action, after, states | {"q_e": q_e, "q_i": q_i, "bonus": bonus, "arm": index.int(),
                                              "mu": ngu.behaviour_probability(mixed, action, arm)})
 
@@ -124,8 +138,14 @@ def window_q_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) ->
             ngu.window_q_values(net.get_submodule("intrinsic"), inner, cfg, actions))
 
 
-def td_losses(rows: Tensors, q: ExtrinsicIntrinsic, target: ExtrinsicIntrinsic, chooser: ExtrinsicIntrinsic, cfg: Config,
-              family: PolicyFamily) -> tuple[ExtrinsicIntrinsic, torch.Tensor]:
+def td_losses(
+    rows: Tensors,
+    q: ExtrinsicIntrinsic,
+    target: ExtrinsicIntrinsic,
+    chooser: ExtrinsicIntrinsic,
+    cfg: Config,
+    family: PolicyFamily,
+) -> tuple[ExtrinsicIntrinsic, torch.Tensor]:
     """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; the actions are those of the mixture."""
     arm = rows["arm"][:, cfg.burn_in].long()
     best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.at(arm, q[0]).unsqueeze(1)
@@ -168,8 +188,16 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     hint = ((spec.num_actions,), "float32")
     states = r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}
-    return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, family=family, actions=spec.num_actions),
-                 loss=loss, window=window, columns=ngu.stored_columns(cfg),
-                 priority_inputs={"q_e": hint, "q_i": hint}, priority=priority, recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
-                 eval_buffers=("arm", *ngu.EVAL_BUFFERS),
-                 stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states})
+    return Agent(
+        network=lambda: Network(cfg, spec),
+        act=partial(act, cfg=cfg, family=family, actions=spec.num_actions),
+        loss=loss,
+        window=window,
+        columns=ngu.stored_columns(cfg),
+        priority_inputs={"q_e": hint, "q_i": hint},
+        priority=priority,
+        recurrent_state=make_recurrent_state(cfg, spec),
+        arms=cfg.arms,
+        eval_buffers=("arm", *ngu.EVAL_BUFFERS),
+        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states},
+    )

@@ -14,13 +14,22 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Tensors
-from qfleet.algos._atoms import CategoricalConfig
-from qfleet.algos._values import BootstrapTarget, ReturnModel, QNetwork, ValueBasedConfig, Prediction, make_value_agent, rescale, unscale
+from qfleet.algos._categorical import CategoricalConfig
+from qfleet.algos._value_based import (
+    BootstrapTarget,
+    Prediction,
+    QNetwork,
+    ReturnModel,
+    ValueBasedConfig,
+    make_value_agent,
+    rescale,
+    unscale,
+)
+from qfleet.core.agent import Agent, Tensors
+from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
-from qfleet.nets.noisy import Noise
-from qfleet.types import EnvSpec
+from qfleet.networks.noisy import Noise
 
 
 class Config(CategoricalConfig, ValueBasedConfig):
@@ -52,12 +61,24 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         values = rescale(cfg, goal.ret[:, None] + goal.discount[:, None] * z_next)
         return categorical_projection(values, probs, cfg.support(logits_BAZ))
 
-    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(
+        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross-entropy to the projected target, and as priority the divergence KL(m ‖ p), as Rainbow has it."""
         m = target(goal, there.distribution)
         per_item = cross_entropy(gather_actions(here.distribution, action), m)
         return per_item, (per_item.detach() - entropy(m)).clamp(min=0)
 
-    return make_value_agent(cfg, spec, ReturnModel(network=lambda: QNetwork(cfg, spec, (cfg.atoms,)), predict_online=look, predict_target=look,
-                                                   predict_for_acting=look, read_prediction=view, td_loss=compare,
-                                                   priority_inputs={"law": ((spec.num_actions, cfg.atoms), "float32")}))
+    return make_value_agent(
+        cfg,
+        spec,
+        ReturnModel(
+            network=lambda: QNetwork(cfg, spec, (cfg.atoms,)),
+            predict_online=look,
+            predict_target=look,
+            predict_for_acting=look,
+            read_prediction=view,
+            td_loss=compare,
+            priority_inputs={"law": ((spec.num_actions, cfg.atoms), "float32")},
+        ),
+    )

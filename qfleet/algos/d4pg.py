@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Agent
-from qfleet.algos._atoms import CategoricalConfig
-from qfleet.algos._control import ControlConfig, CriticModel, make_control_agent
+from qfleet.algos._actor_critic import ControlConfig, CriticModel, make_control_agent
+from qfleet.algos._categorical import CategoricalConfig
 from qfleet.config import Positive, PositiveCount, Real
+from qfleet.core.agent import Agent
+from qfleet.core.env import EnvSpec
 from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
-from qfleet.types import EnvSpec
 
 
 class Config(CategoricalConfig, ControlConfig):

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import Agent
-from qfleet.algos._control import ControlConfig, CriticModel, make_control_agent
+from qfleet.algos._actor_critic import ControlConfig, CriticModel, make_control_agent
+from qfleet.core.agent import Agent
+from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import squared
-from qfleet.types import EnvSpec
 
 
 class Config(ControlConfig):

@@ -14,12 +14,21 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Tensors
-from qfleet.algos._values import BootstrapTarget, ReturnModel, QNetwork, ValueBasedConfig, Prediction, make_value_agent, unscale, target_values
+from qfleet.algos._value_based import (
+    BootstrapTarget,
+    Prediction,
+    QNetwork,
+    ReturnModel,
+    ValueBasedConfig,
+    make_value_agent,
+    target_values,
+    unscale,
+)
 from qfleet.config import Positive
-from qfleet.maths.bellman import huber, gather_actions, squared
-from qfleet.nets.noisy import Noise
-from qfleet.types import EnvSpec
+from qfleet.core.agent import Agent, Tensors
+from qfleet.core.env import EnvSpec
+from qfleet.maths.bellman import gather_actions, huber, squared
+from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
@@ -42,11 +51,24 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
         return view({"law": net(obs, noise)})
 
-    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(
+        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of y − Q(s, a), and as priority |y − Q(s, a)|."""
         q, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
         per_item = huber(q, y, cfg.huber_delta) if cfg.loss == "huber" else squared(q, y)
         return per_item, (y - q.detach()).abs()
 
-    return make_value_agent(cfg, spec, ReturnModel(network=lambda: QNetwork(cfg, spec), predict_online=look, predict_target=look, predict_for_acting=look,
-                                                   read_prediction=view, priority_inputs={"law": ((spec.num_actions,), "float32")}, td_loss=compare))
+    return make_value_agent(
+        cfg,
+        spec,
+        ReturnModel(
+            network=lambda: QNetwork(cfg, spec),
+            predict_online=look,
+            predict_target=look,
+            predict_for_acting=look,
+            read_prediction=view,
+            priority_inputs={"law": ((spec.num_actions,), "float32")},
+            td_loss=compare,
+        ),
+    )

@@ -15,15 +15,23 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Tensors
-from qfleet.algos._values import BootstrapTarget, ReturnModel, ValueBasedConfig, Prediction, make_value_agent, unscale, target_values
+from qfleet.algos._value_based import (
+    BootstrapTarget,
+    Prediction,
+    ReturnModel,
+    ValueBasedConfig,
+    make_value_agent,
+    target_values,
+    unscale,
+)
 from qfleet.config import NonNegative, PositiveCount
+from qfleet.core.agent import Agent, Tensors
+from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import cosine_features, pairwise_td_errors, quantile_huber
-from qfleet.nets.encoder import Encoder
-from qfleet.nets.heads import MLP, DuelingHead, Head
-from qfleet.nets.noisy import Noise
-from qfleet.types import EnvSpec
+from qfleet.networks.encoder import Encoder
+from qfleet.networks.heads import MLP, DuelingHead, Head
+from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
@@ -82,7 +90,9 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
         return look
 
-    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(
+        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantile regression to the target's samples; as priority the mean |δ_ij| of all pairs."""
         theta, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
         assert here.tau is not None
@@ -93,7 +103,19 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     n, n_target, k = cfg.samples, cfg.target_samples, cfg.policy_samples
     chooses = cfg.munchausen or not cfg.double  # whether the target network's values decide anything
-    return make_value_agent(cfg, spec, ReturnModel(
-        network=lambda: QuantileNetwork(cfg, spec), predict_online=sampling(n, n),
-        predict_target=sampling(n_target, k if chooses else n_target), predict_for_acting=sampling(k, k), read_prediction=view, td_loss=compare,
-        priority_inputs={"law": ((spec.num_actions, cfg.policy_samples), "float32"), "tau": ((cfg.policy_samples,), "float32")}))
+    return make_value_agent(
+        cfg,
+        spec,
+        ReturnModel(
+            network=lambda: QuantileNetwork(cfg, spec),
+            predict_online=sampling(n, n),
+            predict_target=sampling(n_target, k if chooses else n_target),
+            predict_for_acting=sampling(k, k),
+            read_prediction=view,
+            td_loss=compare,
+            priority_inputs={
+                "law": ((spec.num_actions, cfg.policy_samples), "float32"),
+                "tau": ((cfg.policy_samples,), "float32"),
+            },
+        ),
+    )

@@ -19,21 +19,32 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.agent import Agent, ExplorationParams, Columns, Decision, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
 from qfleet.algos import r2d2
-from qfleet.algos._values import reject_unused_options
+from qfleet.algos._value_based import reject_unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
-from qfleet.maths.mixture import MixtureTable, betas, gammas
-from qfleet.maths.nearest import knn_squared_distances
+from qfleet.core.agent import (
+    Agent,
+    Columns,
+    Decision,
+    ExplorationParams,
+    Loss,
+    Memory,
+    RecurrentState,
+    Tensors,
+    epsilon_greedy,
+)
+from qfleet.core.env import EnvSpec
+from qfleet.core.replay import Sample, Window
+from qfleet.maths.nearest_neighbours import knn_squared_distances
 from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator, running_mean
-from qfleet.maths.rescale import h, h_inverse
+from qfleet.maths.policy_family import MixtureTable, betas, gammas
 from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
-from qfleet.nets.curiosity import Curiosity, Trunk, flatten_parameters, call_with_parameters
-from qfleet.nets.encoder import Encoder
-from qfleet.nets.heads import DuelingHead, Head
-from qfleet.types import EnvSpec, Sample, Window
+from qfleet.maths.value_rescaling import h, h_inverse
+from qfleet.networks.curiosity import Curiosity, Trunk, call_with_parameters, flatten_parameters
+from qfleet.networks.encoder import Encoder
+from qfleet.networks.heads import DuelingHead, Head
 
 CURIOSITY_ROWS = 5
 """Transitions of a window that curiosity is trained on, the last real ones: neighbouring ones teach little more."""
@@ -179,7 +190,9 @@ def make_recurrent_state(cfg: Any, spec: EnvSpec) -> RecurrentState:
         return memory if lstm is None else lstm.observe(memory, reward)
 
     def forget(memory: Memory, over: torch.Tensor) -> Memory:
-        fading = {name: value for name, value in memory.items() if name in r2d2.STATE_DTYPES or name == "episodic.count"}
+        fading = {
+            name: value for name, value in memory.items() if name in r2d2.STATE_DTYPES or name == "episodic.count"
+        }
         return memory | r2d2.reset_lanes(fading, over)
 
     return RecurrentState(begin, observe, forget, PERSISTENT)
@@ -240,10 +253,12 @@ def intrinsic_reward(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curiosit
     mean, seen, some = memory["distance.mean"], memory["distance.count"], known.any()
     apart = masked_mean(near.nan_to_num(posinf=0.0), known)
     mean, seen = torch.where(some, running_mean(mean, seen, apart, cfg.novelty_horizon), mean), seen + some
-    error, told = curiosity.surprise(obs), memory["surprise.count"]
+    error, told = curiosity.rnd_error(obs), memory["surprise.count"]
     usual = running_mean(memory["surprise.mean"], told, error.mean(), cfg.novelty_horizon)
     var = running_mean(memory["surprise.var"], told, (error - usual).square().mean(), cfg.novelty_horizon)
-    kernel = NoveltyKernel(cfg.neighbours, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity)
+    kernel = NoveltyKernel(
+        cfg.neighbours, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity
+    )
     bonus = episodic_bonus(near, mean.expand(len(key)), kernel) * modulator(error, usual, var.sqrt(), cfg.modulator_max)
     # In place: a copy of all memories at every step would cost more than finding the nearest. The oldest go first.
     keys[torch.arange(len(key), device=key.device), count % keys.shape[1]] = key
@@ -330,7 +345,9 @@ def make_targets(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor, cfg:
     return h(y) if cfg.rescale else y
 
 
-def curiosity_loss(curiosity: Any, batch: Sample, cfg: Any, rng: torch.Generator) -> tuple[torch.Tensor, Tensors, Tensors]:
+def curiosity_loss(
+    curiosity: Any, batch: Sample, cfg: Any, rng: torch.Generator
+) -> tuple[torch.Tensor, Tensors, Tensors]:
     """Loss of curiosity's networks, figures of it, and what the running figures of observations become.
 
     They learn from the last transitions of a window. Of its items only a share teaches the predictor, so that what is
@@ -343,13 +360,13 @@ def curiosity_loss(curiosity: Any, batch: Sample, cfg: Any, rng: torch.Generator
     item = torch.arange(len(row), device=row.device).unsqueeze(1)
     obs = {name: leaf[item, row].flatten(0, 1) for name, leaf in batch.leaves.items()}
     keys = curiosity.embed(obs).view(*row.shape, -1)
-    logits = curiosity.guess(keys[:, :-1].flatten(0, 1), keys[:, 1:].flatten(0, 1))
+    logits = curiosity.predict_action(keys[:, :-1].flatten(0, 1), keys[:, 1:].flatten(0, 1))
     action = batch.rows["action"][item, row[:, :-1]].flatten().long()
     inverse = masked_mean(F.cross_entropy(logits, action, reduction="none"), pairs.flatten())
-    error = curiosity.surprise(obs)
+    error = curiosity.rnd_error(obs)
     chosen = torch.rand(len(row), 1, generator=rng, device=row.device) < cfg.surprise_share
     surprise = masked_mean(error, chosen.expand(row.shape).flatten())
-    buffers = {f"curiosity.normaliser.{name}": value for name, value in curiosity.normaliser.seen(obs).items()}
+    buffers = {f"curiosity.normaliser.{name}": value for name, value in curiosity.normaliser.updated_statistics(obs).items()}
     figures = {"train/inverse_loss": inverse.detach(), "train/surprise": error.detach().mean()}
     return inverse + surprise, figures, buffers
 
@@ -388,7 +405,15 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         td_abs = (aims(rows, q_BTA, q_BTA.argmax(2)) - r2d2.q_of_actions(rows, q_BTA, cfg)).abs()
         return mixed_priority(td_abs, r2d2.trained_mask(rows, cfg), cfg.eta)
 
-    return Agent(network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.num_actions), loss=loss,
-                 window=window, columns=stored_columns(cfg),
-                 priority_inputs={"q": ((spec.num_actions,), "float32")}, priority=priority, recurrent_state=make_recurrent_state(cfg, spec), eval_buffers=EVAL_BUFFERS,
-                 stored_states=r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {})
+    return Agent(
+        network=lambda: Network(cfg, spec),
+        act=partial(act, cfg=cfg, actions=spec.num_actions),
+        loss=loss,
+        window=window,
+        columns=stored_columns(cfg),
+        priority_inputs={"q": ((spec.num_actions,), "float32")},
+        priority=priority,
+        recurrent_state=make_recurrent_state(cfg, spec),
+        eval_buffers=EVAL_BUFFERS,
+        stored_states=r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {},
+    )

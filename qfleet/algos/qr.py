@@ -13,13 +13,22 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.agent import Agent, Tensors
-from qfleet.algos._values import BootstrapTarget, ReturnModel, QNetwork, ValueBasedConfig, Prediction, make_value_agent, unscale, target_values
+from qfleet.algos._value_based import (
+    BootstrapTarget,
+    Prediction,
+    QNetwork,
+    ReturnModel,
+    ValueBasedConfig,
+    make_value_agent,
+    target_values,
+    unscale,
+)
 from qfleet.config import NonNegative, PositiveCount
+from qfleet.core.agent import Agent, Tensors
+from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import midpoints, pairwise_td_errors, quantile_huber
-from qfleet.nets.noisy import Noise
-from qfleet.types import EnvSpec
+from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
@@ -41,12 +50,24 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
         return view({"law": net(obs, noise)})
 
-    def compare(here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+    def compare(
+        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantile regression to the target's quantiles; as priority the mean |δ_ij| of all pairs."""
         theta, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
         tau = midpoints(cfg.quantiles, theta.device)
         return quantile_huber(theta, tau, y, cfg.kappa), pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
-    return make_value_agent(cfg, spec, ReturnModel(network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), predict_online=look, predict_target=look,
-                                                   predict_for_acting=look, read_prediction=view, td_loss=compare,
-                                                   priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")}))
+    return make_value_agent(
+        cfg,
+        spec,
+        ReturnModel(
+            network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)),
+            predict_online=look,
+            predict_target=look,
+            predict_for_acting=look,
+            read_prediction=view,
+            td_loss=compare,
+            priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")},
+        ),
+    )

@@ -17,20 +17,22 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.agent import Agent, ExplorationParams, Decision, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
-from qfleet.algos._values import reject_unused_options, unused_options
+from qfleet.algos._value_based import reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, Positive, PositiveCount
+from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
+from qfleet.core.env import EnvSpec
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Sample, Window
 from qfleet.maths.bellman import huber, squared
-from qfleet.maths.rescale import h, h_inverse
 from qfleet.maths.returns import n_step
 from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
-from qfleet.nets import recurrent
-from qfleet.nets.encoder import Encoder
-from qfleet.nets.heads import MLP, DuelingHead, Head
-from qfleet.nets.norms import Norm
-from qfleet.nets.torsos import Torso
-from qfleet.types import EnvSpec, Sample, UserError, Window
+from qfleet.maths.value_rescaling import h, h_inverse
+from qfleet.networks import recurrent
+from qfleet.networks.encoder import Encoder
+from qfleet.networks.heads import MLP, DuelingHead, Head
+from qfleet.networks.norms import Norm
+from qfleet.networks.torsos import Torso
 
 
 class Config(Section):
@@ -142,7 +144,9 @@ def single_step(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory
     return q_N1A[:, 0], {"state.h": hidden.float(), "state.c": cell.float()}
 
 
-def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, actions: int) -> Decision:
+def act(
+    net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, actions: int
+) -> Decision:
     """One row per lane; the state before it travels with the row."""
     side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
     q_NA, state = single_step(net, obs, side, memory)
@@ -202,7 +206,11 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     reject_unused_options(cfg, spec)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
-        rows, trained, side = batch.rows, trained_mask(batch.rows, cfg), window_last_action_reward(batch.rows, spec.num_actions)
+        rows, trained, side = (
+            batch.rows,
+            trained_mask(batch.rows, cfg),
+            window_last_action_reward(batch.rows, spec.num_actions),
+        )
         q_BTA = unroll_q(net, batch, side, cfg)
         q_t = q_of_actions(rows, q_BTA, cfg)
         with torch.no_grad():
@@ -225,10 +233,17 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         return mixed_priority(td_abs, trained_mask(rows, cfg), cfg.eta)
 
     first, last = cfg.burn_in, cfg.burn_in + cfg.unroll - 1
-    return Agent(network=lambda: Network(cfg, spec, spec.num_actions + 1), act=partial(act, actions=spec.num_actions),
-                 loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")}, priority=priority,
-                 recurrent_state=make_recurrent_state(cfg.units), stored_states=state_columns(cfg.units),
-                 state_rows=(0, first, last) if cfg.measure_drift else (0,))
+    return Agent(
+        network=lambda: Network(cfg, spec, spec.num_actions + 1),
+        act=partial(act, actions=spec.num_actions),
+        loss=loss,
+        window=cfg.window,
+        priority_inputs={"q": ((spec.num_actions,), "float32")},
+        priority=priority,
+        recurrent_state=make_recurrent_state(cfg.units),
+        stored_states=state_columns(cfg.units),
+        state_rows=(0, first, last) if cfg.measure_drift else (0,),
+    )
 
 
 @torch.no_grad()

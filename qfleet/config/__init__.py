@@ -1,6 +1,5 @@
 """Strict YAML <-> typed config with dotted overrides: an unknown, inactive or contradictory key is an error."""
 
-from qfleet.config.check import build_config, validate
 from qfleet.config.layers import DEFAULT, Layered, nest, without
 from qfleet.config.plugins import (
     PluginName,
@@ -12,33 +11,34 @@ from qfleet.config.plugins import (
     plugin_names,
     section_model,
 )
-from qfleet.config.sections import (
+from qfleet.config.schema import (
     Config,
     Count,
     Fraction,
+    Integer,
     NonNegative,
     Positive,
     PositiveCount,
     Real,
-    Integer,
     flatten,
     inactive_keys,
     sections,
 )
-from qfleet.config.text import parse_mapping, parse_override, read_yaml, to_yaml
+from qfleet.config.strict_yaml import parse_mapping, parse_override, read_yaml, to_yaml
+from qfleet.config.validation import build_config, validate
 
 __all__ = [
     "DEFAULT",
     "Config",
     "Count",
     "Fraction",
+    "Integer",
     "Layered",
-    "PluginName",
     "NonNegative",
+    "PluginName",
     "Positive",
     "PositiveCount",
     "Real",
-    "Integer",
     "build_config",
     "flatten",
     "inactive_keys",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from qfleet.config.sections import join_key
-from qfleet.config.text import parse_override
-from qfleet.types import UserError
+from qfleet.config.schema import join_key
+from qfleet.config.strict_yaml import parse_override
+from qfleet.core.errors import UserError
 
 DEFAULT = "default"
 

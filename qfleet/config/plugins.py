@@ -21,8 +21,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
-from qfleet.config.sections import Config
-from qfleet.types import UserError
+from qfleet.config.schema import Config
+from qfleet.core.errors import UserError
 
 USER_PLUGIN_SCHEMA = {"type": "string", "pattern": "^[^:]+:.+$", "description": "your own, as module:attribute"}
 """JSON schema of the name of a user's code."""
@@ -122,10 +122,10 @@ def plugin_module(package: str, name: str) -> Any:
 
 @dataclass(frozen=True)
 class PluginName:
-    """Annotation of a text that names a file of a package, one of some more words, or the user's `module:attribute`.
+    """Annotation of a string that names a module of `package`, one of `words`, or a user's `module:attribute`.
 
-    `Torso = Annotated[str, Named("qfleet.nets.torsos", ("auto",))]`. What a user's own name stands for is not imported
-    here, but by whoever builds it.
+    Example: `Torso = Annotated[str, PluginName("qfleet.networks.torsos", ("auto",))]`. A user's own attribute is not
+    imported here but by the code that builds it.
     """
 
     package: str
@@ -215,7 +215,12 @@ class Plugin:
                                      handler: GetJsonSchemaHandler) -> dict[str, Any]:
         models = {name: plugin_module(self.package, name).Config for name in plugin_names(self.package)}
         kinds = [{**handler(model.__pydantic_core_schema__), "title": name} for name, model in models.items()]
-        own = {"type": "object", "title": "module:attribute", "properties": {self.key: USER_PLUGIN_SCHEMA}, "required": [self.key]}
+        own = {
+            "type": "object",
+            "title": "module:attribute",
+            "properties": {self.key: USER_PLUGIN_SCHEMA},
+            "required": [self.key],
+        }
         return {"anyOf": [*kinds, own]}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, Positive, PositiveCount
-from qfleet.types import VectorEnv
+from qfleet.core.env import VectorEnv
 
 if TYPE_CHECKING:
     from qfleet.envs.spaces import SpaceAdapter
@@ -116,7 +116,7 @@ def make_space_adapter(cfg: EnvConfig) -> SpaceAdapter | None:
     One environment is built, to look at its spaces, in this process.
     """
     from qfleet.envs import gym, toy
-    from qfleet.envs.spaces import SpaceAdapter, ImageFormat
+    from qfleet.envs.spaces import ImageFormat, SpaceAdapter
 
     if suite(cfg.id) not in (gym, toy):
         return None

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import flatdim
 
+from qfleet.core.env import EnvSpec, Leaf, Obs, StepResult, VectorEnv
+from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
-from qfleet.envs.lanes import GymLanes, EpisodeRules
+from qfleet.envs.lanes import EpisodeRules, GymLanes
 from qfleet.envs.spaces import ROOT, ImageFormat
-from qfleet.types import EnvSpec, Leaf, Obs, StepResult, UserError, VectorEnv
 
 MAX_FRAMES = 108_000
 """Half an hour of play, the cap of the literature."""

@@ -12,8 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from qfleet.core.errors import UserError
 from qfleet.envs.atari import AtariRules
-from qfleet.types import UserError
 
 
 class AtariGame(gymnasium.Env[np.ndarray, Any]):

@@ -12,10 +12,11 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from qfleet.core.env import Leaf, VectorEnv
+from qfleet.core.errors import EnvFault, UserError
 from qfleet.envs import EnvConfig, atari, gym, make, suite, toy
-from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
 from qfleet.envs.gym import env_factory
-from qfleet.types import EnvFault, Leaf, UserError, VectorEnv
+from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
 
 STEPS = 500
 """Random steps tried; enough to see an episode end in most environments, a second at most in most."""

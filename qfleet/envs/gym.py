@@ -20,12 +20,13 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.envs.registration import find_highest_version, load_env_creator
 
 from qfleet.config import load_attribute
+from qfleet.core.display import display_name
+from qfleet.core.env import VectorEnv
+from qfleet.core.errors import EnvFault, UserError
+from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
-from qfleet.envs.lanes import GymLanes, EpisodeRules
+from qfleet.envs.lanes import EpisodeRules, GymLanes
 from qfleet.envs.spaces import ImageFormat
-from qfleet.screen import display_name
-from qfleet.tracebacks import user_traceback
-from qfleet.types import EnvFault, UserError, VectorEnv
 
 log = logging.getLogger(__name__)
 

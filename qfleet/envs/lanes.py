@@ -18,11 +18,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from qfleet.core.env import EnvSpec, Obs, StepResult
+from qfleet.core.errors import BadOutput, EnvFault, UserError
+from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
-from qfleet.envs.contract import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
-from qfleet.envs.spaces import ObservationEncoder, SpaceMismatch, FrameStack, ImageFormat, make_action_decoder
-from qfleet.tracebacks import user_traceback
-from qfleet.types import BadOutput, EnvFault, EnvSpec, Obs, StepResult, UserError
+from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
+from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
 
 log = logging.getLogger("qfleet.envs")
 
@@ -89,7 +90,12 @@ class GymLanes:
     """N environments made by `build`, as a VectorEnv. The work is done in `recv`."""
 
     def __init__(
-        self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: ImageFormat, rules: EpisodeRules
+        self,
+        build: Callable[[], gymnasium.Env[Any, Any]],
+        cfg: EnvConfig,
+        lanes: int,
+        view: ImageFormat,
+        rules: EpisodeRules,
     ) -> None:
         self._build, self._cfg, self._rules, self.lanes = build, cfg, rules, lanes
         self._lanes = [Lane(build()) for _ in range(lanes)]
@@ -246,8 +252,10 @@ class GymLanes:
             lane.rebuilds_since_reset += 1
             lane.consecutive_faults += 1
             if lane.consecutive_faults >= self._cfg.max_faults:
-                raise EnvFault(f"{self.spec.id} failed {lane.consecutive_faults} times in lane {i} without completing an episode "
-                               f"(env.max_faults={self._cfg.max_faults}); the last failure:\n{reason}")
+                raise EnvFault(
+                    f"{self.spec.id} failed {lane.consecutive_faults} times in lane {i} without completing an episode "
+                    f"(env.max_faults={self._cfg.max_faults}); the last failure:\n{reason}"
+                )
             try:
                 lane.env = self._build()
                 break

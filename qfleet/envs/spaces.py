@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from qfleet.types import Box, Leaf, Obs, UserError
+from qfleet.core.env import Box, Leaf, Obs
+from qfleet.core.errors import UserError
 
 ROOT = "obs"
 SUPPORTED_OBS = "Box (vectors and images), Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
@@ -188,7 +189,9 @@ def _scaled(space: spaces.Box) -> ActionDecoder:
 class SpaceAdapter:
     """Between one environment's own words and an agent's: raw observations to leaves, numbers to actions."""
 
-    def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any], view: ImageFormat, limit: int) -> None:
+    def __init__(
+        self, observation: spaces.Space[Any], action: spaces.Space[Any], view: ImageFormat, limit: int
+    ) -> None:
         self.encoder, self.actions = ObservationEncoder(observation, view), make_action_decoder(action, limit)
         self._plain = not isinstance(observation, spaces.Dict | spaces.Tuple)
 
@@ -313,7 +316,9 @@ def _bounded(name: str, path: tuple[Any, ...], space: spaces.Box) -> LeafReader:
     return LeafReader(name, path, port.leaf, port.convert, low, high)
 
 
-def _category(name: str, path: tuple[Any, ...], sizes: np.ndarray, start: np.ndarray, shape: tuple[int, ...]) -> LeafReader:
+def _category(
+    name: str, path: tuple[Any, ...], sizes: np.ndarray, start: np.ndarray, shape: tuple[int, ...]
+) -> LeafReader:
     def convert(value: Any) -> np.ndarray:
         array = np.asarray(value)
         if array.shape != shape or array.dtype.kind not in "iub":

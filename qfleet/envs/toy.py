@@ -21,8 +21,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from qfleet.core.env import VectorEnv
 from qfleet.envs import EnvConfig, gym
-from qfleet.types import VectorEnv
 
 GymStep = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 LONGEST_STEPS = 10_000

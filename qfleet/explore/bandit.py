@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
-from qfleet.explore import Explorer
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.exploration import Explorer
 from qfleet.explore.ladder import Config as Rungs
 from qfleet.explore.ladder import Ladder
 

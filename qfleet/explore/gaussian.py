@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, NonNegative
+from qfleet.core.agent import ExplorationParams
 
 
 class Config(Section):
@@ -29,7 +29,9 @@ class ActionNoise:
     def __init__(self, sigma: torch.Tensor, theta: float, warmup_steps: int) -> None:
         self.warmup_steps = warmup_steps
         random, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
-        self._random, self._chosen = (ExplorationParams(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero))
+        self._random, self._chosen = (
+            ExplorationParams(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero)
+        )
 
     def params(self, steps: int) -> ExplorationParams:
         return self._random if steps < self.warmup_steps else self._chosen

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative
+from qfleet.core.agent import ExplorationParams
 
 
 class Config(Section):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from qfleet.agent import ExplorationParams
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
+from qfleet.core.agent import ExplorationParams
 from qfleet.explore.ladder import Config as Rungs
 from qfleet.explore.ladder import Ladder
 
@@ -43,7 +43,9 @@ class Mixture:
         self._arm = self._rng.integers(self.count, size=self.lanes)
 
     def params(self, steps: int) -> ExplorationParams:
-        return ExplorationParams(self.ladder.params(steps).epsilon, index=torch.from_numpy(self._arm.copy()), count=self.count)
+        return ExplorationParams(
+            self.ladder.params(steps).epsilon, index=torch.from_numpy(self._arm.copy()), count=self.count
+        )
 
     def end_episode(self, lane: int, ret: float | None) -> None:
         self._arm[lane] = self._rng.integers(self.count)

@@ -1,0 +1,1 @@
+"""Pure, unreduced tensor functions."""

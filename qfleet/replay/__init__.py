@@ -1,0 +1,1 @@
+"""Experience replay: layout, chunks, stores, priorities, rate limiter."""

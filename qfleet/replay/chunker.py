@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from qfleet.core.env import OBS_PREFIX, Obs
+from qfleet.core.replay import Chunk
 from qfleet.replay.layout import Layout
-from qfleet.types import OBS_PREFIX, Chunk, Obs
 
 
 class Chunker:

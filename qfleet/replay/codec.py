@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
-from qfleet.replay import framing
+from qfleet.core import array_codec
+from qfleet.core.replay import Chunk
 from qfleet.replay.layout import Column, Layout
-from qfleet.types import Chunk
 
 LEVEL = 1
 MOST_WINDOW = 1 << 27
@@ -53,15 +53,18 @@ class PackedChunk:
         for name, blocks in self.blocked.items():
             arrays["ends." + name] = blocks.ends
             arrays["data." + name] = np.frombuffer(blocks.data, np.uint8)
-        return framing.to_bytes(arrays)
+        return array_codec.to_bytes(arrays)
 
     @staticmethod
     def from_bytes(data: bytes, layout: Layout) -> PackedChunk:
         """Read a packed chunk of this layout; anything else raises ValueError."""
-        arrays = framing.from_bytes(data)
+        arrays = array_codec.from_bytes(data)
         wanted: dict[str, tuple[str, tuple[int, ...]]] = {"valid": ("bool", (layout.starts,))}
         wanted |= {"dense." + c.name: (c.dtype, (layout.rows, *c.shape)) for c in layout.dense}
-        wanted |= {"dense." + c.name: (c.dtype, (layout.starts, len(layout.state_rows), *c.shape)) for c in layout.state_columns}
+        wanted |= {
+            "dense." + c.name: (c.dtype, (layout.starts, len(layout.state_rows), *c.shape))
+            for c in layout.state_columns
+        }
         wanted |= {"ends." + c.name: ("uint32", (layout.blocks,)) for c in layout.blocked}
         free = {"data." + c.name for c in layout.blocked}
         if set(arrays) != set(wanted) | free:

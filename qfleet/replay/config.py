@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
-from qfleet.types import Window
+from qfleet.core.replay import Window
 
 
 class ReplayConfig(Config):

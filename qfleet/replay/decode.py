@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from qfleet.maths.compiled import jit
-from qfleet.maths.hands import ThreadTeam
 from qfleet.replay.codec import Codec
 from qfleet.replay.layout import Column, Layout
+from qfleet.replay.thread_team import ThreadTeam
 
 PART_BYTES = 8 << 20
 """Decompressed bytes of a part, at most: they stay in a cache, and a part is worth the waking of a thread."""
@@ -100,7 +100,9 @@ def plan_blocks(slots: np.ndarray, oldest: np.ndarray, rows: int, size: int, tot
 
 
 @jit
-def undo_deltas(deltas: np.ndarray, at: np.ndarray, skip: np.ndarray, size: int, alive: np.ndarray, out: np.ndarray) -> None:
+def undo_deltas(
+    deltas: np.ndarray, at: np.ndarray, skip: np.ndarray, size: int, alive: np.ndarray, out: np.ndarray
+) -> None:
     """Rebuild the rows of windows from what changed, and write them wherever a stack shows them.
 
     deltas [rows, W] and out [B, T, K, W] are words of bytes. The n-th block, of `size` rows, that window b touches

@@ -14,7 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from qfleet.types import OBS_PREFIX, Chunk, EnvSpec, UserError, Window
+from qfleet.core.env import OBS_PREFIX, EnvSpec
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Chunk, Window
 
 BLOCKED_BYTES = 256
 """Columns of at least this many bytes per row rest compressed; smaller ones as plain arrays."""
@@ -148,7 +150,9 @@ class Layout:
         """A chunk of final rows without a valid start: it holds nothing that can be trained."""
         columns = {c.name: np.zeros((self.rows, *c.shape), c.dtype) for c in self.columns}
         columns["last"][:] = True
-        columns |= {c.name: np.zeros((self.starts, len(self.state_rows), *c.shape), c.dtype) for c in self.state_columns}
+        columns |= {
+            c.name: np.zeros((self.starts, len(self.state_rows), *c.shape), c.dtype) for c in self.state_columns
+        }
         return Chunk(columns, np.zeros(self.starts, bool))
 
     def rows_of_block(self, block: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qfleet.replay.tree import SumTree
+from qfleet.replay.sum_tree import SumTree
 
 MIN_PRIORITY, MAX_PRIORITY = 1e-6, 1e6
 """Range of a priority: whatever lies outside, or is not a number, is clamped and counted."""
@@ -22,7 +22,9 @@ def clamp_priorities(priority: np.ndarray) -> tuple[np.ndarray, float, int]:
     sane = (given >= MIN_PRIORITY) & (given <= MAX_PRIORITY)
     # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
     most = float(given[sane].max(initial=0.0))
-    values = np.clip(np.nan_to_num(given, nan=MIN_PRIORITY, posinf=MAX_PRIORITY, neginf=MIN_PRIORITY), MIN_PRIORITY, MAX_PRIORITY)
+    values = np.clip(
+        np.nan_to_num(given, nan=MIN_PRIORITY, posinf=MAX_PRIORITY, neginf=MIN_PRIORITY), MIN_PRIORITY, MAX_PRIORITY
+    )
     return values, most, int((~sane).sum())
 
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from qfleet.core.replay import Segment
 from qfleet.replay.codec import PackedChunk
 from qfleet.replay.layout import Layout
-from qfleet.types import Segment
 
 CHUNKS_PER_SEGMENT = 64
 """Chunks per segment, about a megabyte of Atari."""
@@ -30,7 +30,9 @@ SegmentSource = str | os.PathLike[str] | BinaryIO
 """Where a segment's bytes come from: a file's path, or anything that can be read."""
 
 
-def split_segments(first: int, stop: int, packed: Callable[[int], PackedChunk], prints: Callable[[int], int]) -> list[Segment]:
+def split_segments(
+    first: int, stop: int, packed: Callable[[int], PackedChunk], prints: Callable[[int], int]
+) -> list[Segment]:
     """Segments of the chunks first..stop-1. Borders lie at multiples of GROUP, so full groups never change.
 
     A name holds the serials inside, so that a tail that grew, or a head that lost chunks, is another segment. It ends

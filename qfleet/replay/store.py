@@ -9,13 +9,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from qfleet.core.replay import Chunk, Sample, Segment
 from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
-from qfleet.replay.pace import RateLimiter
-from qfleet.replay.planner import slot_count
+from qfleet.replay.memory_plan import slot_count
+from qfleet.replay.rate_limiter import RateLimiter
 from qfleet.replay.segments import SegmentSource, read_segments, split_segments
-from qfleet.types import Chunk, Sample, Segment
 
 log = logging.getLogger(__name__)
 
@@ -178,9 +178,18 @@ class ReplayStore(ABC, Generic[H]):
         live = [self._leaves(serial % self._slots) for serial in range(self._first, self._next)]
         leaves = self._priority_index.get(np.concatenate(live)) if live else np.zeros(0)
         lengths = self._lengths[np.arange(self._first, self._next) % self._slots]
-        return {"first": self._first, "next": self._next, "rng": self._random_state(), "leaves": leaves,
-                "lengths": lengths, "slots": self._slots, "capacity": self._cfg.capacity,
-                "pace": self.rate_limiter.state_dict(), "priorities": self._priority_index.state_dict(), "dropped": self._dropped}
+        return {
+            "first": self._first,
+            "next": self._next,
+            "rng": self._random_state(),
+            "leaves": leaves,
+            "lengths": lengths,
+            "slots": self._slots,
+            "capacity": self._cfg.capacity,
+            "pace": self.rate_limiter.state_dict(),
+            "priorities": self._priority_index.state_dict(),
+            "dropped": self._dropped,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over counters, generator and priorities; `load_segments` must follow.
@@ -213,7 +222,9 @@ class ReplayStore(ABC, Generic[H]):
 
     def segments(self) -> list[Segment]:
         """The live chunks in immutable pieces; read them before the replay changes again."""
-        return split_segments(self._first, self._next, self._saved, lambda serial: int(self._prints[serial % self._slots]))
+        return split_segments(
+            self._first, self._next, self._saved, lambda serial: int(self._prints[serial % self._slots])
+        )
 
     def load_segments(self, pieces: Iterable[tuple[str, SegmentSource]]) -> None:
         """Take back the chunks that `segments` gave; pieces of evicted chunks are skipped, missing ones refused. In the

@@ -30,9 +30,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from qfleet import __version__
-from qfleet.runs import tree
-from qfleet.runs.draft import AtomicDirectory, FileEntry, discard, atomic_directory, remove_stale
-from qfleet.types import EnvSpec, Segment, UserError
+from qfleet.core.env import EnvSpec
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Segment
+from qfleet.runs import state_tree
+from qfleet.runs.atomic import AtomicDirectory, FileEntry, atomic_directory, discard, remove_stale
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +131,7 @@ class Checkpoint:
                             f"use it with eval, record or init_from")
         try:
             document = json.loads(self._read(STATE))
-            return tree.unpack(document, self._tensors(ARRAYS) | _lent(self.policy()))
+            return state_tree.unpack(document, self._tensors(ARRAYS) | _lent(self.policy()))
         except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointDamaged(self.path, f"{STATE} cannot be read ({error})") from error
 
@@ -241,7 +243,7 @@ class Checkpoints:
         target = self._vacant("step", step)
         with atomic_directory(target) as draft:
             weights = _write_policy(draft, policy, meta)
-            document, arrays = tree.pack(state, _lent(weights))
+            document, arrays = state_tree.pack(state, _lent(weights))
             draft.write(STATE, [_limited(STATE, json.dumps(document, allow_nan=False).encode())])
             draft.write(ARRAYS, [safetensors.torch.save(arrays)])
             for segment in segments:
@@ -322,9 +324,11 @@ class Checkpoints:
                 log.warning("the old checkpoint %s could not be removed", folder)
 
 
-def _write_policy(draft: AtomicDirectory, policy: Mapping[str, torch.Tensor], meta: CheckpointMeta) -> dict[str, torch.Tensor]:
+def _write_policy(
+    draft: AtomicDirectory, policy: Mapping[str, torch.Tensor], meta: CheckpointMeta
+) -> dict[str, torch.Tensor]:
     """Policy and config; returns the weights as they were written."""
-    weights = {name: tree.dense(value) for name, value in policy.items()}
+    weights = {name: state_tree.dense(value) for name, value in policy.items()}
     draft.write(POLICY, [safetensors.torch.save(weights)])
     draft.write(CONFIG, [_limited(CONFIG, meta.config.encode())])
     return weights
@@ -335,7 +339,9 @@ def _lent(policy: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"policy:{name}": value for name, value in policy.items()}
 
 
-def _seal(draft: AtomicDirectory, kind: Literal["full", "policy"], step: int, updates: int, meta: CheckpointMeta) -> Manifest:
+def _seal(
+    draft: AtomicDirectory, kind: Literal["full", "policy"], step: int, updates: int, meta: CheckpointMeta
+) -> Manifest:
     """Write the manifest, last of all: a directory without one was never finished."""
     manifest = Manifest(
         format_version=FORMAT_VERSION, qfleet=__version__, kind=kind, step=step, updates=updates,
@@ -370,7 +376,9 @@ def _check_size(folder: Path, name: str, size: int | None = None) -> None:
     if size is not None and found.st_size != size:
         raise CheckpointDamaged(folder, f"{name} has {found.st_size:,} bytes instead of {size:,}")
     if found.st_size > LIMITS.get(name, DATA_BYTES):
-        raise CheckpointDamaged(folder, f"{name} has {found.st_size:,} bytes, and {LIMITS.get(name, DATA_BYTES):,} is the limit")
+        raise CheckpointDamaged(
+            folder, f"{name} has {found.st_size:,} bytes, and {LIMITS.get(name, DATA_BYTES):,} is the limit"
+        )
 
 
 def _read(folder: Path, name: str, size: int | None = None) -> bytes:

@@ -26,11 +26,11 @@ from typing import Any, TextIO
 from pydantic import Field, field_validator
 
 from qfleet.config import Config, Positive, PositiveCount
-from qfleet.runs.home import fingerprint, owned
+from qfleet.core.errors import UserError
+from qfleet.runs.lock import LockOwner
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_versions
-from qfleet.runs.owner import LockOwner
-from qfleet.runs.plain import open_no_follow
-from qfleet.types import UserError
+from qfleet.runs.safe_open import open_no_follow
+from qfleet.runs.trust import fingerprint, owned
 
 GIT_TIMEOUT_S = 5
 NAME_BYTES = 200

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from qfleet.config import parse_mapping, read_yaml
+from qfleet.core.errors import UserError
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_checkpoint
 from qfleet.runs.directory import RunDirectory
-from qfleet.types import UserError
 
 Which = Literal["best", "latest"]
 StrPath = str | Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from qfleet.core.errors import RunLost
 from qfleet.runs.directory import RunDirectory
-from qfleet.types import RunLost
 
 
 class DirectoryGuard:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qfleet.runs.plain import open_no_follow
-from qfleet.runs.writers import parse_record
+from qfleet.runs.metric_writers import parse_record
+from qfleet.runs.safe_open import open_no_follow
 
 
 class MetricsTail:

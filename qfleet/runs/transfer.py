@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from qfleet.config import parse_mapping
+from qfleet.core.errors import UserError
 from qfleet.runs.checkpoint import Checkpoint
-from qfleet.types import UserError
 
 LINES = 12
 """Differences that a message names before it only counts them."""
@@ -31,7 +31,9 @@ def match_weights(theirs: Mapping[str, torch.Tensor], mine: Mapping[str, torch.T
     return WeightTransfer(fit, _differences(there, here))
 
 
-def matching_weights(checkpoint: Checkpoint, mine: Mapping[str, torch.Tensor], config: str, partial: bool) -> WeightTransfer:
+def matching_weights(
+    checkpoint: Checkpoint, mine: Mapping[str, torch.Tensor], config: str, partial: bool
+) -> WeightTransfer:
     """The weights of a checkpoint for a network with the weights `mine`, of a run with this config (YAML).
 
     UserError unless all tensors fit or, with `partial`, some do; it names the tensors and the agent's keys that differ.

@@ -6,7 +6,8 @@ import torch
 from family_kit import twins
 
 from qfleet.algos import d4pg, ddpg
-from qfleet.types import Box, EnvSpec, Leaf, Sample
+from qfleet.core.env import Box, EnvSpec, Leaf
+from qfleet.core.replay import Sample
 
 __all__ = ["ALGOS", "PICTURES", "SPEC", "TD3", "agent", "batch_of", "config", "twins"]
 

@@ -7,8 +7,9 @@ import typing
 import torch
 
 from qfleet.algos import c51, dqn, iqn, qr
-from qfleet.nets.torsos import Torso
-from qfleet.types import EnvSpec, Leaf, Sample
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Sample
+from qfleet.networks.torsos import Torso
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 PICTURES = EnvSpec("toy", {"obs": Leaf((1, 36, 36), "uint8", "image")}, num_actions=4)

@@ -5,15 +5,15 @@ import pytest
 import torch
 from family_kit import ALGOS, SMALL
 
+from qfleet.actor.actor import Actor, Recorder
+from qfleet.actor.policy import Policy
 from qfleet.algos import iqn
 from qfleet.envs import EnvConfig, make
 from qfleet.explore.constant import Constant
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.host import HostReplay
+from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.roles.actor import Actor, Recorder
-from qfleet.roles.evaluator import EpisodeCounter
-from qfleet.roles.policy import Policy
+from qfleet.training.evaluation import EpisodeCounter
 
 MEMBERS = {**SMALL, "iqn": {"samples": 6, "target_samples": 6, "policy_samples": 6}}
 

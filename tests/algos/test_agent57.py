@@ -8,12 +8,12 @@ import torch
 from sequences import played
 from test_ngu import SMALL, drawn, transitions
 
-from qfleet.agent import ExplorationParams
 from qfleet.algos import agent57
 from qfleet.algos.agent57 import Config, build
-from qfleet.maths.mixture import betas
-from qfleet.maths.rescale import h, h_inverse
-from qfleet.types import EnvSpec, Leaf
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.maths.policy_family import betas
+from qfleet.maths.value_rescaling import h, h_inverse
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 
@@ -68,5 +68,7 @@ def test_without_an_arm_it_plays_the_one_that_an_evaluator_chose():
     net.arm.fill_(3)
     decision = agent.act(net, obs, memory, ExplorationParams(torch.zeros(2)), torch.Generator())
     assert decision.extras["arm"].tolist() == [3, 3]
-    chosen = agent.act(net, obs, memory, ExplorationParams(torch.zeros(2), index=torch.tensor([1, 4])), torch.Generator())
+    chosen = agent.act(
+        net, obs, memory, ExplorationParams(torch.zeros(2), index=torch.tensor([1, 4])), torch.Generator()
+    )
     assert chosen.extras["arm"].tolist() == [1, 4]

@@ -7,13 +7,14 @@ import torch
 from control_kit import ALGOS, PICTURES, SPEC, TD3, agent, batch_of, config, twins
 from family_kit import changes_of
 
-from qfleet.agent import ExplorationParams
-from qfleet.recipe import resolve
-from qfleet.roles.derive import Autograd
-from qfleet.roles.flat import Flat
-from qfleet.roles.gradients import Solo
-from qfleet.roles.optimizer import OptimizerConfig
-from qfleet.types import Box, EnvSpec, UserError
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.env import Box, EnvSpec
+from qfleet.core.errors import UserError
+from qfleet.learner.flat_params import Flat
+from qfleet.learner.gradient import Autograd
+from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.runconfig.resolution import resolve
+from qfleet.sync.gradient_sync import Solo
 
 
 def grads_of(total, net, prefix):
@@ -194,8 +195,8 @@ def test_actors_find_the_priority_that_the_learner_would(algo, twin, n):
     batch = batch_of(n + 1, 12)
     rows = dict(batch.rows)
     hints = [made.evaluate_actions(net, batch.obs(t), rows["action"][:, t]) for t in range(n + 1)]
-    rows |= {name: torch.stack([row[name] for row in hints], 1) for name in made.hints}
-    assert all(rows[name].shape == (12, n + 1, *shape) for name, (shape, _) in made.hints.items())
+    rows |= {name: torch.stack([row[name] for row in hints], 1) for name in made.priority_inputs}
+    assert all(rows[name].shape == (12, n + 1, *shape) for name, (shape, _) in made.priority_inputs.items())
     found = made.priority({name: rows[name] for name in rows if not name.startswith("obs.")})
     expected = made.loss(net, net, batch, torch.Generator()).priority
     assert expected.max() > 2 * expected.min()
@@ -209,12 +210,12 @@ def play(made, arm, steps, rng=None, over=None):
     for parameter in net.policy.parameters():
         parameter.zero_()
     rng = rng or torch.Generator().manual_seed(0)
-    memory, found = made.recall.begin(lanes, torch.device("cpu")), []
+    memory, found = made.recurrent_state.initial(lanes, torch.device("cpu")), []
     for _ in range(steps):
         decision = made.act(net, {"obs": torch.zeros(lanes, 3)}, memory, arm, rng)
         assert decision.action.shape == (lanes, 2, 1) and decision.action.abs().max() <= 1
         found.append(decision.action.flatten(1))
-        memory = decision.memory if over is None else made.recall.forget(decision.memory, over)
+        memory = decision.memory if over is None else made.recurrent_state.reset(decision.memory, over)
     return torch.stack(found)
 
 
@@ -238,7 +239,9 @@ def test_the_ou_process_remembers_and_begins_anew_with_every_episode():
 
 
 def test_epsilon_is_the_chance_of_any_action():
-    seen = play(agent("ddpg"), ExplorationParams(torch.tensor([0.0, 0.5, 1.0, 1.0]).repeat(300)), 5).unflatten(1, (300, 4))
+    seen = play(agent("ddpg"), ExplorationParams(torch.tensor([0.0, 0.5, 1.0, 1.0]).repeat(300)), 5).unflatten(
+        1, (300, 4)
+    )
     half = (seen[:, :, 1] == 0).all(2).float().mean()
     assert not seen[:, :, 0].any() and float(half) == pytest.approx(0.5, abs=0.06)
     assert float(seen[:, :, 2:].std()) == pytest.approx(3 ** -0.5, rel=0.05) and seen.min() < -0.98
@@ -283,5 +286,5 @@ def test_an_action_may_be_one_number_without_a_shape(algo):
     net, target = built.network(), built.network()
     loss = built.loss(net, target, batch_of(2, spec=spec), torch.Generator().manual_seed(0))
     assert loss.per_item.shape == (16,) and bool(loss.extra.isfinite())
-    assert built.act(net, {"obs": torch.zeros(5, 3)}, built.recall.begin(5, torch.device("cpu")),
+    assert built.act(net, {"obs": torch.zeros(5, 3)}, built.recurrent_state.initial(5, torch.device("cpu")),
                      ExplorationParams(torch.zeros(5)), torch.Generator()).action.shape == (5,)

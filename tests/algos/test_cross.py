@@ -9,10 +9,10 @@ import torch
 from fakes import ListMetrics, TapeReplay
 from family_kit import ALGOS, PICTURES, agent, batch_of, config
 
-from qfleet.agent import ExplorationParams
-from qfleet.roles.learner import Learner, LearnerConfig
-from qfleet.roles.policy import Policy
-from qfleet.roles.weights import Mailbox
+from qfleet.actor.policy import Policy
+from qfleet.core.agent import ExplorationParams
+from qfleet.learner.learner import Learner, LearnerConfig
+from qfleet.learner.weight_store import Mailbox
 
 FACTORS = {"algo": list(ALGOS), "torso": ["nature", "impala"], "next": ["max", "double", "munchausen"],
            "dueling": [False, True], "noisy": [False, True], "n_step": [1, 3], "rescale": [False, True],
@@ -68,7 +68,7 @@ def test_every_pair_of_choices_acts(row):
     pictures = {"obs": batch_of(1, lanes, spec=PICTURES).rows["obs.obs"][:, 0].numpy()}
     actions, hints = policy.act(pictures, ExplorationParams(torch.zeros(lanes)))
     assert actions.shape == (lanes,) and actions.max() < PICTURES.num_actions
-    assert {name: (value.shape[1:], value.dtype.name) for name, value in hints.items()} == dict(made.hints)
+    assert {name: (value.shape[1:], value.dtype.name) for name, value in hints.items()} == dict(made.priority_inputs)
     assert all(np.isfinite(value).all() for value in hints.values())
 
 

@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 
-from qfleet.agent import ExplorationParams, epsilon_greedy
 from qfleet.algos.dqn import Config, build
-from qfleet.maths.rescale import h, h_inverse
-from qfleet.types import EnvSpec, Leaf, Sample
+from qfleet.core.agent import ExplorationParams, epsilon_greedy
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Sample
+from qfleet.maths.value_rescaling import h, h_inverse
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 

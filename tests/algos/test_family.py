@@ -7,8 +7,8 @@ import pytest
 import torch
 from family_kit import ALGOS, agent, batch_of, config, twins
 
-from qfleet.maths.rescale import EPSILON
-from qfleet.nets.noisy import Noise
+from qfleet.maths.value_rescaling import EPSILON
+from qfleet.networks.noisy import Noise
 
 SWITCHES = [dict(zip(("n_step", "double", "munchausen", "dueling", "noisy", "rescale"), row, strict=True))
             for row in itertools.product([1, 3], [False, True], [False, True], [False, True], [False, True],

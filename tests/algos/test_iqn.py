@@ -69,7 +69,9 @@ def test_every_item_and_every_draw_has_levels_of_its_own():
     rng = torch.Generator().manual_seed(0)
     first, second = sample_taus(50, 8, rng), sample_taus(50, 8, rng)
     assert len(torch.cat([first, second]).unique(dim=0)) == 100
-    assert torch.equal(first, sample_taus(50, 8, torch.Generator().manual_seed(0))), "the generator decides, nothing else"
+    assert torch.equal(first, sample_taus(50, 8, torch.Generator().manual_seed(0))), (
+        "the generator decides, nothing else"
+    )
 
 
 @pytest.mark.parametrize("switches", [{"double": True}, {"double": False}, {"munchausen": True, "double": False}])

@@ -7,15 +7,16 @@ import pytest
 import torch
 from sequences import played
 
-from qfleet.agent import ExplorationParams
 from qfleet.algos import agent57, ngu
 from qfleet.algos.ngu import Config, build
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Sample
 from qfleet.explore import mixture
-from qfleet.maths.mixture import betas, gammas
 from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator
+from qfleet.maths.policy_family import betas, gammas
 from qfleet.maths.returns import n_step
-from qfleet.nets.curiosity import Curiosity
-from qfleet.types import EnvSpec, Leaf, Sample
+from qfleet.networks.curiosity import Curiosity
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 SMALL = {"features": (8,), "units": 6, "hidden": (8,), "burn_in": 3, "unroll": 8, "stride": 4, "n_step": 2, "arms": 5,

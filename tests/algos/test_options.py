@@ -9,11 +9,13 @@ import pytest
 import torch
 from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
 
-from qfleet import api, recipe
+from qfleet import api
 from qfleet.algos import agent57, ngu, r2d2
 from qfleet.config import inactive_keys
-from qfleet.recipe import explain, resolve
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
+from qfleet.runconfig import resolution
+from qfleet.runconfig.describe import explain
+from qfleet.runconfig.resolution import resolve
 
 PERMISSIONS = {"noisy_epsilon"}
 """Say what may be combined, and compute nothing; settings hold them against the exploration (see below)."""
@@ -185,7 +187,7 @@ def test_explain_makes_no_environment_unless_there_is_a_question(monkeypatch):
         made.append(args)
         raise UserError("an extra is missing")
 
-    monkeypatch.setattr(recipe.envs, "make", missing)
+    monkeypatch.setattr(resolution.envs, "make", missing)
     for words in ([], ["agent.norm=layer"]):
         assert explain(resolve("cartpole", words)) and not made
     rows = {row.key: row for row in explain(resolve("btr"))}

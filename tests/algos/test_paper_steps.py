@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from qfleet.algos import dqn, r2d2
-from qfleet.recipe import resolve
-from qfleet.roles.optimizer import Optimizer, OptimizerConfig
-from qfleet.types import EnvSpec, Leaf, Sample
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Sample
+from qfleet.learner.optimizer import Optimizer, OptimizerConfig
+from qfleet.runconfig.resolution import resolve
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=2)
 STEPS = 5
@@ -88,7 +89,7 @@ def test_nature_dqn_moves_as_with_the_sum_of_the_batch(size):
     batch = batch_of(items, agent.window.length, {})
 
     class Net:
-        encoder = SimpleNamespace(ready=lambda obs: obs)
+        encoder = SimpleNamespace(prepare=lambda obs: obs)
 
         def __init__(self, q):
             self.q = q

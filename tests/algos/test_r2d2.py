@@ -8,10 +8,12 @@ import torch
 from sequences import played
 
 from qfleet.algos import r2d2
-from qfleet.algos.r2d2 import Config, build, last_action_reward, window_last_action_reward, state_columns
+from qfleet.algos.r2d2 import Config, build, last_action_reward, state_columns, window_last_action_reward
 from qfleet.algos.r2d2 import unroll_q as unrolled_beside
-from qfleet.maths.rescale import h, h_inverse
-from qfleet.types import EnvSpec, Leaf, Sample, UserError
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Sample
+from qfleet.maths.value_rescaling import h, h_inverse
 
 SMALL = {"features": (8,), "units": 6, "hidden": (8,), "burn_in": 3, "unroll": 8, "stride": 4, "n_step": 2}
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
@@ -64,8 +66,12 @@ def naive_values(net, batch, item, cfg):
         if last and not begun:
             continue
         begun = True
-        q, state = net({"obs": rows["obs.obs"][item, row][None, None]}, last_action_reward(action, reward, 4)[None, None],
-                       torch.ones(1, 1, dtype=torch.bool), state)
+        q, state = net(
+            {"obs": rows["obs.obs"][item, row][None, None]},
+            last_action_reward(action, reward, 4)[None, None],
+            torch.ones(1, 1, dtype=torch.bool),
+            state,
+        )
         found[row] = q[0, 0]
         action, reward = rows["action"][item, row] + 1, rows["reward"][item, row]
         if last:

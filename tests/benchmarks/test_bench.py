@@ -18,8 +18,8 @@ from speed.throughput import measure_throughput
 from speed.workloads import DEFAULT, WORKLOADS, RoundSpec
 
 import qfleet
-from qfleet.recipe import resolve
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
+from qfleet.runconfig.resolution import resolve
 
 PEER = """
 import sys, time

@@ -15,8 +15,8 @@ from speed.stage import BenchStage
 from speed.update_profile import NestedTimer, ProfileRow, measure, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qfleet.roles import learner as learning
-from qfleet.roles.taped import GraphGradient
+from qfleet.accel.graph_gradient import GraphGradient
+from qfleet.learner import learner as learning
 
 TINY = ["agent.hidden=[8]", "agent.double=false", "agent.n_step=1", "learner.batch_size=16", "run.threads=1",
         "device=cpu", "replay.capacity=2000"]
@@ -94,7 +94,7 @@ class Unseen(GraphGradient):
 def test_operations_of_a_cuda_graph_are_counted_eagerly(monkeypatch):
     eager = profile("cartpole", TINY, 4, 64)
     deriving = learning.Learner._make_gradient_fn
-    monkeypatch.setattr(learning.Learner, "_deriving", lambda *given: Unseen(deriving(*given)))
+    monkeypatch.setattr(learning.Learner, "_make_gradient_fn", lambda *given: Unseen(deriving(*given)))
     found = profile("cartpole", TINY, 4, 64)
     assert profiling.RECORDED in [row.name for row in found.rows]
     assert found.settings["gflop"] == pytest.approx(eager.settings["gflop"])

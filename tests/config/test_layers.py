@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qfleet.config import Layered, nest
 from qfleet.config.layers import leaves, without
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
 
 NAMES = st.sampled_from("abcd")
 LEAVES = st.integers(0, 9) | st.none()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.config import load_attribute, plugin, plugin_module, plugin_names
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
 
 MINE = """
 from types import SimpleNamespace

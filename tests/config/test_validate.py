@@ -28,7 +28,7 @@ from qfleet.config import (
     to_yaml,
     validate,
 )
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
 
 PACKAGE = "zoo_of_shapes"
 

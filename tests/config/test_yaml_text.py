@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.config import parse_mapping, parse_override, read_yaml
-from qfleet.config.text import MAX_BYTES, dump_yaml
-from qfleet.types import UserError
+from qfleet.config.strict_yaml import MAX_BYTES, dump_yaml
+from qfleet.core.errors import UserError
 
 SCALARS: list[tuple[str, Any]] = [
     ("1e6", 1e6), ("1E6", 1e6), ("3e-4", 3e-4), ("-2.5e+3", -2500.0), ("1_000", 1000), ("1_000_000", 1_000_000),

@@ -22,10 +22,10 @@ from typing import Any
 import bench
 import pytest
 
-from qfleet import recipe
-from qfleet.cli import MOVED, find_verb, parse
-from qfleet.types import UserError
-from qfleet.verbs.options import fleet_overrides
+from qfleet.cli.commands import MOVED, find_verb, parse
+from qfleet.cli.options import fleet_overrides
+from qfleet.core.errors import UserError
+from qfleet.runconfig import resolution, resumable
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -86,15 +86,15 @@ def check(line: str) -> None:
         source = args.words[1:2] if args.words[0] in ("show", "explain") else []
     elif verb.name == "resume":
         learnt = ["gradients=server"] if any(word.startswith(("cells=", "server.")) for word in args.overrides) else []
-        begun, changed = (recipe.resolve("cartpole", [*learnt, *more]).config for more in ([], args.overrides))
-        recipe.changed_on_resume(begun, changed)
+        begun, changed = (resolution.resolve("cartpole", [*learnt, *more]).config for more in ([], args.overrides))
+        resumable.changed_on_resume(begun, changed)
         return
     elif verb.name not in RESOLVED:
         return
     if not source or source[0].startswith("runs/") or not (source[0] in KNOWN or re.search(r"[:/]|-v\d$", source[0])):
         return  # a run
     more = fleet_overrides(args) if verb.name == "train" else []
-    recipe.resolve(source[0], [*(word for word in args.overrides if not word.startswith("fleet.tls_")), *more])
+    resolution.resolve(source[0], [*(word for word in args.overrides if not word.startswith("fleet.tls_")), *more])
 
 
 def stored(value: Any) -> Iterator[str]:
@@ -253,9 +253,9 @@ def dry_run(line: str, monkeypatch) -> None:
         names, overrides = bench.split_words(args.words)
         found = bench.find_workloads(names)
         bench.find_device([word for word in overrides if not word.startswith("device=")], args.profile)
-        recipe.resolve(found[0].recipe, overrides)
+        resolution.resolve(found[0].recipe, overrides)
     elif args is not None and getattr(args, "overrides", None):
-        recipe.resolve(BASES[path.name], args.overrides)
+        resolution.resolve(BASES[path.name], args.overrides)
 
 
 @pytest.mark.parametrize("line", SCRIPTS)
@@ -264,7 +264,7 @@ def test_scripts_that_pages_show_take_what_they_are_given(line, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ["benchmarks/learn.py --only 'no such row'", "benchmarks/learn.py --threads 3",
-                                  "benchmarks/pong_family.py --only NAME --jbs 3", "tests/face/screenshots.py --fast",
+                                  "benchmarks/pong_family.py --only NAME --jbs 3", "tests/report/screenshots.py --fast",
                                   "benchmarks/continuous_returns.py learner.precison=bf16",
                                   "benchmarks/bench.py pnog", "benchmarks/bench.py pong --rouns 3",
                                   "benchmarks/bench.py pong learner.batch_size=7",
@@ -275,7 +275,7 @@ def test_a_wrong_word_for_a_script_is_found(line, monkeypatch):
 
 
 def test_scripts_are_found_in_every_form():
-    assert len(SCRIPTS) > 30 and {"tests/face/screenshots.py", "tests/system/ray_soak.py"} <= set(SCRIPTS)
+    assert len(SCRIPTS) > 30 and {"tests/report/screenshots.py", "tests/system/ray_soak.py"} <= set(SCRIPTS)
     assert any(line.startswith("benchmarks/ranks_speed.py") for line in SCRIPTS), "with taskset before it"
 
 
@@ -313,7 +313,7 @@ OTHERS = {"make", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit",
 """What may stand after a `$`: what is looked at here, and tools of others, which no test of pages starts."""
 
 NEEDS = {r"benchmarks/(?:fast_speed|pong_family|sources|precision|spread)\.py": r"H200|GPU",
-         r"python tests/face/screenshots\.py": r"needs Chromium", r"\$ srun ": r"Slurm",
+         r"python tests/report/screenshots\.py": r"needs Chromium", r"\$ srun ": r"Slurm",
          r"\$ kubectl ": r"have not been applied to a cluster", r"\$ ray start": r"nodes?\b"}
 """Commands that few machines can run, and how the page that shows them says so."""
 

@@ -119,7 +119,7 @@ def test_every_picture_has_data_or_is_a_screenshot(figures):
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs/assets", "benchmarks/results")
             for path in (ROOT / folder).rglob("*.png")}
     assert shown <= kept == {*pictures.PICTURES, *pictures.SCREENSHOTS}
-    script = (ROOT / "tests/face/screenshots.py").read_text()
+    script = (ROOT / "tests/report/screenshots.py").read_text()
     assert all(Path(name).name in script for name in pictures.SCREENSHOTS)
 
 

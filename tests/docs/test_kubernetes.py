@@ -10,10 +10,11 @@ from typing import get_args
 import pytest
 import yaml
 
-from qfleet import __version__, recipe
-from qfleet.cli import OVERRIDE, find_verb, parse
-from qfleet.settings import RunConfig
-from qfleet.verbs.options import fleet_overrides
+from qfleet import __version__
+from qfleet.cli.commands import OVERRIDE, find_verb, parse
+from qfleet.cli.options import fleet_overrides
+from qfleet.runconfig import resolution
+from qfleet.runconfig.run_config import RunConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 PLACEMENTS = get_args(RunConfig.model_fields["placement"].annotation)
@@ -44,7 +45,7 @@ def taken(words: list[str]) -> list[str]:
     assert all(OVERRIDE.match(word) for word in args.overrides)
     placed = next((word.partition("=")[2] for word in args.overrides if word.startswith("placement=")), "inline")
     if words[1] == "train" and placed in PLACEMENTS:
-        recipe.resolve(args.words[0], [*args.overrides, *fleet_overrides(args)])
+        resolution.resolve(args.words[0], [*args.overrides, *fleet_overrides(args)])
     return words[2:]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qfleet import cli, recipe
+from qfleet.cli import commands
+from qfleet.runconfig import describe
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -75,23 +76,23 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 def unknown_verbs(text: str, past: bool = False) -> list[str]:
     """Verbs that are not there. A text about the `past` may name those that became scripts."""
-    known = {verb.name for verb in cli.VERBS} | (cli.MOVED.keys() if past else set())
+    known = {verb.name for verb in commands.VERBS} | (commands.MOVED.keys() if past else set())
     return [verb for verb in re.findall(r"(?<![\w./-])qfleet ([a-z][\w-]*)", command_text(text)) if verb not in known]
 
 
 def unknown_options(text: str) -> list[tuple[str, str]]:
     unknown = []
     for verb, rest in re.findall(r"(?<![\w./-])qfleet ([a-z][\w-]*)([^#\n]*)", command_text(text)):
-        if verb in cli.MOVED:
+        if verb in commands.MOVED:
             continue  # whose options are those of a script
-        parser = cli.parser_of(cli.find_verb(verb))
+        parser = commands.parser_of(commands.find_verb(verb))
         known = {option for action in parser._actions for option in action.option_strings}
         unknown += [(verb, option) for option in re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", rest) if option not in known]
     return unknown
 
 
 def unknown_keys(text: str) -> list[str]:
-    known = set(re.findall(r"^\| `([\w.]+)`", recipe.key_table(), re.M)) | SHOWN_MISTAKES | EXAMPLE_KEYS | OTHER_NAMES
+    known = set(re.findall(r"^\| `([\w.]+)`", describe.key_table(), re.M)) | SHOWN_MISTAKES | EXAMPLE_KEYS | OTHER_NAMES
     set_somewhere = re.findall(rf"(?<![\w.])((?:{SECTIONS})\.[a-z_]+)(?:\.\w+)?=", text)
     named = [code for code in inline_code(text) if re.fullmatch(rf"(?:{SECTIONS})\.[a-z_]+", code)]
     return [key for key in [*set_somewhere, *named] if key not in known]
@@ -135,7 +136,7 @@ def test_every_page_is_reached_from_the_readme():
 
 def test_every_verb_has_a_section():
     headings = set(re.findall(r"^## ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), re.M))
-    assert {verb.name for verb in cli.VERBS if not verb.hidden} <= headings
+    assert {verb.name for verb in commands.VERBS if not verb.hidden} <= headings
 
 
 def test_metric_tags_are_those_of_the_sources():
@@ -170,4 +171,4 @@ def test_unknown_names_are_found():
     assert unknown_verbs("see `qfleet\nevaluate x`, or\n\n    qfleet gaze x") == ["gaze", "evaluate"]
     assert unknown_keys("set `replay.alhpa`, agent.n_step=3 env.kwargs.size=5 env.kwarg.size=5") == \
         ["env.kwarg", "replay.alhpa"]
-    assert missing_paths("see qfleet/types.py and qfleet/typos.py") == ["qfleet/typos.py"]
+    assert missing_paths("see qfleet/core/types.py and qfleet/typos.py") == ["qfleet/typos.py"]

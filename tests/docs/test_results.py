@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.recipe import recipe_names
+from qfleet.runconfig.resolution import recipe_names
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet import recipe
+from qfleet.runconfig import resolution
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def test_settings_are_taken(kind, game):
     made = make(Namespace(game=game, only=None))
     assert len(made) == {"figures": 4, "games": 2 if game else 8}[kind]
     for trial in made:
-        cfg = recipe.resolve(trial.recipe, [*trial.words, f"total_steps={steps}"]).config
+        cfg = resolution.resolve(trial.recipe, [*trial.words, f"total_steps={steps}"]).config
         assert cfg.stop_at is None and (game is None) == ("NoFrameskip" in cfg.env.id)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qfleet import recipe
-from qfleet.settings import per_rank
+from qfleet.runconfig import resolution
+from qfleet.runconfig.per_rank import per_rank
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ def benchmarks(monkeypatch):
 def test_settings_are_taken(way, actors, cells, value):
     import spread
 
-    cfg = recipe.resolve("pong", spread.words_for(way, value)).config
+    cfg = resolution.resolve("pong", spread.words_for(way, value)).config
     assert (cfg.actors, cfg.cells) == (value if actors else 1, value if cells else 1)
     assert cfg.run.threads == 1 and cfg.stop_at is None
     if cfg.gradients == "allreduce":

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from qfleet.algos import c51, dqn, iqn, qr
-from qfleet.algos._values import ValueBasedConfig
-from qfleet.recipe import key_table
+from qfleet.algos._value_based import ValueBasedConfig
+from qfleet.runconfig.describe import key_table
 
 PAGE = (Path(__file__).parents[2] / "docs/values.md").read_text(encoding="utf-8")
 OWN = {"dqn": dqn.Config, "c51": c51.Config, "qr": qr.Config, "iqn": iqn.Config}

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig, make
 from qfleet.envs.atari import AtariLanes, claims, games, rules_of
-from qfleet.types import UserError
 
 pytest.importorskip("ale_py")
 
@@ -25,7 +25,7 @@ def roll(env, steps, seeds, rng_seed=0):
 def digest(obs, outs):
     state = hashlib.sha256(obs["obs"].tobytes())
     for out in outs:
-        for array in (out.obs["obs"], out.reward, out.discount, out.last, out.score):
+        for array in (out.obs["obs"], out.reward, out.discount, out.last, out.raw_reward):
             state.update(array.tobytes())
     return state.hexdigest()
 
@@ -96,13 +96,13 @@ def test_breakout_lives_and_games():
     assert (column(whole, "discount")[: ends[0] + 1] == 0).sum() == 1
     for end in ends:
         row = classic[end + 1]
-        assert (row.discount[0], row.reward[0], row.score[0], row.last[0]) == (0, 0, 0, False)
-    assert not column(classic, "cut").any()
+        assert (row.discount[0], row.reward[0], row.raw_reward[0], row.last[0]) == (0, 0, 0, False)
+    assert not column(classic, "aborted").any()
 
 
 def test_scores_are_unclipped():
     _, outs = roll(make(EnvConfig(id="ALE/SpaceInvaders-v5"), 1), 200, [0])
-    score, reward = column(outs, "score"), column(outs, "reward")
+    score, reward = column(outs, "raw_reward"), column(outs, "reward")
     assert score.max() >= 5 and (reward == np.sign(score)).all() and reward.dtype == np.float32
     _, outs = roll(make(EnvConfig(id="ALE/SpaceInvaders-v5", clip_rewards=False), 1), 200, [0])
     assert (column(outs, "reward") == score).all()
@@ -169,7 +169,7 @@ def test_wrappers_work_on_atari(tmp_path, monkeypatch):
     cfg = {"id": "ALE/SpaceInvaders-v5"}
     _, plain = roll(make(EnvConfig(**cfg), 1), 120, [0])
     _, wrapped = roll(make(EnvConfig(**cfg, wrappers=["atari_wrap:Tenfold"]), 1), 120, [0])
-    assert column(plain, "score").any() and (column(wrapped, "score") == 10 * column(plain, "score")).all()
+    assert column(plain, "raw_reward").any() and (column(wrapped, "raw_reward") == 10 * column(plain, "raw_reward")).all()
 
 
 def test_kwargs_are_refused():

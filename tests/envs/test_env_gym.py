@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from qfleet.core.env import Box, EnvSpec
+from qfleet.core.errors import EnvFault, UserError
 from qfleet.envs import EnvConfig, make
 from qfleet.envs.gym import env_factory
-from qfleet.types import Box, EnvFault, EnvSpec, UserError
 
 MODULE = '''
 import gymnasium, numpy as np

@@ -9,10 +9,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import GymLanes, EpisodeRules, _warn_cut, _warn_endless
+from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_cut, _warn_endless
 from qfleet.envs.spaces import ImageFormat
-from qfleet.types import BadOutput, EnvFault, UserError
 
 T, F = True, False
 
@@ -48,7 +48,7 @@ def play(lanes, seeds, actions):
         lanes.send(np.full(lanes.lanes, action))
         out = lanes.recv()
         rows.append((out.obs["obs"][0].tolist(), float(out.reward[0]), float(out.discount[0]), bool(out.last[0]),
-                     float(out.score[0]), bool(out.cut[0])))
+                     float(out.raw_reward[0]), bool(out.aborted[0])))
     return rows
 
 
@@ -143,10 +143,10 @@ def test_a_raise_cuts_the_episode_and_the_lane_goes_on():
     env = faulty(kwargs={"raise_at": 8, "length": 5})
     outs = roll(env, 30)
     # 5 steps, reset, 2 steps, failure at the 8th step of the instance's life; then the new instance does the same.
-    assert [t for t, out in enumerate(outs) if out.cut[0]] == [8, 17, 26]
+    assert [t for t, out in enumerate(outs) if out.aborted[0]] == [8, 17, 26]
     assert [t for t, out in enumerate(outs) if out.last[0]] == [4, 13, 22]
     cut = outs[8]
-    assert (cut.reward[0], cut.discount[0], cut.score[0], cut.last[0]) == (0, 0, 0, False)
+    assert (cut.reward[0], cut.discount[0], cut.raw_reward[0], cut.last[0]) == (0, 0, 0, False)
     assert outs[9].discount[0] == 1 and env.faults() == 3
     assert not np.array_equal(outs[8].obs["obs"], outs[17].obs["obs"])  # every rebuild has a seed of its own
 
@@ -273,15 +273,15 @@ def test_whatever_is_one_number_is_a_reward(reward):
 def test_nan_can_drop_the_episode(kind):
     env = faulty(kwargs={kind: 8, "length": 5}, on_nan="drop_episode")
     outs = roll(env, 12)
-    assert [t for t, out in enumerate(outs) if out.cut[0]] == [8] and env.faults() == 1
+    assert [t for t, out in enumerate(outs) if out.aborted[0]] == [8] and env.faults() == 1
     assert all(np.isfinite(out.obs["obs"]).all() and np.isfinite(out.reward).all() for out in outs)
-    assert (outs[8].score[0], outs[8].discount[0]) == (0, 0) and outs[9].discount[0] == 1
+    assert (outs[8].raw_reward[0], outs[8].discount[0]) == (0, 0) and outs[9].discount[0] == 1
 
 
 def test_nan_in_the_final_observation_is_no_end():
     env = faulty(kwargs={"nan_at": 5, "length": 5}, on_nan="drop_episode")
     outs = roll(env, 6)
-    assert outs[4].cut[0] and not outs[4].last[0]
+    assert outs[4].aborted[0] and not outs[4].last[0]
     assert outs[5].discount[0] == 1  # the next action is played, not ignored
 
 
@@ -297,7 +297,7 @@ def test_seeds_of_rebuilds_follow_from_the_last_reset():
     for lane in env._lanes:
         lane.env = env._build()  # as after a resume: nothing but the count of rebuilds is left of what was before
     again, fresh = roll(env, 30, [5, 6]), roll(faulty(2, **cfg), 30, [5, 6])
-    assert any(out.cut.any() for out in fresh) and env.faults() == 2 * 2 * 3
+    assert any(out.aborted.any() for out in fresh) and env.faults() == 2 * 2 * 3
     assert all(np.array_equal(a.obs["obs"], b.obs["obs"]) for a, b in zip(again, fresh, strict=True))
 
 
@@ -395,7 +395,7 @@ def test_lanes_do_not_mix():
         alone = roll(faulty(1, **cfg), 25, [seed])
         for a, b in zip(company, alone, strict=True):
             assert (a.obs["obs"][lane] == b.obs["obs"][0]).all()
-            assert (a.score[lane], a.last[lane], a.cut[lane]) == (b.score[0], b.last[0], b.cut[0])
+            assert (a.score[lane], a.last[lane], a.aborted[lane]) == (b.score[0], b.last[0], b.aborted[0])
 
 
 def test_failures_are_heard_of_but_never_flood(caplog):

@@ -5,7 +5,7 @@ import pytest
 
 from qfleet import envs
 from qfleet.envs import EnvConfig
-from qfleet.envs.later import LazyEnv
+from qfleet.envs.lazy import LazyEnv
 
 CATCH = EnvConfig(id="toy/Catch-v0", lanes=2)
 

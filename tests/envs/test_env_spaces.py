@@ -6,8 +6,9 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.envs.spaces import ObservationEncoder, SpaceMismatch, FrameStack, ImageFormat, make_action_decoder
-from qfleet.types import Leaf, UserError
+from qfleet.core.env import Leaf
+from qfleet.core.errors import UserError
+from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
 
 PLAIN = ImageFormat()
 
@@ -118,7 +119,9 @@ def test_finite_agrees_with_the_naive_test(values):
 
 
 def test_bounds_are_watched():
-    eyes = ObservationEncoder(spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32)), ImageFormat())
+    eyes = ObservationEncoder(
+        spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32)), ImageFormat()
+    )
     assert eyes.bounds_violation({"obs": np.array([[0.5, 1e9]], np.float32)}) is None
     assert "'obs'" in eyes.bounds_violation({"obs": np.array([[1.5, 0]], np.float32)})
 

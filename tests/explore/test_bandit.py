@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.explore import AdaptiveExplorer, bandit, mixture
+from qfleet.actor.actor import arm_shares
+from qfleet.core.exploration import AdaptiveExplorer
+from qfleet.explore import bandit, mixture
 from qfleet.explore.bandit import Bandit
-from qfleet.roles.actor import arm_shares
-from qfleet.runs.parts import pack_state, unpack_state
+from qfleet.runs.checkpoint_parts import pack_state, unpack_state
 
 
 class Twin:

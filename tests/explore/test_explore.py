@@ -5,7 +5,7 @@ import torch
 
 from qfleet.envs import atari
 from qfleet.explore import constant, exponential, gaussian, ladder, linear, ou
-from qfleet.recipe import resolve
+from qfleet.runconfig.resolution import resolve
 
 
 def test_linear_falls_and_stays():

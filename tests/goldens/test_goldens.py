@@ -17,7 +17,7 @@ import torch
 from golden_results import Incomplete, Names, Rule, differences, read_arrays, read_result
 from safetensors.numpy import save_file
 
-from qfleet import recipe
+from qfleet.runconfig import resolution
 from qfleet.runs.checkpoint import open_checkpoint
 
 POLICY = {"head.q.weight": np.array([[0.5, -0.25]], np.float32), "head.q.bias": np.array([0.0, math.nan], np.float32)}
@@ -214,7 +214,7 @@ def test_both_tables_have_the_same_runs():
 @pytest.mark.parametrize("name", TABLE.commands)
 def test_commands_of_the_current_tree_are_valid(name):
     name, *overrides = TABLE.commands[name]
-    recipe.resolve(name, overrides)
+    resolution.resolve(name, overrides)
 
 
 # ---- The script, with trees that copy a stored result instead of training ----

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.maths.bellman import scaled_log_policy, gather_actions
+from qfleet.maths.bellman import gather_actions, scaled_log_policy
 from qfleet.maths.distributional import (
     categorical_projection,
     cosine_features,

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.maths.bellman import huber, gather_actions, squared
-from qfleet.maths.rescale import h, h_inverse
+from qfleet.maths.bellman import gather_actions, huber, squared
+from qfleet.maths.value_rescaling import h, h_inverse
 
 
 @given(st.lists(st.floats(-1e5, 1e5), min_size=1, max_size=20))

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from qfleet.maths.hands import ThreadTeam
+from qfleet.replay.thread_team import ThreadTeam
 
 
 def test_hands_work_at_once_and_answer_in_order():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.maths.mixture import betas, agent57_gammas, gammas
 from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator, running_mean
+from qfleet.maths.policy_family import agent57_gammas, betas, gammas
 from qfleet.maths.returns import n_step, retrace
 
 

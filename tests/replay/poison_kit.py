@@ -5,16 +5,16 @@ import struct
 import numpy as np
 import zstandard
 
-from qfleet.replay import framing
+from qfleet.core import array_codec
 from qfleet.replay.codec import PackedChunk
 
 
 def with_blocks(layout, packed, name, blocks):
     """The same chunk with other blocks of one column, as it would arrive from a member that packs badly."""
-    arrays = dict(framing.from_bytes(packed.to_bytes()))
+    arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     arrays["data." + name] = np.frombuffer(b"".join(blocks), np.uint8)
     arrays["ends." + name] = np.cumsum([len(block) for block in blocks]).astype(np.uint32)
-    return PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
+    return PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
 
 
 def raw_frame(content, window_log=17, short=0):

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Chunk, Window
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.device import DeviceReplay
-from qfleet.replay.host import HostReplay
+from qfleet.replay.device_store import DeviceReplay
+from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
 LANE = 1_000_000
 SPEC = EnvSpec("twin", {

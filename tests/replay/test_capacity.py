@@ -10,9 +10,10 @@ import replay_twin
 import torch
 from replay_twin import Twin, append, layout_for, place, play, replay_for
 
+from qfleet.core.env import OBS_PREFIX
+from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.planner import fixed_bytes, slot_count
-from qfleet.types import OBS_PREFIX, Window
+from qfleet.replay.memory_plan import fixed_bytes, slot_count
 
 SEQUENCES = [Window(unroll=20, future=3, stride=20), Window(past=3, unroll=8, future=2, stride=4),
              Window(past=2, unroll=1, future=1, stride=1)]
@@ -29,7 +30,7 @@ def short_episodes(window, steps=400, seed=0, capacity=300, **cfg):
 def trained(replay, layout):
     """The rows, by key, that are trained by any window that can be drawn."""
     past, found = layout.window.past, set()
-    replay.tick(1)
+    replay.count_steps(1)
     for _ in range(40):
         rows = replay.sample(64).rows
         part = slice(past, past + layout.window.unroll)
@@ -72,8 +73,9 @@ def test_windows_are_what_happened_before_and_after_room_is_made():
             for name in ("image", "vector"):
                 np.testing.assert_array_equal(sample.rows[OBS_PREFIX + name][item, past], twin.stacked(name, lane, t))
             assert sample.rows["action"][item, past] == twin.rows[lane][t].action
-            assert torch.equal(sample.rows["state"][item], sample.rows["row"][item, list(layout.state_rows), None].expand(
-                -1, 2))
+            assert torch.equal(
+                sample.rows["state"][item], sample.rows["row"][item, list(layout.state_rows), None].expand(-1, 2)
+            )
         replay.check_valid()
     assert replay._slots > before == slot_count(layout, replay._cfg)
     assert replay.nbytes >= sum(fixed_bytes(layout, replay._slots))

@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_twin import SPEC, Twin, append, key, layout_for, place
 
+from qfleet.core.env import OBS_PREFIX, EnvSpec, Leaf
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker, staggered_padding
 from qfleet.replay.layout import Layout
-from qfleet.types import OBS_PREFIX, EnvSpec, Leaf, UserError, Window
 
 WINDOWS = st.sampled_from([Window(), Window(future=3), Window(past=1, unroll=2, future=2, stride=2), Window(unroll=3)])
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from poison_kit import poisoned, raw_frame, with_blocks
 from replay_twin import Twin, append, layout_for
 
-from qfleet.replay import framing
+from qfleet.core import array_codec
+from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.codec import Codec, PackedChunk
-from qfleet.types import Window
 
 
 def some_chunk(layout, seed=0):
@@ -66,13 +66,13 @@ def test_damaged_bytes_raise_value_error(data):
 @given(st.binary(max_size=120), st.integers(0, 4))
 @settings(deadline=None, max_examples=300)
 def test_frames_with_a_right_checksum_but_wrong_insides_raise_value_error(body, count):
-    head = framing.MAGIC + framing.VERSION.to_bytes(2, "little") + count.to_bytes(2, "little")
+    head = array_codec.MAGIC + array_codec.VERSION.to_bytes(2, "little") + count.to_bytes(2, "little")
     data = head + zlib.crc32(body).to_bytes(4, "little") + body
     if count == 0 and body == b"":
-        assert framing.from_bytes(data) == {}
+        assert array_codec.from_bytes(data) == {}
         return
     try:
-        framing.from_bytes(data)
+        array_codec.from_bytes(data)
     except ValueError:
         return
     pytest.fail("random bytes were read as arrays")
@@ -83,21 +83,21 @@ def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
     packed = Codec(layout).pack(some_chunk(layout))
     with pytest.raises(ValueError, match="another layout"):
         PackedChunk.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
-    arrays = dict(framing.from_bytes(packed.to_bytes()))
+    arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     del arrays["dense.reward"]
     with pytest.raises(ValueError, match="other columns"):
-        PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
     bomb = zstandard.ZstdCompressor().compress(bytes(10**7))
-    arrays = dict(framing.from_bytes(packed.to_bytes()))
+    arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     arrays["data.obs.image"] = np.frombuffer(bomb, np.uint8)
     arrays["ends.obs.image"] = np.array([len(bomb)], np.uint32)
     assert layout.blocks == 1
     with pytest.raises(ValueError, match="announces 10000000 bytes"):
-        PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
     arrays["data.obs.image"] = np.frombuffer(b"not zstd", np.uint8)
     arrays["ends.obs.image"] = np.array([8], np.uint32)
     with pytest.raises(ValueError, match="not zstd"):
-        PackedChunk.from_bytes(framing.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
 
 
 def test_blocks_that_do_not_decode_to_their_rows_are_found_without_a_draw():
@@ -124,4 +124,4 @@ def test_compressed_numbers_that_are_not_finite_are_found_without_a_draw():
 
 def test_objects_are_not_framed():
     with pytest.raises(ValueError, match="dtype"):
-        framing.to_bytes({"x": np.array([object()])})
+        array_codec.to_bytes({"x": np.array([object()])})

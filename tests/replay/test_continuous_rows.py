@@ -5,10 +5,11 @@ import pytest
 import torch
 from replay_twin import replay_for
 
+from qfleet.core.env import Box, EnvSpec, Leaf
+from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.layout import Layout
-from qfleet.types import Box, EnvSpec, Leaf, Window
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (10, 8)], ids=str)

@@ -7,11 +7,12 @@ import pytest
 import torch
 import zstandard
 
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Chunk, Window
 from qfleet.replay import decode
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.host import HostReplay
+from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
-from qfleet.types import Chunk, EnvSpec, Leaf, Window
 
 SPEC = EnvSpec("columns", {
     "odd": Leaf((4, 17, 17), "uint8", "image", stack=4),  # 289 bytes a row: no whole words

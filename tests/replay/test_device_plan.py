@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Window
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.device import DeviceReplay
+from qfleet.replay.device_store import DeviceReplay
 from qfleet.replay.layout import Layout
-from qfleet.replay.planner import plan_device_memory
-from qfleet.types import EnvSpec, Leaf, UserError, Window
+from qfleet.replay.memory_plan import plan_device_memory
 
 ATARI = Layout(EnvSpec("a", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, 6), Window(future=3), 64,
                {"row": ((), "int64"), "flag": ((3,), "bool")})

@@ -7,13 +7,13 @@ import torch
 from poison_kit import poisoned
 from replay_twin import Twin, append, layout_for
 
+from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.codec import Codec
 from qfleet.replay.config import ReplayConfig
-from qfleet.replay.deal import redistribute
-from qfleet.replay.device import DeviceReplay
-from qfleet.replay.host import HostReplay
-from qfleet.types import Window
+from qfleet.replay.device_store import DeviceReplay
+from qfleet.replay.host_store import HostReplay
+from qfleet.replay.redistribute import redistribute
 
 LAYOUT = layout_for(Window(future=2), 40)
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def chunks(count):
 def draws(replay, count=20):
     """Sample so often that every chunk is met; which serials were."""
     met = set()
-    replay.tick(1)
+    replay.count_steps(1)
     for _ in range(count):
         met |= set((replay.sample(64).keys // LAYOUT.starts).tolist())
     replay.check_valid()
@@ -50,11 +50,11 @@ def draws(replay, count=20):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chunk_from_elsewhere_that_does_not_decode_is_dropped_and_counted(make, kind):
     replay, (one, two) = make(), chunks(2)
-    replay.tick(80)
-    assert replay.insert(one) == 0
+    replay.count_steps(80)
+    assert replay.add_packed(one) == 0
     assert "replay/dropped_chunks" not in replay.metrics()
-    assert replay.insert(poisoned(LAYOUT, two)[kind]) is None
-    assert replay.insert(two) == 1
+    assert replay.add_packed(poisoned(LAYOUT, two)[kind]) is None
+    assert replay.add_packed(two) == 1
     assert draws(replay) == {0, 1}
     assert replay.metrics()["replay/dropped_chunks"] == 1
 
@@ -65,9 +65,9 @@ def saved_with_poison(monkeypatch):
         capacity=400, min_steps=0, samples_per_insert=1e9, alpha=0.6, chunk_steps=40)), chunks(3)
     with monkeypatch.context() as patch:
         patch.setattr(HostReplay, "_from_packed", lambda self, packed: packed)
-        replay.tick(120)
+        replay.count_steps(120)
         for packed in (one, poisoned(LAYOUT, two)["corrupt"], three):
-            replay.insert(packed)
+            replay.add_packed(packed)
     return replay.state_dict(), {segment.name: b"".join(segment.blocks()) for segment in replay.segments()}
 
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_twin import LANE, SPEC, Twin, append, key, layout_for, place, play, replay_for
 
+from qfleet.core.env import OBS_PREFIX
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Window
 from qfleet.maths.returns import n_step
 from qfleet.replay.chunker import Chunker
-from qfleet.types import OBS_PREFIX, UserError, Window
 
 
 @pytest.fixture(scope="module", params=["host", "device"], autouse=True)
@@ -28,7 +30,7 @@ def compare_window(sample, item, twin, layout):
     of the marked rows. The place of the first trained row."""
     past = layout.window.past
     lane, t = place(int(sample.rows["row"][item, past]))
-    marked = sample.rows["row"][item, list(layout.marks)]
+    marked = sample.rows["row"][item, list(layout.state_rows)]
     assert torch.equal(sample.rows["state"][item], marked[:, None].repeat(1, 2))
     for row in range(-past, layout.window.length - past):
         if not sample.rows["row"][item, past + row]:  # padding before the episode, or after it

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
-from qfleet.types import EnvSpec, Leaf, Segment
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Segment
+from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
 
 SPEC = EnvSpec("CartPole-v1", {"obs": Leaf((4,), "float32", "vector")}, 2)
 META = CheckpointMeta("seed: 1\nenv: {id: CartPole-v1}\n", SPEC, {"eval/mean_reward": 487.5})

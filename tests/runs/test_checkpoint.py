@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 from checkpoint_kit import META, POLICY, SPEC, STATE, save
 
+from qfleet.core.errors import UserError
 from qfleet.runs import checkpoint as module
-from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta, export_policy, open_checkpoint
-from qfleet.types import UserError
+from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints, export_policy, open_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -224,7 +224,9 @@ def test_export_writes_the_policy_alone(tmp_path):
 
 
 def test_figures_that_are_not_finite_are_noted_as_unknown(tmp_path):
-    path = Checkpoints(tmp_path, keep=1).save_policy(1, 1, POLICY, CheckpointMeta("", SPEC, {"score": float("nan"), "other": 2}))
+    path = Checkpoints(tmp_path, keep=1).save_policy(
+        1, 1, POLICY, CheckpointMeta("", SPEC, {"score": float("nan"), "other": 2})
+    )
     assert open_checkpoint(path).manifest.notes == {"score": None, "other": 2.0}
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from checkpoint_kit import contents, forge_file, rewrite_manifest, save
 
-from qfleet.runs.checkpoint import Checkpoint, Checkpoints, CheckpointDamaged, is_checkpoint, open_checkpoint
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
+from qfleet.runs.checkpoint import Checkpoint, CheckpointDamaged, Checkpoints, is_checkpoint, open_checkpoint
 
 FILES = ["manifest.json", "policy.safetensors", "config.yaml", "state.json", "state.safetensors", "replay-0-3.seg"]
 

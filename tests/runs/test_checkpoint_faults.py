@@ -13,11 +13,11 @@ import pytest
 import torch
 from checkpoint_kit import META, POLICY, STATE, contents, save, segment
 
-from qfleet.runs import draft as draft_module
+from qfleet.core.replay import Segment
+from qfleet.runs import atomic as draft_module
+from qfleet.runs.atomic import DiskFull
 from qfleet.runs.checkpoint import Checkpoints
-from qfleet.runs.draft import DiskFull
-from qfleet.runs.owner import LockOwner
-from qfleet.types import Segment
+from qfleet.runs.lock import LockOwner
 
 
 @pytest.mark.slow
@@ -49,8 +49,11 @@ def test_leftovers_of_dead_writers_are_swept_and_living_ones_stay(tmp_path):
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         host = LockOwner.current().host
-        leftovers = [tmp_path / f".tmp-step-000000000001~{LockOwner(host, dead.pid, 'x-1')}", tmp_path / ".tmp-whatever",
-                     tmp_path / f".tmp-step-000000000001~{LockOwner('otherhost', os.getpid(), 'x-1')}"]
+        leftovers = [
+            tmp_path / f".tmp-step-000000000001~{LockOwner(host, dead.pid, 'x-1')}",
+            tmp_path / ".tmp-whatever",
+            tmp_path / f".tmp-step-000000000001~{LockOwner('otherhost', os.getpid(), 'x-1')}",
+        ]
         living = [tmp_path / f".tmp-step-000000000002~{LockOwner(host, sleeper.pid, '')}",
                   tmp_path / f".tmp-step-000000000003~{LockOwner.current()}"]
         for folder in leftovers + living:
@@ -144,7 +147,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 from qfleet.runs.checkpoint import Checkpoints, Meta
-from qfleet.types import EnvSpec, Leaf, Segment
+from qfleet.core.types import EnvSpec, Leaf, Segment
 
 root = Path(sys.argv[1])
 meta = Meta("seed: 1", EnvSpec("x", {"obs": Leaf((4,), "float32", "vector")}, 2))

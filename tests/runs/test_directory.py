@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from qfleet.core.errors import UserError
 from qfleet.runs import directory as module
-from qfleet.runs import home
+from qfleet.runs import trust
 from qfleet.runs.directory import (
     RunDirectory,
     RunSection,
@@ -26,8 +27,7 @@ from qfleet.runs.directory import (
     replace_text,
     run_names,
 )
-from qfleet.runs.owner import LockOwner
-from qfleet.types import UserError
+from qfleet.runs.lock import LockOwner
 
 
 def section(root: Path, name: str | None = None) -> RunSection:
@@ -144,7 +144,7 @@ def test_one_process_cannot_write_twice(tmp_path):
 HOLD = """
 import sys
 from qfleet.runs.directory import RunDirectory
-from qfleet.types import UserError
+from qfleet.core.types import UserError
 from pathlib import Path
 try:
     RunDirectory(Path(sys.argv[1])).lock()
@@ -187,7 +187,15 @@ def test_stale_locks_are_taken_over(tmp_path):
     dead.wait(timeout=30)
     host, pid = platform.node(), os.getpid()
     reborn = LockOwner(host, pid, "00000000-1")  # our number, given to another process before us
-    for text in (str(LockOwner(host, dead.pid, "")), str(reborn), str(LockOwner(host, 2**40, "")), "", "nonsense", "12", "\0"):
+    for text in (
+        str(LockOwner(host, dead.pid, "")),
+        str(reborn),
+        str(LockOwner(host, 2**40, "")),
+        "",
+        "nonsense",
+        "12",
+        "\0",
+    ):
         (run.path / "lock").write_text(text)
         run.lock()
         assert LockOwner.parse((run.path / "lock").read_text()) == LockOwner.current()
@@ -303,13 +311,13 @@ def test_a_folder_that_gets_the_inode_of_a_deleted_run_is_not_that_run(tmp_path,
     assert not any(RunDirectory(other).created_here() for other in same)
     run = made(tmp_path, "another")
     assert run.created_here()
-    monkeypatch.setattr(home, "_created", lambda folder: 0)
+    monkeypatch.setattr(trust, "_created", lambda folder: 0)
     assert not run.created_here(), "the same inode, created at another time"
 
 
 def test_another_machine_is_another_home(tmp_path, monkeypatch):
     run = made(tmp_path, "mine")
-    monkeypatch.setattr(home, "_machine", lambda: "another")
+    monkeypatch.setattr(trust, "_machine", lambda: "another")
     assert not run.created_here()
 
 

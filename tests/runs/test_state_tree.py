@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qfleet.runs import tree
+from qfleet.runs import state_tree
 
 
 def same(a, b) -> bool:
@@ -44,9 +44,9 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def through_files(value):
-    document, arrays = tree.pack(value)
+    document, arrays = state_tree.pack(value)
     text, data = json.dumps(document, allow_nan=False), safetensors.torch.save(arrays)
-    return tree.unpack(json.loads(text), safetensors.torch.load(data))
+    return state_tree.unpack(json.loads(text), safetensors.torch.load(data))
 
 
 DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -126,22 +126,22 @@ def test_only_what_is_equal_in_every_bit_is_kept_once():
     zeros = {"a": torch.zeros(2), "b": np.zeros(2, np.float32), "scalar": np.float32(0), "negative": -torch.zeros(2),
              "shape": torch.zeros(2, 1), "dtype": torch.zeros(2, dtype=torch.int32), "none": torch.zeros(0),
              "nan": [torch.tensor([math.nan])] * 2, "half": torch.zeros(2, dtype=torch.bfloat16)}
-    document, arrays = tree.pack(zeros)
+    document, arrays = state_tree.pack(zeros)
     assert document["b"] == {"$array": document["a"]["$tensor"]} and document["nan"][0] == document["nan"][1]
-    assert len(arrays) == 8 and same(tree.unpack(document, arrays), zeros)
+    assert len(arrays) == 8 and same(state_tree.unpack(document, arrays), zeros)
 
 
 def test_what_is_known_elsewhere_is_named_and_not_kept():
-    document, arrays = tree.pack({"mine": torch.ones(2), "yours": torch.ones(3)}, {"policy:w": torch.ones(3)})
+    document, arrays = state_tree.pack({"mine": torch.ones(2), "yours": torch.ones(3)}, {"policy:w": torch.ones(3)})
     assert document["yours"] == {"$tensor": "policy:w"} and len(arrays) == 1
-    assert tree.unpack(document, arrays | {"policy:w": torch.ones(3)})["yours"].tolist() == [1, 1, 1]
+    assert state_tree.unpack(document, arrays | {"policy:w": torch.ones(3)})["yours"].tolist() == [1, 1, 1]
 
 
 def test_packing_copies_and_takes_views_and_shared_memory():
     base = torch.arange(6.0).reshape(2, 3)
-    document, arrays = tree.pack({"whole": base, "view": base.T, "again": base, "strided": np.arange(9)[::-2]})
+    document, arrays = state_tree.pack({"whole": base, "view": base.T, "again": base, "strided": np.arange(9)[::-2]})
     base.zero_()
-    out = tree.unpack(document, safetensors.torch.load(safetensors.torch.save(arrays)))
+    out = state_tree.unpack(document, safetensors.torch.load(safetensors.torch.save(arrays)))
     assert torch.equal(out["view"], torch.arange(6.0).reshape(2, 3).T)
     assert torch.equal(out["again"], out["whole"])
     assert out["strided"].tolist() == [8, 6, 4, 2, 0]
@@ -151,7 +151,7 @@ def test_packing_copies_and_takes_views_and_shared_memory():
                                    np.array([1.0], dtype=">f4"), {1.5: 0}, {True: 0}, {None: 0}])
 def test_what_cannot_be_saved_is_named(value):
     with pytest.raises(TypeError, match="state/learner/x"):
-        tree.pack({"learner": {"x": value}})
+        state_tree.pack({"learner": {"x": value}})
 
 
 @pytest.mark.parametrize("document", [
@@ -161,4 +161,4 @@ def test_what_cannot_be_saved_is_named(value):
 ])
 def test_a_forged_document_is_refused(document):
     with pytest.raises(ValueError):
-        tree.unpack(document, {"a": torch.zeros(1)})
+        state_tree.unpack(document, {"a": torch.zeros(1)})

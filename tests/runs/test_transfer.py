@@ -6,9 +6,9 @@ import pytest
 import torch
 from checkpoint_kit import SPEC
 
-from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta, open_checkpoint
+from qfleet.core.errors import UserError
+from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints, open_checkpoint
 from qfleet.runs.transfer import LINES, match_weights, matching_weights
-from qfleet.types import UserError
 
 THEIRS = {"body.weight": torch.ones(3, 4), "head.weight": torch.ones(2, 3), "head.bias": torch.ones(2)}
 CONFIG = "seed: 1\nagent: {algo: dqn, hidden: [3], dueling: false}\n"
@@ -24,7 +24,9 @@ def zeros(**shapes):
 
 
 def test_equal_networks_fit_whole(checkpoint):
-    found = matching_weights(checkpoint, zeros(head_weight=(2, 3), head_bias=(2,), body_weight=(3, 4)), CONFIG, partial=False)
+    found = matching_weights(
+        checkpoint, zeros(head_weight=(2, 3), head_bias=(2,), body_weight=(3, 4)), CONFIG, partial=False
+    )
     assert set(found.taken) == set(THEIRS) and found.unfit == []
     assert all(torch.equal(found.taken[name], THEIRS[name]) for name in THEIRS)
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from qfleet import api
-from qfleet.agent import ExplorationParams
-from qfleet.maths.rescale import h, h_inverse
+from qfleet.core.agent import ExplorationParams
+from qfleet.maths.value_rescaling import h, h_inverse
 
 LENGTH, GAMMA = 6, 0.9
 SWITCHES = {

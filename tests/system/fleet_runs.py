@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 from real_runs import ENVIRONMENT, command, records
 
-from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import GrpcChannel
+from qfleet.transport.address import parse_address
+from qfleet.transport.grpc_channel import GrpcChannel
 
 SMALL = ["placement=processes", "agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64",
          "learner.batch_size=8", "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2",

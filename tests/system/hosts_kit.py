@@ -18,9 +18,9 @@ import grpc
 import pytest
 from real_runs import ENVIRONMENT, command
 
-from qfleet.runtime.wire.address import parse_address
-from qfleet.runtime.wire.channel import GrpcChannel
-from qfleet.runtime.wire.security import channel_credentials, read_token, write_token
+from qfleet.transport.address import parse_address
+from qfleet.transport.grpc_channel import GrpcChannel
+from qfleet.transport.security import channel_credentials, read_token, write_token
 
 SMALL = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
          "replay.samples_per_insert=1", "eval.episodes=1", "eval.period_steps=null", "env.max_episode_steps=100",

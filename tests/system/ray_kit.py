@@ -139,11 +139,11 @@ def alive(pids: list[int]) -> list[int]:
 
 def store(host: Any) -> int:
     """The job of a cell that learns nothing: it keeps what is told, as `Intake` does, and counts repetitions."""
-    from qfleet.runtime.cluster.carrier import serve_calls, fleet_methods
-    from qfleet.runtime.wire.desk import PublishedState
-    from qfleet.runtime.wire.inbox import Inbox
-    from qfleet.runtime.wire.registry import Registry
-    from qfleet.runtime.wire.server import FleetService
+    from qfleet.transport.fleet_server import FleetService
+    from qfleet.transport.inbox import Inbox
+    from qfleet.transport.published_state import PublishedState
+    from qfleet.transport.ray_channel import fleet_methods, serve_calls
+    from qfleet.transport.registry import Registry
 
     registry, inbox = Registry(1, 30.0), Inbox(4)
     stored: list[float] = []
@@ -161,8 +161,8 @@ def store(host: Any) -> int:
 
 def tell(host: Any, cell: Any) -> int:
     """The job of a member that has nothing but numbers to tell, each in a message of its own, until it shall leave."""
-    from qfleet.runtime.cluster.carrier import RayChannel
-    from qfleet.runtime.wire.client import FleetConnection
+    from qfleet.transport.client import FleetConnection
+    from qfleet.transport.ray_channel import RayChannel
 
     link = FleetConnection(RayChannel(cell, "the cell"), "local/0", patience_s=120.0)
     link.hello()
@@ -206,7 +206,7 @@ class Obeying:
     def flood(self, repeats: int) -> dict[str, Any]:
         import ray
 
-        from qfleet.runtime.cluster.host import RayHost
+        from qfleet.transport.ray_host import RayHost
 
         kind = ray.remote(max_restarts=0, max_concurrency=16)(RayHost)
         cell, sender = kind.remote("", []), kind.options(resources={"lossy": 1}).remote("", [])
@@ -245,7 +245,7 @@ class Obeying:
         import ray
         from google.protobuf.json_format import MessageToDict
 
-        from qfleet.runtime.cluster.carrier import RayChannel
+        from qfleet.transport.ray_channel import RayChannel
 
         cells = [name for name in self.actors()["actors"] if name.endswith(("/cell", "/registrar", "/rank/0"))]
         try:

@@ -18,8 +18,8 @@ from typing import Any
 import torch.distributed as dist
 
 from qfleet import api
+from qfleet.launch.attempt import TrainResult
 from qfleet.runs.checkpoint import Checkpoints
-from qfleet.session import TrainResult
 
 TINY = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
         "replay.samples_per_insert=4", "eval.episodes=2", "run.tensorboard=false", "run.log_period_steps=200",

@@ -8,10 +8,10 @@ from gymnasium import spaces
 from real_runs import newest, train, weights_hash
 
 from qfleet import api
+from qfleet.core.errors import UserError
 from qfleet.envs.toy import LQR
-from qfleet.recipe import recipe_for, resolve
-from qfleet.replay.host import HostReplay
-from qfleet.types import UserError
+from qfleet.replay.host_store import HostReplay
+from qfleet.runconfig.resolution import recipe_for, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ sys.modules.update(dict.fromkeys(BLOCKED))  # None there: importing it raises, l
 
 import qfleet
 assert "torch" not in sys.modules, "importing qfleet alone is quick"
-from qfleet.cli import main
+from qfleet.cli.commands import main
 
 answers = []
 for argv in COMMANDS:

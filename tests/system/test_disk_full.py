@@ -10,8 +10,8 @@ import pytest
 from real_runs import TINY, Spy, newest, records, train
 
 from qfleet import api
-from qfleet.cli import main
-from qfleet.runs import progress
+from qfleet.cli.commands import main
+from qfleet.report import progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ARGS = ["run.name=x", "eval.period_steps=null", "checkpoint.period_steps=300", "total_steps=1500",
@@ -86,7 +86,7 @@ def test_an_interruption_that_could_not_be_saved_does_not_claim_so(disk, capsys)
     assert result.exit_code == 1 and result.reason == "preempted"
     assert newest(result.directory).manifest.step < result.steps
 
-    from qfleet.verbs.training import _ending
+    from qfleet.cli.train import _ending
     assert "could not be saved" in _ending(result) and "is saved" not in _ending(result)
 
 

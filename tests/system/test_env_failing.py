@@ -6,8 +6,8 @@ import gymnasium
 import pytest
 from real_runs import TINY, Spy, newest, qfleet, records, train
 
-from qfleet.cli import main
-from qfleet.types import EnvFault
+from qfleet.cli.commands import main
+from qfleet.core.errors import EnvFault
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SHORT = ["total_steps=400", "eval.period_steps=null", "eval.episodes=1", "run.name=x"]

@@ -11,8 +11,8 @@ from hosts_kit import SMALL, Cable, Watch, Yard, free_port, invitation, needs_na
 from real_runs import newest, records
 
 from qfleet import api
-from qfleet.assemble import make_layout
 from qfleet.replay.segments import read_segments
+from qfleet.runconfig.build import make_layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_namespaces]
 

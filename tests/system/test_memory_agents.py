@@ -6,7 +6,7 @@ from fleet_runs import FleetRun
 from real_runs import newest, train
 
 from qfleet import api
-from qfleet.runs.parts import unpack_state
+from qfleet.runs.checkpoint_parts import unpack_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

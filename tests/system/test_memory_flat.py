@@ -14,7 +14,7 @@ SCRIPT = """
 import re, sys
 from pathlib import Path
 from real_runs import Spy, train
-from qfleet.roles.actor import Actor
+from qfleet.actor.actor import Actor
 
 def resident_bytes():
     return 1024 * int(re.search(r"VmRSS:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])

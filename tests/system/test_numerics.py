@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from real_runs import TINY, newest, records, train
 
-from qfleet.cli import main
-from qfleet.roles.optimizer import Optimizer
+from qfleet.cli.commands import main
+from qfleet.learner.optimizer import Optimizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -53,7 +53,7 @@ def test_bad_batches_are_skipped_kept_and_in_the_end_the_end(monkeypatch, capsys
     monkeypatch.setattr(Explodes, "count", 10**6)
     saved = {}
 
-    from qfleet.session import Attempt
+    from qfleet.launch.attempt import Attempt
     real = Attempt._save
 
     def save(attempt, snapshot):

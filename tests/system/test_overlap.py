@@ -6,10 +6,11 @@ import pytest
 import torch
 from real_runs import TINY
 
-from qfleet.assemble import make_acting_setup, make_env, make_plan, resolve_auto
-from qfleet.recipe import resolve
-from qfleet.runtime.cell import Hooks
-from qfleet.runtime.inline import SingleProcessRun
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.resolution import resolve
+from qfleet.training.learner_core import Hooks
+from qfleet.training.single_process import SingleProcessRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

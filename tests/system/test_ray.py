@@ -18,8 +18,8 @@ from fleet_runs import SMALL, assert_goes_forward, processes
 from ray_kit import LOSSY, RayRun, RayYard, alive
 from real_runs import TINY, newest, open_stores
 
-from qfleet import recipe
-from qfleet.types import UserError
+from qfleet.core.errors import UserError
+from qfleet.runconfig import resolution
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
@@ -253,4 +253,4 @@ def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
     (["placement=ray", "gradients=allreduce", "cells=2", "fleet.restarts=2"], "allreduce.max_restarts")])
 def test_what_cannot_be_is_refused_with_its_remedy(words, remedy):
     with pytest.raises(UserError, match=remedy):
-        recipe.resolve("cartpole", words)
+        resolution.resolve("cartpole", words)

@@ -4,7 +4,7 @@ import pytest
 from real_runs import newest
 
 from qfleet import api
-from qfleet.recipe import recipe_for, recipe_names, resolve
+from qfleet.runconfig.resolution import recipe_for, recipe_names, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

@@ -1,0 +1,1 @@
+"""Hand-written CUDA kernels and the layers that use them."""

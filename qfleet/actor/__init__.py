@@ -1,0 +1,1 @@
+"""Actors: policy, recorder and the loop that steps environments."""

@@ -1,0 +1,277 @@
+"""What all value-based agents share: the orthogonal switches, each in one place, and the update around a paper's idea.
+
+A paper says how it represents the return of an action (`Kind`): a number, or a law. All else is common to them:
+
+    double      the online network chooses the bootstrap action            (van Hasselt et al. 2016)
+    dueling     separate streams for value and advantage                   (Wang et al. 2016)
+    n_step      n rewards are summed before the bootstrap
+    noisy       last dense layers with learnt noise, instead of ε          (Fortunato et al. 2018)
+    munchausen  the log-policy is added to the reward, targets are soft    (Vieillard et al. 2020)
+    rescale     h(return) is learnt instead of the return                  (Pohlen et al. 2018)
+
+Shapes: B items, N lanes, A actions, T rows of a window, `...` what a law has per action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from qfleet.config import Config as Section
+from qfleet.config import Count, Fraction, Positive, PositiveCount, Real
+from qfleet.core.agent import Agent, Columns, Decision, ExplorationParams, Loss, Memory, Tensors, epsilon_greedy
+from qfleet.core.env import EnvSpec
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Sample, Window
+from qfleet.maths.bellman import gather_actions, scaled_log_policy
+from qfleet.maths.returns import NStep, n_step
+from qfleet.maths.value_rescaling import h, h_inverse
+from qfleet.networks.encoder import Encoder
+from qfleet.networks.heads import DuelingHead, Head
+from qfleet.networks.noisy import Noise
+from qfleet.networks.norms import Norm
+from qfleet.networks.torsos import Torso
+
+
+class ValueBasedConfig(Section):
+    """Options that all value-based agents share."""
+
+    algo: str = Field(description="algorithm, by name; changing it resets the recipe's other agent keys")
+    gamma: Fraction = Field(0.99, description="discount factor per step")
+    n_step: PositiveCount = Field(1, description="n of n-step returns: rewards summed before bootstrapping, steps")
+    double: bool = Field(
+        True, description="double Q-learning: the online network selects the bootstrap action, the target network "
+                          "evaluates it")
+    dueling: bool = Field(False, description="dueling network: separate streams for state value and advantages")
+    noisy: bool = Field(
+        False, description="noisy networks: learned noise in the last hidden layer and the output layer explores "
+                           "instead of ε")
+    noisy_sigma: Positive = Field(0.5, description="σ₀: initial scale of the noise")
+    noisy_epsilon: bool = Field(
+        False, description="keep the random actions of the explore section in addition to the noise")
+    munchausen: bool = Field(
+        False, description="Munchausen: add the scaled log-policy to the reward and bootstrap from a softmax policy")
+    munchausen_alpha: Fraction = Field(0.9, description="α: weight of the log-policy in the reward")
+    munchausen_temperature: Positive = Field(
+        0.03, description="τ: temperature of the softmax policy, in units of return")
+    munchausen_floor: Real = Field(-1.0, lt=0, description="l₀: lower bound to which τ log π is clipped")
+    rescale: bool = Field(
+        False, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
+                           "clipped")
+    torso: Torso = Field(
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+                            "module:attribute")
+    torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
+    torso_pool: Count = Field(
+        0, description="side to which torso=impala max-pools its features, pixels; 0 = no pooling")
+    spectral_norm: bool = Field(
+        False, description="spectral normalisation of the residual convolutions of torso=impala")
+    hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the hidden dense layers")
+    norm: Norm = Field(
+        "none", description="normalisation before each ReLU: none, group (GroupNorm, convolutions only) or layer "
+                            "(LayerNorm)")
+
+    def inactive(self) -> dict[str, str]:
+        idle = {}
+        if self.munchausen:
+            idle["double"] = "with agent.munchausen=true, which averages over actions and chooses none"
+            if self.munchausen_alpha == 0:
+                idle["munchausen_floor"] = "with agent.munchausen_alpha=0, which multiplies it"
+        else:
+            names = ("munchausen_alpha", "munchausen_temperature", "munchausen_floor")
+            idle |= dict.fromkeys(names, "without agent.munchausen=true")
+        if not self.noisy:
+            idle |= dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "without agent.noisy=true")
+        if self.torso != "impala":
+            idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
+        return idle
+
+    def unused_for(self, spec: EnvSpec) -> dict[str, str]:
+        return unused_options(self, spec)
+
+    @property
+    def sigma(self) -> float | None:
+        """Initial noise of the last dense layers, None if they have none."""
+        return self.noisy_sigma if self.noisy else None
+
+    @property
+    def torso_options(self) -> dict[str, Any]:
+        if self.torso != "impala":
+            return {}
+        return {"width": self.torso_width, "spectral": self.spectral_norm, "pool": self.torso_pool}
+
+
+class QNetwork(nn.Module):
+    """{leaf: [B, ...]} -> q [B, A], or laws [B, A, *law]; float32 outside."""
+
+    def __init__(self, cfg: ValueBasedConfig, spec: EnvSpec, law: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        kind = DuelingHead if cfg.dueling else Head
+        self.head = kind(self.encoder.features, cfg.hidden, (spec.num_actions, *law), cfg.norm, cfg.sigma)
+
+    def forward(self, obs: Mapping[str, torch.Tensor], noise: Noise | None = None) -> torch.Tensor:
+        q: torch.Tensor = self.head(self.encoder(obs, self.head.dtype), noise)
+        return q
+
+
+class Prediction(NamedTuple):
+    """What a network says of every action: values q [B, A] and the laws [B, A, ...] whose means they are.
+
+    `tau` [B, N] are the levels of sampled quantiles. A plain value is its own law.
+    """
+
+    q: torch.Tensor
+    distribution: torch.Tensor
+    tau: torch.Tensor | None = None
+
+
+class BootstrapTarget(NamedTuple):
+    """What an action is worth: ret + discount · (return of a'), a' = `action` [B] or, softly, a' ~ `pi` [B, A].
+
+    `entropy` [B, A] is −τ log π, which a soft policy adds to the return of each action.
+    """
+
+    ret: torch.Tensor
+    discount: torch.Tensor
+    action: torch.Tensor | None
+    pi: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ReturnModel:
+    """How a paper represents returns.
+
+    `learn`, `bootstrap` and `choose` (net, obs, noise, rng) -> View are the network's answer where it is trained, where
+    it is a target, and where an action is chosen; they differ in the quantiles sampled. `view(hints) -> View` is what
+    an actor remembers of the last, under the names in `hints`. `compare(view, action, goal, next view)` gives the loss
+    and the priority, [B] each.
+    """
+
+    network: Callable[[], nn.Module]
+    predict_online: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    predict_target: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    predict_for_acting: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    read_prediction: Callable[[Tensors], Prediction]
+    priority_inputs: Columns
+    td_loss: Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
+
+
+def unscale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
+    """What the network says, in units of the return."""
+    return h_inverse(values) if cfg.rescale else values
+
+
+def rescale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
+    """Returns in the units that are learnt."""
+    return h(values) if cfg.rescale else values
+
+
+def n_step_return(cfg: ValueBasedConfig, rows: Tensors) -> NStep:
+    return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
+
+
+def make_target(
+    cfg: ValueBasedConfig, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_now: torch.Tensor | None
+) -> BootstrapTarget:
+    """The goal of the first step of each window. `q_next` chooses what follows it, `q_now` is for Munchausen alone.
+
+    Munchausen: r + α [τ log π(a|s)] clipped to [l₀, 0], then π = softmax(q/τ) with its entropy. Of n steps, the first
+    one gets the bonus.
+    """
+    ret, discount = step.ret[:, 0], step.discount[:, 0]
+    if not cfg.munchausen or q_now is None:
+        return BootstrapTarget(ret, discount, q_next.argmax(1))
+    bonus = gather_actions(scaled_log_policy(q_now, cfg.munchausen_temperature), action).clamp(min=cfg.munchausen_floor)
+    log_pi = scaled_log_policy(q_next, cfg.munchausen_temperature)
+    pi = (log_pi / cfg.munchausen_temperature).exp()
+    return BootstrapTarget(ret + cfg.munchausen_alpha * bonus, discount, None, pi, -log_pi)
+
+
+def target_values(cfg: ValueBasedConfig, goal: BootstrapTarget, law: torch.Tensor) -> torch.Tensor:
+    """y [B, ...] = ret + discount · z(s', a'), of values or quantiles z [B, A, ...]; softly, the mean over a' ~ π."""
+    def wide(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
+
+    z = unscale(cfg, law)
+    if goal.action is not None:
+        z_next = gather_actions(z, goal.action)
+    else:
+        assert goal.pi is not None and goal.entropy is not None
+        z_next = (wide(goal.pi, z) * (z + wide(goal.entropy, z))).sum(1)
+    return rescale(cfg, wide(goal.ret, z_next) + wide(goal.discount, z_next) * z_next)
+
+
+def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, kind: ReturnModel) -> Agent:
+    """The agent that learns returns in the way of `kind`, under the switches of `cfg`."""
+    reject_unused_options(cfg, spec)
+
+    def noise(rng: torch.Generator, items: int = 1) -> Noise | None:
+        return Noise(rng, items) if cfg.noisy else None
+
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        action, step = batch.rows["action"][:, 0], n_step_return(cfg, batch.rows)
+        encoder = cast(Encoder, net.encoder)
+        obs, obs_next = encoder.prepare(batch.obs(0)), encoder.prepare(batch.obs(step.row[:, 0]))
+        here = kind.predict_online(net, obs, noise(rng), rng)
+        with torch.no_grad():
+            there = kind.predict_target(target, obs_next, noise(rng), rng)
+            q_next, q_now = there.q, None
+            if cfg.munchausen:
+                q_now = kind.predict_for_acting(target, obs, noise(rng), rng).q
+            elif cfg.double:
+                q_next = kind.predict_for_acting(net, obs_next, noise(rng), rng).q
+            goal = make_target(cfg, step, action, q_next, q_now)
+        per_item, priority = kind.td_loss(here, action, goal, there)
+        metrics = {"train/q_mean": gather_actions(here.q.detach(), action), "train/priority": priority}
+        return Loss(per_item, priority, metrics=metrics)
+
+    def priority(rows: Tensors) -> torch.Tensor:
+        """The learner's own formula, its networks being the one that chose, as it saw things when it chose."""
+        action, step = rows["action"][:, 0], n_step_return(cfg, rows)
+        item = torch.arange(len(action))
+        here = kind.read_prediction({name: rows[name][:, 0] for name in kind.priority_inputs})
+        there = kind.read_prediction({name: rows[name][item, step.row[:, 0]] for name in kind.priority_inputs})
+        return kind.td_loss(here, action, make_target(cfg, step, action, there.q, here.q), there)[1]
+
+    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator) -> Decision:
+        lanes = len(arm.epsilon)
+        seen = kind.predict_for_acting(net, obs, noise(rng, lanes) if arm.network_noise else None, rng)
+        hints = {"law": seen.distribution} | ({} if seen.tau is None else {"tau": seen.tau})
+        return Decision(epsilon_greedy(seen.q, arm, rng), memory, hints)
+
+    return Agent(
+        network=kind.network,
+        act=act,
+        loss=loss,
+        window=Window(future=cfg.n_step),
+        priority_inputs=kind.priority_inputs,
+        priority=priority,
+    )
+
+
+def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:
+    """Options of the network that this environment's observations give nothing to do, and why. An environment without
+    images has use for the fewest."""
+    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    found = {}
+    if not images and cfg.torso not in ("auto", "mlp"):
+        found["torso"] = f"agent.torso={cfg.torso} is for images, and {spec.id} shows none: leave it out"
+    if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
+        why = "agent.torso=mlp has none" if images else f"{spec.id} shows no images"
+        found["norm"] = f"agent.norm=group follows convolutions, and {why}: use agent.norm=layer, or leave it out"
+    if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and (not images or cfg.torso == "mlp"):
+        found["norm"] = "agent.norm=layer has no layer to follow: set agent.hidden, or leave it out"
+    return found
+
+
+def reject_unused_options(cfg: Any, spec: EnvSpec) -> None:
+    """Refuse what `without_use` finds."""
+    for why in unused_options(cfg, spec).values():
+        raise UserError(why)

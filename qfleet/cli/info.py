@@ -1,0 +1,177 @@
+"""Verbs that answer questions: `recipes`, `config`, `check-env`, `doctor`, `version`; and the hidden `_env-host`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qfleet import __version__
+from qfleet.cli.output import clean_stdout, print_result, table
+
+if TYPE_CHECKING:
+    from qfleet.core.env import VectorEnv
+    from qfleet.runs.directory import RunDirectory
+
+
+def recipes(args: Namespace) -> int:
+    """List the recipes, or those that have all words."""
+    from qfleet.core.errors import UserError
+    from qfleet.runconfig import resolution
+
+    rows = resolution.list_recipes(args.words)
+    if not rows:
+        raise UserError(f"no recipe is about {' '.join(args.words)}: `qfleet recipes` lists all of them")
+    width = max((len(name) for name, _ in rows), default=0)
+    print_result(args, [f"{name:<{width}}  {description}" for name, description in rows],
+                 [{"name": name, "description": description} for name, description in rows])
+    return 0
+
+
+def config(args: Namespace) -> int:
+    """Show, explain or compare configurations, or print the schema of all."""
+    from qfleet.core.errors import UserError
+
+    actions = {"show": (_config_show, 1), "explain": (_config_explain, 1), "schema": (_config_schema, 0),
+               "diff": (_config_diff, 2)}
+    action, *sources = args.words
+    if action not in actions:
+        raise UserError(f"config {action} is not known: choose one of {', '.join(actions)}")
+    function, needed = actions[action]
+    if len(sources) != needed:
+        raise UserError(f"config {action} takes {needed} sources (recipe, file, environment id or run), "
+                        f"not {len(sources)}")
+    function(args, [_source(args, source) for source in sources])
+    return 0
+
+
+def check_env(args: Namespace) -> int:
+    """Try an environment out and list what was found; errors give exit 1."""
+    from qfleet.config import nest, validate
+    from qfleet.envs import EnvConfig
+    from qfleet.envs.check import check
+    from qfleet.runconfig.resolution import recipe_names, resolve
+
+    changes = [text.removeprefix("env.") for text in args.overrides]
+    if args.words[0] in recipe_names():
+        cfg = resolve(args.words[0], [f"env.{text}" for text in changes]).config.env
+    else:
+        cfg = validate(EnvConfig, {**nest(changes), "id": args.words[0]}, "command line")
+    with clean_stdout(args):
+        findings = check(cfg)
+    lines = [f"{finding.level:<8} {finding.text}" for finding in findings]
+    print_result(args, lines, [{"level": finding.level, "text": finding.text} for finding in findings])
+    return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def doctor(args: Namespace) -> int:
+    """Say what is installed and, for a recipe, what it would take; of a run, what limits it."""
+    from qfleet.core.errors import UserError
+    from qfleet.report import doctor as surgery
+
+    plan, root = None, "."
+    if args.words and not args.overrides and (run := _run(args, args.words[0])) is not None:
+        report = surgery.diagnose(run)
+        print_result(args, surgery.explain(report), report)
+        return 0
+    if args.words:
+        from qfleet import api
+        from qfleet.runconfig import resolution
+
+        config = resolution.resolve(_source(args, args.words[0]), args.overrides).config
+        with clean_stdout(args):
+            plan, root = dict(api.plan(config)), config.run.root
+    elif args.overrides:
+        raise UserError(f"{args.overrides[0]} changes a recipe, and none is named: qfleet doctor RECIPE key=value")
+    report = surgery.examine(plan, root)
+    print_result(args, [surgery.render(report)], report)
+    return 0
+
+
+def version(args: Namespace) -> int:
+    """Print the version."""
+    print_result(args, [f"qfleet {__version__}"], {"version": __version__})
+    return 0
+
+
+def env_host(args: Namespace) -> int:
+    """Host an environment for the process that started this one, until it closes the pipe."""
+    from qfleet.envs import EnvConfig, make
+    from qfleet.envs.isolated import serve_env
+
+    def build(request: dict[str, Any]) -> VectorEnv:
+        sys.path += [place for place in request["path"] if place not in sys.path]
+        return make(EnvConfig(**request["env"]), request["lanes"], render=request["render"])
+
+    return serve_env(build, sys.stdin, sys.stdout)
+
+
+def _config_show(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet.config import to_yaml
+    from qfleet.runconfig import resolution
+
+    resolved = resolution.resolve(sources[0], args.overrides)
+    print_result(args, [to_yaml(resolved.config).rstrip()], resolved.config.model_dump(mode="json"))
+
+
+def _config_explain(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet.runconfig import describe, resolution
+
+    rows = describe.explain(resolution.resolve(sources[0], args.overrides))
+    lines = table([(row.key, row.value, row.source, f"no effect: {row.idle}" if row.idle else row.description)
+                   for row in rows])
+    print_result(args, lines, [{**asdict(row), "active": not row.idle} for row in rows])
+
+
+def _config_schema(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet.runconfig import describe
+
+    schema = describe.schema()
+    print_result(args, [json.dumps(schema, indent=2)], schema)
+
+
+def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
+    from qfleet.runconfig import describe, resolution
+
+    first, second = (resolution.resolve(source, args.overrides) for source in sources)
+    rows = describe.diff(first.config, second.config)
+    print_result(
+        args,
+        table([("key", *sources), *((row.key, row.a, row.b) for row in rows)]) if rows else ["no difference"],
+        [asdict(row) for row in rows],
+    )
+
+
+def _run(args: Namespace, word: str) -> RunDirectory | None:
+    """The run that a word means, by path or name; recipes go first."""
+    from qfleet.runconfig.resolution import recipe_names
+    from qfleet.runs.directory import RunDirectory, run_names
+
+    if word in recipe_names():
+        return None
+    path = Path(args.root, word).expanduser() if word in run_names(args.root) else Path(word).expanduser()
+    return RunDirectory(path) if (path / "config.yaml").is_file() else None
+
+
+def _source(args: Namespace, word: str) -> str:
+    """A run, by path or name, stands for the configuration that it was trained with; recipes go first.
+
+    That may name modules, which are imported to understand it: not for a run from elsewhere, unless it is trusted.
+    """
+    from qfleet.runconfig.resolution import recipe_names
+    from qfleet.runs.directory import RunDirectory, run_names
+    from qfleet.runs.find import require_trusted
+
+    if word in recipe_names():
+        return word
+    path = Path(args.root, word).expanduser() if word in run_names(args.root) else Path(word)
+    run = RunDirectory(path.parent if path.name == "config.yaml" else path)
+    if not run.config.is_file():
+        return word
+    if not args.trust and (path != run.config or run.record.exists()):  # a lone config.yaml is the user's own file
+        require_trusted(run)
+    return str(run.config)

@@ -1,0 +1,56 @@
+"""Verbs of a fleet: `join`, and what its processes are started with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from qfleet.cli.output import print_error, print_result
+
+
+def join(args: Namespace) -> int:
+    """Lend this host's cores to a fleet."""
+    from qfleet.accel.threads import usable_cores
+    from qfleet.launch.actor_node import GrpcEndpoint
+    from qfleet.launch.join import JoinedActors, probe
+
+    contact = GrpcEndpoint(args.words[0], "", args.token_file, args.patience, args.tls_ca, args.tls_cert, args.tls_key,
+                           trust=args.trust)
+    actors = args.actors or usable_cores()
+    probe(contact)
+    several = actors != 1
+    print_error(f"{actors} actor{'s' * several} for the fleet at {contact.address}; Ctrl-C stops "
+                f"{'them' if several else 'it'}")
+    reason = JoinedActors(contact, actors).run()
+    ending = "the run is over" if reason is None else "left the fleet"
+    print_error(ending)
+    print_result(args, [], {"fleet": contact.address, "actors": actors, "ending": ending})
+    return 130 if reason == "interrupted" else 0
+
+
+def run_member(args: Namespace) -> int:
+    """Be one process of a fleet."""
+    from qfleet.core.errors import BadOutput
+    from qfleet.launch.actor_node import GrpcEndpoint, run_actor, run_evaluator
+    from qfleet.launch.allreduce_run import run_rank
+    from qfleet.launch.learner_node import run_learner
+    from qfleet.launch.server_nodes import run_shard, run_worker
+    from qfleet.process.supervisor import EXIT_UNRECOVERABLE
+
+    role, place, *name = args.words
+    if role == "cell":
+        return run_learner(Path(place))
+    if role == "rank":
+        return run_rank(Path(place))
+    if role == "shard":
+        return run_shard(Path(place), int(name[0].removeprefix("shard/")))
+    tls = (args.tls_ca, args.tls_cert, args.tls_key)
+    contact = GrpcEndpoint(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust,
+                           args.claim_file)
+    try:
+        if role == "evaluator":
+            return run_evaluator(contact, None if args.videos is None else Path(args.videos))
+        return run_worker(contact) if role == "bundle" else run_actor(contact)
+    except BadOutput as error:
+        print_error(f"environment failed: {error}")
+        return EXIT_UNRECOVERABLE

@@ -1,0 +1,287 @@
+"""Verbs that train: `train` and `resume`, with what --show and --record add at their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qfleet.cli.options import fleet_overrides
+from qfleet.cli.output import clean_stdout, print_error, print_result
+from qfleet.cli.play import RolloutFrames, describe_result, video_path, write_video
+
+if TYPE_CHECKING:
+    from qfleet.api import TrainResult
+    from qfleet.report.progress import ProgressView
+    from qfleet.runconfig.resolution import Resolved
+    from qfleet.runconfig.run_config import RunConfig
+
+SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
+SAVED_EXIT_CODES = (75, 130)
+ENDINGS = {"total_steps": "all steps taken", "total_updates": "all updates made",
+           "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted",
+           "preempted": "stopped by a signal"}
+
+
+def train(args: Namespace) -> int:
+    """Train once, or once per seed; an interruption ends the series."""
+    from qfleet.runconfig import resolution
+
+    source = args.words[0]
+    args.overrides += fleet_overrides(args)
+    plans = [resolution.resolve(source, args.overrides)]
+    again = _as_rank(args, plans[0].config.gradients)
+    if args.seeds > 1:
+        more = _per_seed(plans[0].config, args.seeds)
+        plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]
+    if args.dry_run:
+        return _dry_run(args, plans)
+    _require_finish(args)
+    if not again:
+        _require_free_names([plan.config for plan in plans])
+    documents: list[dict[str, Any]] = []
+    worst = 0
+    for number, plan in enumerate(plans, start=1):
+        if len(plans) > 1 and not args.quiet:
+            print_error(f"seed {plan.config.seed}, run {number} of {len(plans)}")
+        code, document = _train_one(args, plan)
+        documents.append(document)
+        worst = max(worst, code, key=lambda each: (each == 1, each))
+        if code in SAVED_EXIT_CODES:
+            break
+    if args.json:
+        print_result(args, [], documents if args.seeds > 1 else documents[0])
+    return worst
+
+
+def resume(args: Namespace) -> int:
+    """Continue a run."""
+    from qfleet import api
+    from qfleet.config import parse_override, read_yaml
+    from qfleet.report.progress import ProgressView
+    from qfleet.report.status import RunGoal
+    from qfleet.runs.directory import RunDirectory
+
+    args.overrides += fleet_overrides(args)
+    run = RunDirectory.open(args.words[0], args.root)
+    goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
+    _as_rank(args, goal.get("gradients"))
+    _require_finish(args)
+    view = ProgressView(RunGoal.from_settings(goal, _has_gpu()), mode=_mode(args))
+    with clean_stdout(args), _watched(view):
+        result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
+    document = _finish(args, result)
+    if args.json:
+        print_result(args, [], document)
+    return result.exit_code
+
+
+def _as_rank(args: Namespace, gradients: str | None) -> bool:
+    """Under torchrun or srun the first rank speaks for all. Whether all were started anew: then the run exists."""
+    from qfleet.sync.process_group import RankInfo
+
+    place = RankInfo.from_environment() if gradients == "allreduce" else None
+    if place is not None and place.rank:
+        args.quiet, args.show, args.record = True, False, False
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return place is not None and place.attempt > 0
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.device_count() > 0
+
+
+def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
+    from qfleet import api
+    from qfleet.report.progress import ProgressView
+    from qfleet.report.status import RunGoal
+
+    view = ProgressView(RunGoal.from_settings(plan.config.model_dump(mode="json"), _has_gpu()), mode=_mode(args))
+    with clean_stdout(args), _watched(view):
+        result = api.train(plan.config, sinks=[view], provenance=plan.provenance)
+    return result.exit_code, _finish(args, result)
+
+
+@contextlib.contextmanager
+def _watched(view: ProgressView) -> Iterator[None]:
+    """Leave the terminal in order whatever happens, and tell who meets a crash where the run can go on from."""
+    from qfleet.core.errors import RunLost, UserError
+
+    try:
+        yield
+    except Exception as error:
+        begun = view.run is not None and Path(view.run).is_dir()
+        if view.run is not None and begun and not isinstance(error, UserError | RunLost):
+            saved = sorted(path.name for path in Path(view.run, "checkpoints").glob("step-*"))
+            state = f"its last checkpoint is {saved[-1]}: qfleet resume {view.run}" if saved else (
+                f"no checkpoint yet: qfleet resume {view.run} starts it again")
+            error.add_note(f"the run is in {view.run}; {state}")
+        raise
+    finally:
+        view.close()
+
+
+def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
+    """Say how a training ended and what can be done with it; --show and --record are done here."""
+    run = result.directory
+    document = {"directory": str(run), "steps": result.steps, "updates": result.updates, "episodes": result.episodes,
+                "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code,
+                "saved_at": result.saved_at}
+    lines = [_ending(result)]
+    if (args.show or args.record) and result.exit_code not in SAVED_EXIT_CODES:
+        with clean_stdout(args):
+            more, extra = _show(args, run)
+        lines += more
+        document |= extra
+    commands = _next_commands(result) | ({} if "report" in document else {"report": f"qfleet report {run}"})
+    lines += [
+        f"{name:<10} {command}" for name, command in list(commands.items())[: 1 if result.already_finished else None]
+    ]
+    if not args.json:
+        print_result(args, [*lines, str(run)], document)
+    return document
+
+
+def _next_commands(result: TrainResult) -> dict[str, str]:
+    """What can be done with a run; without a checkpoint it can neither be resumed from one nor play."""
+    run = result.directory
+    saved = [] if result.saved_at is None else [("resume", f"qfleet resume {run}{_further(result)}")]
+    playing = [("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}")]
+    plays = bool(saved) or any(Path(run, "checkpoints").glob("best-*"))
+    return dict([*saved, ("watch", f"tensorboard --logdir {run}"), *playing * plays, ("plot", f"qfleet plot {run}")])
+
+
+def _further(result: TrainResult) -> str:
+    """The override that lets a finished run go on; one that was broken off needs none."""
+    return {"total_steps": f" total_steps={float(f'{2 * result.steps:.2g}'):.0f}",
+            "total_updates": f" total_updates={float(f'{2 * result.updates:.2g}'):.0f}",
+            "stop_at": " stop_at=null"}.get(result.reason, "")
+
+
+def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
+    """Evaluate, draw, film and report a finished run: the lines that say so, and the same as data.
+
+    What cannot be shown (an environment without pictures, say) is told and does not spoil the training.
+    """
+    lines: list[str] = []
+    document: dict[str, Any] = {}
+    shown = {"evaluation": _evaluated, "curve": _drawn, "film": _filmed, "report": _reported}
+    parts = shown if args.show else {"film": _filmed}
+    for name, part in parts.items():
+        try:
+            texts, document[name] = part(run)
+            lines += [f"{label:<10} {text}" for label, text in texts]
+        except Exception as error:  # whatever it is, hours of training are not to end in a traceback over a picture
+            print_error(f"no {name}: {error or type(error).__name__}")
+    return lines, document
+
+
+def _evaluated(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    from qfleet import api
+
+    result = api.evaluate(run, episodes=SHOWN_EPISODES, trust=True)  # its modules have just been at work
+    return [("evaluation", describe_result(result)), ("checkpoint", result.checkpoint)], result.to_json()
+
+
+def _drawn(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    from qfleet.report import plots
+
+    path = str(plots.plot([run]))
+    return [("curve", path)], path
+
+
+def _filmed(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    path = video_path(run, "best", SHOWN_SEED)
+    write_video(RolloutFrames(run, 1, SHOWN_SEED, "best", True), path, SHOWN_FPS)
+    return [("film", str(path))], str(path)
+
+
+def _reported(run: Path) -> tuple[list[tuple[str, str]], Any]:
+    from qfleet.report.run_report import report
+
+    path = str(report([run]))
+    return [("report", path)], path
+
+
+def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
+    from qfleet import api
+    from qfleet.config import to_yaml
+
+    first = plans[0].config
+    if first.placement != "inline":
+        from qfleet.launch.driver import require_startable
+
+        require_startable(first)
+    recipes = sorted({source.removeprefix("recipe ") for source in plans[0].provenance.values()
+                      if source.startswith("recipe ")})
+    with clean_stdout(args):
+        rows = {"recipes": ", ".join(recipes) or "none"} | dict(api.plan(first))
+    width = max(len(name) for name in rows)
+    print_result(args, [to_yaml(first).rstrip(), "", *(f"# {name:<{width}}  {text}" for name, text in rows.items())],
+                 {"config": first.model_dump(mode="json"), "plan": rows, "seeds": [plan.config.seed for plan in plans]})
+    return 0
+
+
+def _per_seed(first: RunConfig, seeds: int) -> list[list[str]]:
+    """The overrides that make one run per seed; a name chosen by the user gets the seed at its end."""
+    name = first.run.name
+    return [[f"seed={seed}", *([f"run.name={name}-s{seed}"] if name else [])]
+            for seed in range(first.seed, first.seed + seeds)]
+
+
+def _require_free_names(configs: Sequence[RunConfig]) -> None:
+    """Find a taken name before the first of several trainings, not after hours."""
+    from qfleet.core.errors import UserError
+
+    taken = [str(path) for cfg in configs if cfg.run.name and (path := Path(cfg.run.root, cfg.run.name)).exists()]
+    if taken:
+        raise UserError(f"{', '.join(taken)} exists already: continue with `qfleet resume {taken[0]}`, "
+                        "or choose another run.name")
+
+
+def _require_finish(args: Namespace) -> None:
+    """Find a missing extra before the training, not after it."""
+    from importlib.util import find_spec
+
+    from qfleet.core.errors import UserError
+
+    needs = {"video": "imageio_ffmpeg"} if args.record or args.show else {}
+    needs |= {"plot": "matplotlib"} if args.show else {}
+    missing = [extra for extra, module in needs.items() if find_spec(module) is None]
+    if missing:
+        raise UserError(f"--{'show' if args.show else 'record'} needs more packages: "
+                        f"pip install 'qfleet[{','.join(missing)}]'")
+
+
+def _mode(args: Namespace) -> str:
+    return "silent" if args.quiet else "auto"
+
+
+def _ending(result: TrainResult) -> str:
+    from qfleet.report.status import format_duration, format_number
+
+    best = "" if result.best is None else f", best evaluation {format_number(result.best)}"
+    ending = ENDINGS.get(result.reason, result.reason)
+    if result.exit_code == 1:
+        ending = f"{ending}, but the last checkpoint could not be saved: {_going_on(result)}"
+    elif result.exit_code in SAVED_EXIT_CODES:
+        ending = f"{ending}, {_going_on(result)}"
+    if result.already_finished:
+        ending = f"nothing to do, it was finished before, {ending}"
+    return (f"{ending}: {result.steps:,} steps, {result.updates:,} updates, "
+            f"{result.episodes:,} episodes in {format_duration(result.seconds)}{best}")
+
+
+def _going_on(result: TrainResult) -> str:
+    """From where resume goes on: a run with run.exact_resume saves on schedule only, and a disk may have been full."""
+    if result.saved_at is None:
+        return "there is no checkpoint to go on from"
+    if result.saved_at == result.steps:
+        return "the state is saved"
+    return f"resume goes on from the checkpoint at step {result.saved_at:,}"

@@ -1,0 +1,25 @@
+"""The result of an evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluation found. `version` is the number of updates behind the weights, `seconds` how long it took."""
+
+    returns: list[float]
+    lengths: list[int]
+    version: int
+    seconds: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        return float(np.std(self.returns))

@@ -1,0 +1,290 @@
+"""An environment in a process of its own: one that hangs, exits, prints, forks or moves about cannot harm training.
+
+    IsolatedEnv, in the trainer                  serve, in a fresh interpreter (never a fork of a live torch process)
+      make {request}                  ──▶          env = make(request)
+                                      ◀──        ready {spec, lanes}
+      reset {seeds}                   ──▶          env.reset
+                                      ◀──        obs
+      step [actions]: send returns    ──▶          env.send, env.recv           (whatever the caller does meanwhile)
+                      recv waits      ◀──        outcome {faults}
+      the pipe is closed              ──▶          env.close, exit
+
+Every request has one answer, in order. A child that gives none in time, ends, or answers nonsense is killed with all
+that it started, and replaced. A UserError or EnvFault raised in the child is raised again in the trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from qfleet.core.env import OBS_PREFIX, EnvSpec, Obs, StepResult, VectorEnv
+from qfleet.core.errors import BadOutput, EnvFault, UserError
+from qfleet.core.seeds import seed_for
+from qfleet.envs.env_process import ChildLost, PipeProcess
+from qfleet.envs.frames import Frame, FrameDecoder, FrameError, encode
+
+START_TIMEOUT_S = 120.0
+"""A start imports the environment's libraries, from what may be a cold network disk."""
+
+CLOSE_GRACE_S = 2.0
+COLUMNS = ("reward", "discount", "last", "raw_reward", "aborted")
+ERRORS: dict[str, type[Exception]] = {"UserError": UserError, "BadOutput": BadOutput, "EnvFault": EnvFault}
+
+log = logging.getLogger(__name__)
+
+
+class IsolatedEnv:
+    """A VectorEnv whose lanes live in a child process.
+
+    `command` starts an interpreter that calls `serve`; `request` (JSON) says what is to be made there. When the
+    child is lost, another takes its place: its lanes begin new episodes, with seeds that follow from the last reset
+    and the number of restarts since, and the Outcome says `cut`. The loss number `max_faults` with no episode completed
+    between is an EnvFault. A step may contain a reset, so one deadline serves both.
+    """
+
+    def __init__(self, command: Sequence[str], request: Mapping[str, Any], lanes: int, step_timeout_s: float,
+                 max_faults: int) -> None:
+        self.lanes = lanes
+        self._command, self._request = list(command), dict(request)
+        self._timeout_s, self._max_faults = step_timeout_s, max_faults
+        self._seeds: list[int] = []
+        self._restarts = 0  # since the last reset
+        self._streak = 0  # losses since an episode was completed
+        self._lost = 0  # episodes lost with children that are gone
+        self._rebuilt = 0  # episodes lost inside the present child, as it counts them
+        self._stepping = False
+        self._step_result: StepResult | None = None
+        self._child = PipeProcess(self._command)
+        try:
+            self.spec = self._handshake()
+        except ChildLost as loss:
+            # No second try: what fails before the first step fails again, and the user waits for the message.
+            self._child.terminate(loss.grace_s)
+            raise EnvFault(f"the environment's process did not start: {loss}; {self._child.exit_report()}") from None
+        except BaseException:
+            self._child.terminate(0.0)
+            raise
+
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        """Begin new episodes in all lanes; a step in flight is waited for and forgotten."""
+        if len(seeds) != self.lanes:
+            raise ValueError(f"{len(seeds)} seeds for {self.lanes} lanes")
+        if self._stepping:
+            self._await_step()
+        self._step_result = None
+        self._seeds, self._restarts = [int(seed) for seed in seeds], 0
+        try:
+            return self._first_obs(self._seeds)
+        except ChildLost as loss:
+            return self._replace(loss)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start a step and return at once. That a child is gone shows at `recv`."""
+        if not self._seeds or self._stepping or self._step_result is not None:
+            raise RuntimeError("send needs a reset before it, and a recv after the send before it")
+        self._child.post(Frame("step", arrays={"actions": np.asarray(actions)}))
+        self._stepping = True
+
+    def recv(self) -> StepResult:
+        """End the step: its outcome, or the cut of all lanes by a restart."""
+        if self._stepping:
+            self._await_step()
+        if self._step_result is None:
+            raise RuntimeError("recv needs a send before it")
+        outcome, self._step_result = self._step_result, None
+        return outcome
+
+    def render(self) -> np.ndarray | None:
+        """The picture of lane 0; while a step is in flight, of where it leads. None if the child is lost over it."""
+        if self._stepping:
+            self._await_step()
+        try:
+            return self._ask(Frame("render"), "picture", self._timeout_s).arrays.get("picture")
+        except ChildLost as loss:
+            self._child.terminate(loss.grace_s)  # the next step or reset finds it gone, and replaces it
+            return None
+
+    def faults(self) -> int:
+        """Episodes lost: every restart counts once per lane; lanes rebuilt inside the child count as there."""
+        return self._lost + self._rebuilt
+
+    def close(self) -> None:
+        self._child.terminate(CLOSE_GRACE_S)
+
+    def _await_step(self) -> None:
+        """Wait for the outcome of the step in flight. An interrupt (Ctrl-C) leaves it in flight."""
+        try:
+            frame = self._answer("outcome", self._timeout_s)
+            outcome = _decode_result(frame, self.spec, self.lanes)
+        except ChildLost as loss:
+            self._stepping = False
+            obs = self._replace(loss)
+            nothing, never = np.zeros(self.lanes, np.float32), np.zeros(self.lanes, bool)
+            self._step_result = StepResult(obs, nothing, nothing.copy(), never, np.zeros(self.lanes), ~never)
+        else:
+            self._step_result = outcome
+            if outcome.last.any():
+                self._streak = 0
+            self._rebuilt = int(frame.facts.get("faults", 0))
+
+    def _replace(self, loss: ChildLost) -> Obs:
+        """Start another child in place of the lost one; returns the first observations of its lanes."""
+        while True:
+            self._child.terminate(loss.grace_s)
+            self._lost, self._rebuilt = self._lost + self._rebuilt + self.lanes, 0
+            self._streak += 1
+            if self._streak >= self._max_faults:
+                raise EnvFault(f"the process of {self.spec.id} was lost {self._streak} times without completing an "
+                               f"episode (env.max_faults={self._max_faults}): {loss}; {self._child.exit_report()}")
+            self._restarts += 1
+            log.warning("the environment's process is replaced, %d lanes begin new episodes: %s", self.lanes, loss)
+            try:
+                self._child = PipeProcess(self._command)
+                spec = self._handshake()
+                if spec != self.spec:
+                    raise EnvFault(f"the environment came back as another one: {spec} instead of {self.spec}")
+                return self._first_obs([seed_for(seed, "restart", self._restarts) for seed in self._seeds])
+            except ChildLost as again:
+                loss = again
+
+    def _handshake(self) -> EnvSpec:
+        facts = self._ask(Frame("make", {"request": self._request}), "ready", START_TIMEOUT_S).facts
+        try:
+            lanes, spec = facts["lanes"], EnvSpec.from_json(facts["spec"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ChildLost(f"it introduced itself with {dict(facts)}: {error!r}") from None
+        if lanes != self.lanes:
+            raise EnvFault(f"the environment's process made {lanes} lanes; {self.lanes} were asked for")
+        return spec
+
+    def _first_obs(self, seeds: Sequence[int]) -> Obs:
+        frame = self._ask(Frame("reset", {"seeds": list(seeds)}), "obs", self._timeout_s)
+        return _obs(frame, self.spec, self.lanes)
+
+    def _ask(self, question: Frame, answer: str, timeout_s: float) -> Frame:
+        self._child.post(question)
+        return self._answer(answer, timeout_s)
+
+    def _answer(self, kind: str, timeout_s: float) -> Frame:
+        frame = self._child.read(timeout_s)
+        self._stepping = False
+        if frame.kind == "error" and frame.facts.get("class") in ERRORS:
+            error = ERRORS[frame.facts["class"]](frame.facts["message"])
+            if frame.facts["cause"]:
+                error.add_note("In the environment's process:\n" + frame.facts["cause"])
+            raise error
+        if frame.kind != kind:
+            raise ChildLost(f"it answered {frame.kind!r} where {kind!r} was due")
+        return frame
+
+
+def make_isolated_env(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_faults: int,
+                      render: bool = False) -> IsolatedEnv:
+    """The environment of an env section, as JSON has it, hosted by a fresh interpreter with this package."""
+    # The child looks for the user's modules where this process does: beside a script, for instance.
+    request = {"env": dict(section), "lanes": lanes, "render": render, "path": [str(place) for place in sys.path]}
+    return IsolatedEnv([sys.executable, "-m", "qfleet", "_env-host"], request, lanes, step_timeout_s, max_faults)
+
+
+def _obs(frame: Frame, spec: EnvSpec, lanes: int) -> Obs:
+    """The observation leaves of a frame, checked against the spec."""
+    obs = {name[len(OBS_PREFIX):]: array for name, array in frame.arrays.items() if name.startswith(OBS_PREFIX)}
+    found = {name: (array.shape, array.dtype) for name, array in obs.items()}
+    due = {name: ((lanes, *leaf.shape), np.dtype(leaf.dtype)) for name, leaf in spec.observation.items()}
+    if found != due:
+        raise ChildLost(f"it sent the observations {found}; its spec says {due}")
+    return obs
+
+
+def _decode_result(frame: Frame, spec: EnvSpec, lanes: int) -> StepResult:
+    columns = {name: frame.arrays[name] for name in COLUMNS if name in frame.arrays}
+    shapes = {name: column.shape for name, column in columns.items()}
+    if shapes != dict.fromkeys(COLUMNS, (lanes,)):
+        raise ChildLost(f"it sent the columns {shapes}; {COLUMNS} of ({lanes},) were due")
+    return StepResult(_obs(frame, spec, lanes), **columns)
+
+
+def serve_env(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdout: IO[Any]) -> int:
+    """Be the host of one environment until `stdin` ends; returns the exit status. Nothing else may have used either.
+
+    From here on the process's own fd 0 is empty and its fd 1 leads to stderr: what the environment prints or reads
+    cannot disturb the frames.
+    """
+    requests, answers = os.dup(stdin.fileno()), os.dup(stdout.fileno())
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, stdin.fileno())
+    os.dup2(2, stdout.fileno())
+    os.close(empty)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            assembly, envs = FrameDecoder(), list[VectorEnv]()
+            while (frame := _next(requests, assembly)) is not None:
+                answer = encode(_respond(frame, make, envs, stack))
+                if not _write(answers, answer):
+                    break
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _respond(frame: Frame, make: Callable[[dict[str, Any]], VectorEnv], envs: list[VectorEnv],
+             stack: contextlib.ExitStack) -> Frame:
+    """The answer to one request. `envs` holds the environment once it is made, `stack` closes it."""
+    try:
+        if frame.kind == "make":
+            env = make(frame.facts["request"])
+            envs.append(env)
+            stack.callback(env.close)
+            return Frame("ready", {"spec": env.spec.to_json(), "lanes": env.lanes})
+        env = envs[0]
+        if frame.kind == "reset":
+            return Frame("obs", arrays=_leaves(env.reset(frame.facts["seeds"])))
+        if frame.kind == "step":
+            env.send(frame.arrays["actions"])
+            outcome = env.recv()
+            columns = {name: getattr(outcome, name) for name in COLUMNS}
+            return Frame("outcome", {"faults": env.faults()}, {**_leaves(outcome.obs), **columns})
+        if frame.kind == "render":
+            picture = env.render()
+            return Frame("picture", arrays={} if picture is None else {"picture": picture})
+        raise FrameError(f"unknown request {frame.kind!r}")
+    except (UserError, EnvFault) as error:
+        name = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
+        cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
+        return Frame("error", {"class": name, "message": str(error), "cause": cause})
+
+
+def _leaves(obs: Obs) -> dict[str, np.ndarray]:
+    return {OBS_PREFIX + name: leaf for name, leaf in obs.items()}
+
+
+def _next(fd: int, assembly: FrameDecoder) -> Frame | None:
+    """The next request; None when the trainer has closed the pipe, or is gone."""
+    while count := os.readv(fd, [assembly.buffer]):
+        frame = assembly.advance(count)
+        if frame is not None:
+            return frame
+    return None
+
+
+def _write(fd: int, data: bytes) -> bool:
+    """Write all of it; False when nobody listens any more."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest):]
+    except BrokenPipeError:
+        return False
+    return True

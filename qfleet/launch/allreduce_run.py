@@ -1,0 +1,321 @@
+"""Runs whose learners are several and average their gradients: what each rank does, and who starts torchrun's.
+
+    torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; the first makes the run
+    srun ... qfleet train RECIPE gradients=allreduce              the same
+    qfleet train RECIPE gradients=allreduce cells=N               we make the run and start torchrun, which starts them
+
+The first rank keeps directory, records and checkpoints; the others add their parts. All see the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet.accel.threads import usable_cores
+from qfleet.core.env import EnvSpec, VectorEnv
+from qfleet.core.errors import BadOutput, ProcessFault, RunLost, UserError
+from qfleet.core.seeds import seed_for
+from qfleet.launch import attempt as session
+from qfleet.launch import driver
+from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
+from qfleet.launch.learner_node import RunRequest, result_json
+from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
+from qfleet.learner.learner import Diverged
+from qfleet.process.handle import child_environment
+from qfleet.process.heartbeat import Heartbeat
+from qfleet.process.memory import retain_freed_memory
+from qfleet.process.parent_watch import on_parent_exit
+from qfleet.process.signals import stop_on_signal
+from qfleet.process.supervisor import ChildFailure, ChildSpec
+from qfleet.runconfig import resolution
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
+from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
+from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
+from qfleet.training.learner_core import Hooks
+from qfleet.training.loop import TrainingPlan
+from qfleet.training.meter import Sink
+from qfleet.training.replica import ReplicaRun
+from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
+from qfleet.training.single_process import SingleProcessRun
+
+log = logging.getLogger(__name__)
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run: as a rank, if torchrun started this process; else by starting torchrun, if there are several."""
+    place = RankInfo.from_environment()
+    if place is None and config.cells > 1:
+        return driver.start(config, sinks, provenance, TorchrunDriver)
+    size = place.size if place else 1
+    if place and config.cells not in (1, size):
+        raise UserError(f"cells={config.cells}, but {size} ranks were started: leave cells out, or call qfleet "
+                        "without torchrun or srun, and it starts them itself")
+    with connect_ranks(config, place) as peers, open_env(config, size) as env:
+        config = resolve_auto(config.model_copy(update={"cells": size}), env.spec)
+        source = initial_weights(config, env.spec)
+        with ExitStack() as stack:
+            directory = _made(config, peers, stack)
+            part = Replica(
+                config, env, directory, peers, None if peers.rank else _newest(config, directory), RankContext(place)
+            )
+            origin = {"sources": dict(provenance), **_job()}
+            return part.run(sinks, origin, source)
+
+
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+    """Continue a run from its newest valid checkpoint, with as many ranks as there are now."""
+    place = RankInfo.from_environment()
+    if place is None and config.cells > 1:
+        return driver.resume(directory, config, sinks, TorchrunDriver)
+    size = place.size if place else 1
+    with connect_ranks(config, place) as peers, ExitStack() as stack:
+        checkpoint, before = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
+        if any(peers.exchange(b"" if before is None else b"ended")):
+            return before or _follower_result(directory, "total_steps")
+        with open_env(config, size) as env:
+            config = resolve_auto(config.model_copy(update={"cells": size}), env.spec)
+            source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
+            return Replica(config, env, directory, peers, checkpoint, RankContext(place)).run(sinks, _job(), source)
+
+
+def run_rank(private: Path) -> int:
+    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt.
+
+    torchrun starts anew whoever fails. What no other attempt would mend is left for the head to read, and none is made.
+    """
+    place = RankInfo.from_environment()
+    if place is None:
+        raise UserError("a rank is started by torchrun")
+    if not (private / TorchrunDriver.UNRECOVERABLE_FILE).exists():
+        try:
+            if place.rank == 0:
+                replace_text(private / TorchrunDriver.PID_FILE, str(os.getpid()))
+            result = train_rank(RunRequest.read(private), RankContext(place))
+            if place.rank == 0:
+                replace_text(private / RunRequest.RESULT_FILE, result_json(result))
+        except (UserError, RunLost, Diverged, BadOutput) as error:
+            log.error("%s", error)
+            what = {UserError: "", BadOutput: "environment failed: "}.get(type(error), "training failed: ")
+            told = {"text": f"{what}{error}", "ours": not isinstance(error, UserError)}
+            replace_text(private / TorchrunDriver.UNRECOVERABLE_FILE, json.dumps(told))
+    return 0
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Where a rank stands: which of them it is, who may ask it to leave, and how its evaluator comes to the first.
+
+    Without a tie it leaves when whoever started it is gone; without an opening the first rank starts the evaluator.
+    """
+
+    rank_info: RankInfo | None
+    heartbeat: Heartbeat | None = None
+    serve_evaluator: ServeEvaluator | None = None
+
+
+def train_rank(run_request: RunRequest, post: RankContext) -> TrainResult:
+    """Be a rank of a run that a head has prepared, from its newest checkpoint on if there is one."""
+    directory = RunDirectory(Path(run_request.directory))
+    config = resolution.resolve(str(directory.config), []).config
+    with connect_ranks(config, post.rank_info) as peers, open_env(config, peers.size) as env:
+        source = initial_weights(config, env.spec)
+        part = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), post)
+        return part.run((), run_request.origin, source)
+
+
+class TorchrunDriver(driver.Driver):
+    """A head whose cell is torchrun, with a rank for each cell. Restarts are torchrun's."""
+
+    PID_FILE = "rank.pid"
+    UNRECOVERABLE_FILE = "hopeless.json"
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+                 origin: Mapping[str, Any]) -> None:
+        super().__init__(config, spec, directory, sinks, origin)
+        # torchrun has no heartbeat; it watches the ranks, and they watch each other.
+        self.supervisor.policy = replace(self.supervisor.policy, first_beat_s=math.inf)
+
+    def _children(self) -> list[ChildSpec]:
+        rule = self.config.allreduce
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                 str(self.config.cells), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
+                 "-m", "qfleet", "_member", "rank", str(self.private)]
+        # torchrun would set 1. What torch itself takes, each rank sets; this is the most that a rank may take.
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(make_plan(self.config).decode_threads))}
+        return [ChildSpec(driver.LEARNER, words, child_environment() | threads,
+                          self.directory.path / "logs" / "ranks.log", 0)]
+
+    def _result(self, failure: ChildFailure | None) -> TrainResult:
+        try:
+            told = json.loads((self.private / self.UNRECOVERABLE_FILE).read_text())
+        except FileNotFoundError:
+            return super()._result(failure)
+        raise ProcessFault(told["text"]) if told["ours"] else UserError(told["text"])
+
+    def _pid(self) -> int | None:
+        """Whom to tell: one rank tells the others. Before it lives, torchrun, which then gives up."""
+        try:
+            return int((self.private / self.PID_FILE).read_text())
+        except (FileNotFoundError, ValueError):
+            return super()._pid()
+
+
+@contextmanager
+def connect_ranks(config: RunConfig, place: RankInfo | None) -> Iterator[ProcessGroup]:
+    with process_group(place, _device(config, place), config.allreduce.timeout_s) as peers:
+        yield peers
+
+
+@contextmanager
+def open_env(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
+    """The first environment of this rank; ranks share the cores."""
+    with closing(make_env(_shared_cores(config, ranks).env, config.env.lanes,
+                          stall_timeout_s=config.run.stall_timeout_s)) as env:
+        yield env
+
+
+def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
+    cores = int(config.ray.cell_cpus) if config.placement == "ray" else usable_cores() // ranks
+    threads = config.env.threads or max(1, cores)
+    return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
+
+
+def _device(config: RunConfig, place: RankInfo | None) -> torch.device:
+    """Every rank of a host has a GPU of its own, if they train on GPUs."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and place is not None:
+        return torch.device("cuda", place.local_rank % max(1, torch.cuda.device_count()))
+    return torch.device(name)
+
+
+def _made(config: RunConfig, peers: ProcessGroup, stack: ExitStack) -> RunDirectory:
+    """The run's directory: the first rank makes it, or finds the one that an earlier attempt of this job made."""
+    path = b""
+    if peers.rank == 0:
+        place = RankInfo.from_environment()
+        directory = _earlier(config) if place is not None and place.attempt else None
+        if directory is not None:
+            directory.lock()
+        else:
+            directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
+        stack.callback(directory.unlock)
+        path = str(directory.path).encode()
+    return RunDirectory(Path(peers.exchange(path)[0].decode()))
+
+
+def _job() -> dict[str, str]:
+    """What tells this job from all others: the agent that started this process, or the step of Slurm's that it is."""
+    if RankInfo.from_environment() is None:
+        return {}
+    agent = f"{os.uname().nodename}/{os.getppid()}"
+    if "SLURM_STEP_ID" in os.environ:  # whose agents are several, and the first rank may be anybody's
+        agent = f"slurm/{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    return {"torchrun": f"{agent}/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"}
+
+
+def _earlier(config: RunConfig) -> RunDirectory | None:
+    for name in run_names(config.run.root):
+        directory = RunDirectory(Path(config.run.root).expanduser() / name)
+        try:
+            attempts = json.loads(directory.record.read_text())["attempts"]
+            if attempts and attempts[-1].get("torchrun") == _job()["torchrun"]:
+                return directory
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return None
+
+
+def _newest(config: RunConfig, directory: RunDirectory) -> Checkpoint | None:
+    return Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+
+
+def _follower_result(directory: RunDirectory, reason: str) -> TrainResult:
+    """How a run ended, as a rank tells it that keeps no books."""
+    return TrainResult(directory.path, 0, 0, 0, 0.0, None, reason, session.EXIT_CODES.get(reason, 0))
+
+
+class Replica:
+    """One rank's part of a run. Only the first is given the checkpoint; it tells the others which one it is."""
+
+    def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, peers: ProcessGroup,
+                 checkpoint: Checkpoint | None, post: RankContext) -> None:
+        self.config, self.env, self.directory, self.peers, self.context = config, env, directory, peers, post
+        chosen = peers.exchange(b"" if checkpoint is None else checkpoint.path.name.encode())[0].decode()
+        if peers.rank and chosen:
+            checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # the first one did
+        if checkpoint is not None:
+            require_same_env(checkpoint, env.spec)
+        self.checkpoint = checkpoint
+        self.checkpoints = ShardedCheckpointWriter(peers, directory.path / "parts", checkpoint)
+
+    def run(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
+        with advise_on_oom(self.config), ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            if self.peers.rank == 0:
+                return self._run_rank_zero(sinks, origin, source, stack)
+            return self._run_follower(stack)
+
+    def _run_rank_zero(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None,
+                       stack: ExitStack) -> TrainResult:
+        spec, checkpoint = self.env.spec, self.checkpoint
+        attempt = Attempt(self.config, spec, self.directory, sinks, lambda outside: self._build(outside, stack),
+                          checkpoint)
+        stack.callback(attempt.close)
+        if checkpoint is None and source is not None:
+            attempt.load_initial_weights(source)
+        attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
+        return record_outcome(self.directory, attempt.execute)
+
+    def _run_follower(self, stack: ExitStack) -> TrainResult:
+        retain_freed_memory()
+        torch.set_num_threads(self.config.run.threads or 1)
+        quiet = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
+        rank = self._build(quiet, stack)
+        if self.checkpoint is not None:
+            rank.restore(self.checkpoint.state(), self.checkpoint.segments())
+        with stop_on_signal(rank.core.stop):
+            reason = rank.run()
+        return _follower_result(self.directory, reason)
+
+    def _build(self, outside: Hooks, stack: ExitStack) -> ReplicaRun:
+        cast = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
+        stack.callback(cast.close)
+        inline = SingleProcessRun(cast, self._plan(), replace(outside, save=self.checkpoints.saver(outside.save)))
+        bench, opening = None, self.context.serve_evaluator
+        if self.peers.rank == 0 and (opening is not None or self.peers.size > 1):
+            bench = RemoteEvaluator(
+                self.config, self.env.spec, inline.core, opening or supervised_evaluator(self.directory)
+            )
+            stack.callback(bench.close)
+        rank = ReplicaRun(inline, self.peers, self.config.allreduce, bench)
+        self.checkpoints.rank_sync = rank.rank_sync
+        self._stop_when_orphaned(lambda: setattr(rank.core.stop, "reason", "preempted"), stack)
+        return rank
+
+    def _stop_when_orphaned(self, leave: Callable[[], object], stack: ExitStack) -> None:
+        if self.context.heartbeat is not None:
+            self.context.heartbeat.on_orphan(leave)
+        elif self.context.rank_info is not None:
+            stack.callback(on_parent_exit(leave))
+
+    def _plan(self) -> TrainingPlan:
+        """Nothing is drawn from the same numbers on two ranks; the first draws as a run of one process would."""
+        plan, rank = make_plan(self.config), self.peers.rank
+        seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
+        return replace(plan, seed=seed, device=_device(self.config, self.context.rank_info))

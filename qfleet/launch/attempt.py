@@ -1,0 +1,380 @@
+"""One attempt at a run: directory, writers and checkpoints around the roles, from the first step to the exit code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+import torch
+
+from qfleet.actor.policy import Policy
+from qfleet.config import to_yaml
+from qfleet.core.env import EnvSpec, VectorEnv
+from qfleet.core.errors import ProcessFault, RunLost, UserError
+from qfleet.core.evaluation import Score
+from qfleet.core.replay import Sample
+from qfleet.core.schedule import Progress
+from qfleet.process.memory import out_of_memory_text, retain_freed_memory
+from qfleet.process.signals import stop_on_signal
+from qfleet.report.eval_video import EvalVideoRecorder
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.plan_text import describe_plan
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
+from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
+from qfleet.runs.find import find_checkpoint
+from qfleet.runs.members import write_members
+from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
+from qfleet.runs.presence import DirectoryGuard
+from qfleet.runs.transfer import matching_weights
+from qfleet.training.checkpointer import Checkpointer, Snapshot
+from qfleet.training.learner_core import Hooks, LearnerCore
+from qfleet.training.meter import Sink
+from qfleet.training.single_process import SingleProcessRun
+
+log = logging.getLogger(__name__)
+
+EXIT_CODES = {"interrupted": 130, "preempted": 75}
+BAD_BATCHES_KEPT = 3
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training ended. `exit_code` is what the command line returns for it.
+
+    `saved_at` is the step of the checkpoint that it would go on from, None if there is none. `before` says that it had
+    ended before it was to be resumed: nothing was done.
+    """
+
+    directory: Path
+    steps: int
+    updates: int
+    episodes: int
+    seconds: float
+    best: float | None
+    reason: str
+    exit_code: int
+    saved_at: int | None = None
+    already_finished: bool = False
+
+
+RunModifier = Callable[[RunConfig, SingleProcessRun, RunDirectory, ExitStack], None]
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
+          arrange: RunModifier | None = None) -> TrainResult:
+    """Train a new run. `arrange` may change its roles before it begins; the stack is closed when it has ended."""
+    with ExitStack() as stack:
+        stack.enter_context(advise_on_oom(config))
+        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
+        stack.callback(env.close)
+        config = resolve_auto(config, env.spec)
+        source = initial_weights(config, env.spec)
+        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
+        stack.callback(directory.unlock)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, not ours
+        try:
+            build = _single_process(config, env, directory, arrange, stack)
+            attempt = Attempt(config, env.spec, directory, sinks, build)
+            stack.callback(attempt.close)
+            unfit = attempt.load_initial_weights(source) if source else []
+            attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
+        except BaseException:
+            directory.discard()  # or its name would be taken by a run that never began
+            raise
+        return record_outcome(directory, attempt.execute)
+
+
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
+           arrange: RunModifier | None = None) -> TrainResult:
+    """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
+    with ExitStack() as stack:
+        stack.enter_context(advise_on_oom(config))
+        checkpoint, before = open_for_resume(directory, config, stack)
+        if before is not None:
+            return before
+        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
+        stack.callback(env.close)
+        if checkpoint is not None:
+            require_same_env(checkpoint, env.spec)
+        config = resolve_auto(config, env.spec)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        build = _single_process(config, env, directory, arrange, stack)
+        attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
+        stack.callback(attempt.close)
+        if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
+            attempt.load_initial_weights(source)
+        attempt.open({} if checkpoint is None else {"resumed_from": checkpoint.path.name})
+        return record_outcome(directory, attempt.execute)
+
+
+def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
+    """Do the work of an attempt, and write into the run how it ended, for those who look at it later."""
+    try:
+        result = work()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            directory.conclude("interrupted")
+        elif not isinstance(error, RunLost) and directory.ending() is None:
+            words = headline(error)
+            kind = "" if isinstance(error, UserError | ProcessFault) else f"{type(error).__name__}: "
+            directory.conclude("failed", f"{kind}{words}".removesuffix(": "))
+        raise
+    if result.exit_code == 1:
+        directory.conclude("failed", "the last checkpoint could not be saved")
+    else:
+        directory.conclude(result.reason)
+    return result
+
+
+def headline(error: BaseException) -> str:
+    """The first line of an error's text, and the next one where the first only introduces it."""
+    first, _, rest = str(error).partition("\n")
+    return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
+
+
+def open_for_resume(directory: RunDirectory, config: RunConfig,
+                    stack: ExitStack) -> tuple[Checkpoint | None, TrainResult | None]:
+    """Hold a run, and look where it stands: its newest valid checkpoint, and how it ended if nothing is left to do.
+
+    A run that died before its first checkpoint has none, and starts again from its beginning.
+    """
+    directory.lock()
+    stack.callback(directory.unlock)
+    checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+    if checkpoint is not None:
+        if not directory.has_id(checkpoint.manifest.run):
+            raise UserError(f"{checkpoint.path} is a checkpoint of another run: move it out of {directory.checkpoints} "
+                            f"and resume, or start a new run with its weights, init_from={checkpoint.path}")
+        return checkpoint, finished_result(directory, config, checkpoint)
+    if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
+        raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
+                        f"anew with `qfleet train {directory.config}` and another run.name")
+    log.warning("%s has no checkpoint yet: it starts again from its first step", directory.path)
+    return None, None
+
+
+def finished_result(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
+    """How a run ended that has nothing left to do under this config; None if there is, be it the last evaluation."""
+    steps, updates = moment = checkpoint.manifest.moment
+    records = [record for record in read_metrics(directory.metrics) if moment_of(record) <= moment]
+    judged = next((record for record in reversed(records) if "eval/mean_reward" in record), None)
+    if judged is None:
+        return None
+    best = judged.get("eval/best_reward")
+    solved = config.stop_at is not None and best is not None and best >= config.stop_at
+    ends = {"stop_at": solved, "total_steps": steps >= config.total_steps,
+            "total_updates": config.total_updates is not None and updates >= config.total_updates}
+    reason = next((name for name, reached in ends.items() if reached), None)
+    version = judged.get("eval/updates", judged.get("updates"))  # of the weights: a score may come later than they
+    if reason is None or not (solved or (judged.get("step"), version) == (steps, updates)):
+        return None
+    return TrainResult(directory.path, steps, updates, records[-1].get("episodes", 0), records[-1].get("time_s", 0.0),
+                       best, reason, 0, steps, already_finished=True)
+
+
+@contextmanager
+def advise_on_oom(config: RunConfig) -> Iterator[None]:
+    """Say beside a lack of memory which keys ask for it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, set "
+                       "replay.store=host, make room on the GPU (nvidia-smi lists who uses it), or set device=cpu")
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and out_of_memory_text(error) is None:
+            raise
+        error.add_note(f"lower replay.capacity={config.replay.capacity} or env.lanes={config.env.lanes}, or "
+                       f"learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, or set "
+                       "replay.max_bytes")
+        raise
+
+
+def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: RunModifier | None,
+                    stack: ExitStack) -> Callable[[Hooks], SingleProcessRun]:
+    """How all roles come to life in this process; the stack closes their environments."""
+    def build(outside: Hooks) -> SingleProcessRun:
+        cast = make_acting_setup(config, env)
+        stack.callback(cast.close)
+        inline = SingleProcessRun(cast, make_plan(config), outside)
+        if arrange is not None:
+            arrange(config, inline, directory, stack)
+        return inline
+
+    return build
+
+
+def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any], known: str | None) -> str:
+    """Write down what is about to be run; the run's id, which is known from a checkpoint if not from run.json."""
+    try:
+        run = directory.ensure_id(known)
+        replace_text(directory.config, to_yaml(config))
+        directory.add_attempt(describe_machine() | dict(origin))
+        return run
+    except OSError as error:
+        raise UserError(f"cannot write to the run {directory.path}: {error.strerror}; make room there, or choose "
+                        "another folder with run.root") from error
+
+
+def require_same_env(checkpoint: Checkpoint, spec: EnvSpec) -> None:
+    """Refuse weights that were trained on other observations or actions."""
+    require_same_spaces(f"checkpoint {checkpoint.path} was trained on", checkpoint.spec, "the environment", spec)
+
+
+def require_same_spaces(there: str, was: EnvSpec, here: str, now: EnvSpec) -> None:
+    """UserError that shows both sides, unless they observe and act alike."""
+    if was.observation != now.observation or was.num_actions != now.num_actions or was.box != now.box:
+        raise UserError(f"{there} {was.id} with {was.action_text}, observing {was.observation_text}; "
+                        f"{here} {now.id} has {now.action_text}, observing {now.observation_text}")
+
+
+def initial_weights(config: RunConfig, spec: EnvSpec) -> Checkpoint | None:
+    if config.init_from is None:
+        return None
+    checkpoint = find_checkpoint(config.init_from, root=config.run.root, trust=True)  # only its weights are used
+    try:
+        if not config.init_partial:
+            require_same_env(checkpoint, spec)
+    except UserError as error:
+        raise UserError(f"{error}; init_partial=true takes over the weights that fit all the same") from None
+    return checkpoint
+
+
+class TrainingRun(Protocol):
+    """The roles of a run, wherever they live: those of one process, or a cell whose actors are elsewhere."""
+
+    core: LearnerCore
+    checkpointer: Checkpointer
+
+    def run(self) -> str: ...
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None: ...
+
+
+def show_plan(sinks: Sequence[Sink], rows: list[tuple[str, str]]) -> None:
+    """Tell those who look on what is to come: (name, text) pairs."""
+    for sink in sinks:
+        show: Callable[[list[tuple[str, str]]], None] | None = getattr(sink, "plan", None)
+        if show is not None:
+            show(rows)
+
+
+class Attempt:
+    """The roles of a run, which `build` makes, and all that surrounds them, ready to go."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+                 build: Callable[[Hooks], TrainingRun], checkpoint: Checkpoint | None = None) -> None:
+        retain_freed_memory()
+        torch.set_num_threads(config.run.threads or 1)
+        self.config, self.directory, self.spec = config, directory, spec
+        self.store = Checkpoints(directory.checkpoints, config.checkpoint.keep)
+        self.text = to_yaml(config)
+        self.sinks: list[Sink] = []
+        self.user_sinks, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
+        self.id = checkpoint.manifest.run if checkpoint else None
+        if checkpoint is None and directory.metrics.exists():
+            self._resume = (0, 0)  # an attempt that died before its first checkpoint
+        show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec, directory.path)])
+        self.video_recorder, self.presence = EvalVideoRecorder(config, directory.videos), DirectoryGuard(directory)
+        self.run = build(Hooks(self.sinks, self._save, self._save_best, self._keep_bad, self._record_video,
+                               partial(write_members, directory.path), lambda remembered: self.store.best_score()))
+        self.core = self.run.core
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    def load_initial_weights(self, checkpoint: Checkpoint) -> list[str]:
+        """Start from trained weights instead of random ones; returns the tensors that did not fit, a line for each."""
+        learner, source = self.core.learner, self.config.init_from
+        mine, given = learner.flat.state(), checkpoint.policy()
+        wanted = {
+            name: value for name, value in mine.items() if name in given or name not in learner.agent.eval_buffers
+        }
+        try:
+            found = matching_weights(checkpoint, wanted, self.text, self.config.init_partial)
+        except UserError as error:
+            raise UserError(f"init_from={source}: {error}") from None
+        learner.load_weights(mine | found.taken)
+        if found.unfit:
+            log.warning("init_from=%s: %d of %d tensors are taken over, these differ: %s", source, len(found.taken),
+                        len(mine), "; ".join(found.unfit))
+        return found.unfit
+
+    def open(self, origin: Mapping[str, Any]) -> None:
+        """Write down what is about to be run and open its records; before this, nothing on the disk has changed."""
+        if self.config.run.wandb:  # first, since it may be missing
+            self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
+                                          self.config.model_dump(mode="json")))
+        self.id = _introduce(self.directory, self.config, origin, self.id)
+        if self.config.run.tensorboard:
+            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
+        self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
+        self.sinks.extend(self.user_sinks)
+        self.sinks.insert(0, self.presence)
+
+    def close(self) -> None:
+        """Let go of the records."""
+        self.core.meter.close()
+
+    def execute(self) -> TrainResult:
+        """Train until the run ends or is told to."""
+        with stop_on_signal(
+            self.core.stop, second_sigint_raises=self.config.placement == "inline"
+        ):  # a fleet has a head for that
+            reason = self.run.run()
+        self.presence.check()
+        now = self.core.progress()
+        code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
+        saved = self.run.checkpointer.saved_at
+        return TrainResult(self.directory.path, now.steps, now.updates, self.core.meter.episodes,
+                           self.core.meter.seconds, self.core.best, reason, code, saved.steps if saved else None)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            self.run.restore(checkpoint.state(), checkpoint.segments())
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {error}") from error
+        self.store.resume_from(checkpoint)
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self.presence.check()
+        steps, updates = snapshot.progress
+        self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
+                        CheckpointMeta(self.text, self.spec, run=self.id))
+
+    def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> bool:
+        self.presence.check()
+        notes = {"mean_reward": score.mean, "std_reward": score.std, "episodes": float(len(score.returns))}
+        try:
+            self.store.save_policy(
+                progress.steps, score.version, weights, CheckpointMeta(self.text, self.spec, notes, self.id)
+            )
+        except OSError as error:
+            self.core.meter.count("fault/checkpoints_failed")
+            log.warning("the best policy at step %d could not be saved (%s)", progress.steps, error)
+            return False
+        return True
+
+    def _record_video(self, policy: Policy, evaluation: int) -> None:
+        self.video_recorder.record(policy, evaluation, self.core.progress().steps, lambda: self.core.stop.is_external)
+
+    def _keep_bad(self, sample: Sample, update: int) -> None:
+        """Keep the first batches whose loss was not finite, for people to look at."""
+        folder = self.directory.path / "faults"
+        path = folder / f"bad-batch-after-update-{update}.safetensors"
+        if path.exists() or (folder.exists() and len(list(folder.iterdir())) >= BAD_BATCHES_KEPT):
+            return
+        arrays: dict[str, Any] = {name: rows.cpu().contiguous() for name, rows in sample.rows.items()}
+        try:
+            folder.mkdir(exist_ok=True)
+            safetensors.torch.save_file(arrays | {"weight": sample.weight.cpu(), "keys": torch.as_tensor(sample.keys)},
+                                        path)
+            log.warning("loss or gradient was not finite after update %d; the batch is in %s", update, path)
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            log.warning("a bad batch could not be kept (%s)", error)

@@ -1,0 +1,208 @@
+"""What the learning process of a fleet runs: it takes its orders from the head, and leaves word how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from qfleet.config import to_yaml
+from qfleet.core.env import EnvSpec
+from qfleet.core.errors import RunLost
+from qfleet.launch.actor_node import heartbeat_thread
+from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights
+from qfleet.learner.learner import Diverged
+from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, HeartbeatSender
+from qfleet.process.signals import exit_on_signal
+from qfleet.process.supervisor import EXIT_UNRECOVERABLE
+from qfleet.runconfig import resolution
+from qfleet.runconfig.build import make_agent, make_plan
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.checkpoint import Checkpoints
+from qfleet.runs.directory import RunDirectory, replace_text
+from qfleet.launch.coordinator import Coordinator, connect_shards
+from qfleet.training.learner_core import Hooks
+from qfleet.training.remote_actors import RemoteActorsRun
+from qfleet.transport.fleet_server import FleetServer
+from qfleet.transport.inbox import Inbox
+from qfleet.transport.published_state import PublishedState
+from qfleet.transport.registry import Registry
+from qfleet.transport.security import read_token
+from qfleet.transport.shard_service import RemoteShard
+
+log = logging.getLogger(__name__)
+
+LEAVE_TIMEOUT_S = 3.0
+"""How long a cell that is done waits until everybody has heard so."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the head tells its cell, as a file in their private folder."""
+
+    directory: str
+    spec: dict[str, Any]
+    origin: dict[str, Any]
+
+    REQUEST_FILE: ClassVar = "orders.json"
+    RESULT_FILE: ClassVar = "result.json"
+    ENDPOINT_FILE: ClassVar = "door.json"
+    SOCKET_FILE: ClassVar = "fleet.sock"
+    TOKEN_FILE: ClassVar = "token"  # of the run's own processes
+    JOIN_TOKEN_FILE: ClassVar = "join-token"  # for members that join, where the config names no file
+
+    def write(self, private: Path) -> None:
+        replace_text(private / self.REQUEST_FILE, json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(private: Path) -> RunRequest:
+        return RunRequest(**json.loads((private / RunRequest.REQUEST_FILE).read_text()))
+
+
+def run_learner(private: Path) -> int:
+    """Learn until the run ends; how it ended is left in the private folder."""
+    run_request, tether = RunRequest.read(private), HeartbeatSender.from_env()
+    try:
+        with (
+            exit_on_signal(sys.exit),
+            exclusive_writer(Path(run_request.directory)),
+        ):  # told to stop before there is anything to save
+            learn(run_request, tether, GrpcServing(private), lambda config: connect_shards(config, private))
+        return 0
+    except (Diverged, RunLost) as error:
+        log.error("training failed: %s", error)  # here, where no restart would be of use
+        return EXIT_UNRECOVERABLE
+
+
+class Serving(Protocol):
+    """How others come to a cell while the context is open, and whom it tells its result."""
+
+    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig
+                 ) -> AbstractContextManager[None]: ...
+    def report_result(self, result: TrainResult) -> None: ...
+
+
+class GrpcServing:
+    """Calls come by gRPC; what others must know lies in the private folder."""
+
+    def __init__(self, private: Path) -> None:
+        self._private = private
+
+    @contextmanager
+    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
+        private = self._private
+        fleet = config.fleet.at_port(_former_port(private))  # of a cell that died: those who joined know no other
+        server = FleetServer(desk, registry, inbox, fleet, private / RunRequest.SOCKET_FILE, _tokens(config, private))
+        try:
+            server.start()
+            replace_text(private / RunRequest.ENDPOINT_FILE, json.dumps({"port": server.port}))
+            yield
+        finally:
+            server.close(1.0)
+
+    def report_result(self, result: TrainResult) -> None:
+        replace_text(self._private / RunRequest.RESULT_FILE, result_json(result))
+
+
+def result_json(result: TrainResult) -> str:
+    return json.dumps(asdict(result) | {"directory": str(result.directory)})
+
+
+def learn(run_request: RunRequest, tether: Heartbeat | None, reception: Serving,
+          shard_clients: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
+    """Learn until the run ends; the reception hears how. `shelves` finds the shards of a parameter server."""
+    directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
+    config = resolution.resolve(str(directory.config), []).config
+    desk = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
+    registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
+    if config.gradients != "server":
+        shard_clients = None
+    inbox = Inbox(config.fleet.inbox_messages, *([] if shard_clients else [config.waiting_steps(config.env.lanes)]))
+    stall_s = config.run.stall_timeout_s
+    # A replay takes long to load and to save; a loop that hangs for ever is another matter.
+    over = heartbeat_thread(tether, math.inf, lambda: time.monotonic() - desk.status.updated_at < stall_s)
+    checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
+
+    def build(outside: Hooks) -> RemoteActorsRun | Coordinator:
+        plan = make_plan(config)
+        if shard_clients is None:
+            return RemoteActorsRun(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+        plan = replace(plan, device=torch.device("cpu"), learner=plan.learner.model_copy(update={"parts": 1}))
+        fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+        return Coordinator(fleet, shard_clients(config), config.cells, directory.path / "parts")
+
+    with advise_on_oom(config), ExitStack() as stack:
+        attempt = Attempt(config, spec, directory, (), build, checkpoint)
+        stack.callback(attempt.close)
+        if checkpoint is None and (source := initial_weights(config, spec)) is not None:
+            attempt.load_initial_weights(source)
+        attempt.open(
+            run_request.origin if checkpoint is None else run_request.origin | {"resumed_from": checkpoint.path.name}
+        )
+        stack.enter_context(reception(desk, registry, inbox, config))
+        if tether is not None:
+            tether.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
+        stack.callback(over.set)
+        result = attempt.execute()
+        reception.report_result(result)
+        if not config.fleet.lasting:
+            desk.stop()
+        _wait_until_members_left(registry)
+
+
+@contextmanager
+def exclusive_writer(run: Path) -> Iterator[None]:
+    """Wait until nobody else writes here: the cell of a head that was killed may be saving its last checkpoint.
+
+    The system lets go of the folder when its holder dies; where it cannot hold folders at all, nobody waits.
+    """
+    holder = os.open(run, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + ORPHAN_GRACE_S + 2
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(holder)
+
+
+def _tokens(config: RunConfig, private: Path) -> list[str]:
+    """First that of the run's own processes, then that of members that join, if they can."""
+    own = read_token(private / RunRequest.TOKEN_FILE)
+    if config.fleet.address is None:
+        return [own]
+    return [own, read_token(config.fleet.token_file or private / RunRequest.JOIN_TOKEN_FILE)]
+
+
+def _former_port(private: Path) -> int | None:
+    try:
+        port: int | None = json.loads((private / RunRequest.ENDPOINT_FILE).read_text())["port"]
+        return port
+    except FileNotFoundError:
+        return None
+
+
+def _wait_until_members_left(registry: Registry) -> None:
+    """Everybody who asks now is told to leave; wait until those who were here a moment ago have asked."""
+    ended = time.monotonic()
+    while time.monotonic() - ended < LEAVE_TIMEOUT_S:
+        if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in registry.members()):
+            return
+        time.sleep(0.05)

@@ -1,0 +1,1 @@
+"""The learner: gradients, optimizer, flat parameters, weights for actors."""

@@ -1,0 +1,54 @@
+"""From a batch to a gradient by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from qfleet.core.agent import Agent
+from qfleet.core.replay import Sample
+
+
+@dataclass(frozen=True)
+class GradientResult:
+    """The weighted mean loss, its gradient (one tensor per parameter, None = no part), and what else was found."""
+
+    total: torch.Tensor
+    per_item: torch.Tensor
+    grads: Sequence[torch.Tensor | None]
+    priority: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+GradientFn = Callable[[Sample], GradientResult]
+
+
+class Autograd:
+    """The one place where losses are weighted and averaged: (weight · per_item).mean() + extra.
+
+    With a `bound`, losses above it weigh nothing.
+    """
+
+    def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator) -> None:
+        self.agent, self.net, self.target, self.rng = agent, net, target, rng
+        parameters = list(net.parameters())
+        self.trained = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
+        self.parameters = parameters
+        self.bound: torch.Tensor | None = None
+
+    def __call__(self, sample: Sample) -> GradientResult:
+        loss = self.agent.loss(self.net, self.target, sample, self.rng)
+        per_item = loss.per_item.detach()
+        weight = sample.weight if self.bound is None else sample.weight * (per_item <= self.bound)
+        total = (weight * loss.per_item).mean()
+        if loss.extra is not None:
+            total = total + loss.extra
+        found = torch.autograd.grad(total, [self.parameters[i] for i in self.trained], allow_unused=True)
+        grads: list[torch.Tensor | None] = [None] * len(self.parameters)
+        for i, grad in zip(self.trained, found, strict=True):
+            grads[i] = grad
+        return GradientResult(total.detach(), per_item, grads, loss.priority, dict(loss.metrics), dict(loss.buffers))

@@ -1,0 +1,1 @@
+"""Network modules: encoders, torsos, heads, recurrent cores."""

@@ -1,0 +1,89 @@
+"""Networks of continuous control: a policy, and critics of what it does. Shapes: B items, A numbers of an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from qfleet.core.env import Leaf
+from qfleet.networks.curiosity import Normaliser
+from qfleet.networks.encoder import Encoder
+from qfleet.networks.heads import Head
+from qfleet.networks.norms import Norm
+
+SMALL = 3e-3
+"""Weights of the policy's last layer begin within ±this (Lillicrap et al. 2016): with larger ones some actions begin at
+their bounds, where tanh has no slope to leave by."""
+
+
+class PolicyNetwork(nn.Module):
+    """{leaf: [B, ...]} -> actions [B, A] within ±1."""
+
+    def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, Head(encoder.features, hidden, (actions,), "none")
+        for parameter in self.head.q.parameters():
+            nn.init.uniform_(parameter, -SMALL, SMALL)
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(self.head(self.encoder(obs, self.head.dtype)))
+
+
+class Critic(nn.Module):
+    """What an action is worth: `law(features, action)` [B, Z], Z = 1 for a plain value."""
+
+    def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int, outputs: int, norm: Norm) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, Head(encoder.features + actions, hidden, (outputs,), norm)
+
+    def features(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = self.encoder(obs, self.head.dtype)
+        return found
+
+    def distribution(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(torch.cat([features, action.to(features.dtype)], 1))
+        return found
+
+    def frozen_distribution(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """The same, as a policy may see it: no gradient of it reaches this critic, or what it made of observations."""
+        seen = features.detach()
+        fixed = {name: parameter.detach() for name, parameter in self.head.named_parameters()}
+        found: torch.Tensor = functional_call(self.head, fixed, (torch.cat([seen, action.to(seen.dtype)], 1),))
+        return found
+
+
+class ActorCritic(nn.Module):
+    """All that a continuous agent learns, with running figures of observations if these are `normalised`."""
+
+    def __init__(self, policy: PolicyNetwork, critics: Sequence[Critic], normalised: Mapping[str, Leaf]) -> None:
+        super().__init__()
+        self.policy, self.critics = policy, nn.ModuleList(critics)
+        self.normaliser = Normaliser(normalised) if normalised else None
+
+    def normalise(self, obs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Observations as policy and critics see them."""
+        return obs if self.normaliser is None else self.normaliser(obs)
+
+    def updated_statistics(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Buffers by name, as they are after these observations."""
+        if self.normaliser is None:
+            return {}
+        return {f"normaliser.{name}": value for name, value in self.normaliser.updated_statistics(obs).items()}
+
+
+def make_actor_critic(
+    encoder: Callable[[], Encoder],
+    hidden: Sequence[int],
+    actions: int,
+    outputs: int,
+    norm: Norm,
+    critics: int,
+    normalised: Mapping[str, Leaf],
+) -> ActorCritic:
+    """The whole of it; every part looks at observations by an encoder of its own. The policy's dense layers have no
+    `norm`: on HalfCheetah it took time and brought nothing."""
+    return ActorCritic(PolicyNetwork(encoder(), hidden, actions),
+                       [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)], normalised)

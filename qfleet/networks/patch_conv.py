@@ -1,0 +1,63 @@
+"""The first convolution of a picture as GPUs like it: patches of pixels become channels (space to depth).
+
+An 8×8 convolution of 4 channels in steps of 4 is the same function as a 2×2 convolution of 64 channels in steps of 1,
+once every 4×4 patch of pixels has been laid out as channels. Matrix units want many channels: here it is three times as
+fast. Shapes: B pictures, C channels, H and W pixels, s stride, h = H/s, w = W/s, O features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qfleet.accel.kernels.compile import compile_kernel, custom_kernels_allowed
+
+WORDS = {4: torch.int32, 8: torch.int64}
+
+
+class SpaceToDepthConv2d(nn.Conv2d):
+    """A convolution that also takes bytes as they are, 0 to 255 for 0 to 1, or as `ready` has laid them out."""
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        """Bytes [B, C, H, W] as patches in the numbers of the weights: several networks may be shown the same."""
+        items, channels, high, wide = x.shape
+        fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
+        if x.is_cuda and fits and custom_kernels_allowed() and (lay := compile_kernel("lay")) is not None:
+            laid = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
+            lay(x.numel() // 16, [x.contiguous(), laid, x.numel() // 16, channels, high, wide])
+            return laid.permute(0, 3, 1, 2)
+        return space_to_depth(x, self.stride[0]).to(self.weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.uint8 and x.shape[1] == self.in_channels:
+            return super().forward(x)
+        assert self.bias is not None
+        sums, scale = self.conv_without_bias(x)
+        return torch.add(self.bias[:, None, None], sums, alpha=scale)
+
+    def conv_without_bias(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The convolution of x before its bias, channels last in memory, and what to multiply it by: the scale 1/255 is
+        applied to the sums, since bytes are exact in bfloat16 and their quotients are not."""
+        if x.dtype == torch.uint8:
+            x = self.prepare(x)
+        elif x.shape[1] == self.in_channels:
+            return F.conv2d(x, self.weight, stride=self.stride), 1.0
+        return F.conv2d(x, space_to_depth_weights(self.weight, self.stride[0])), 1 / 255
+
+
+def space_to_depth(x: torch.Tensor, stride: int) -> torch.Tensor:
+    """Bytes [B, C, H, W] -> [B, C · s · s, h, w], channels last. What fills no patch is not looked at."""
+    items, channels, high, wide = (x.shape[0], x.shape[1], x.shape[2] // stride, x.shape[3] // stride)
+    x = x[..., :high * stride, :wide * stride].contiguous()
+    # The pixels of a patch's row stay together: they are moved as one word.
+    words = x.view(items, channels, high, stride, wide, stride).view(WORDS[stride])[..., 0]
+    laid = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
+    return laid.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
+
+
+def space_to_depth_weights(weight: torch.Tensor, stride: int) -> torch.Tensor:
+    """Weights [O, C, k, k] of the same convolution over patches: [O, C · s · s, k/s, k/s], channels last."""
+    features, channels, side = weight.shape[0], weight.shape[1], weight.shape[2] // stride
+    laid = weight.unflatten(3, (side, stride)).unflatten(2, (side, stride)).permute(0, 2, 4, 1, 3, 5)
+    return laid.reshape(features, side, side, channels * stride * stride).permute(0, 3, 1, 2)

@@ -1,0 +1,17 @@
+"""Two 3×3 convolutions for small pictures (grids of a few pixels, MinAtar-like boards)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from qfleet.networks.norms import Norm, conv_norm
+
+WIDTH = 32
+
+
+def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
+    """[B, C, H, W] -> [B, features]; any size."""
+    layers: list[nn.Module] = []
+    for channels in (shape[0], WIDTH):
+        layers += [nn.Conv2d(channels, WIDTH, 3, padding=1), *conv_norm(norm, WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten())

@@ -1,0 +1,1 @@
+"""Child processes: handles, heartbeats, supervision, signals."""

@@ -1,0 +1,133 @@
+"""The replay that lives in main memory: compressed chunks, prioritised or uniform, evicted first in, first out."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from qfleet.core.errors import UserError
+from qfleet.core.replay import Chunk, Sample
+from qfleet.maths.aligned import aligned_tensor
+from qfleet.replay.codec import Blocks, PackedChunk
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.decode import Decoder
+from qfleet.replay.gather import Gatherer
+from qfleet.replay.layout import Layout
+from qfleet.replay.memory_plan import fixed_bytes, slot_count
+from qfleet.replay.priorities import Priorities
+from qfleet.replay.store import ReplayStore, move_slots
+
+
+class HostReplay(ReplayStore[PackedChunk]):
+    """Small columns as arrays, wide ones in compressed blocks, priorities in a sum tree.
+
+    With `cfg.max_bytes = None` only the capacity limits what is kept. Up to `threads` threads decompress a batch. Where
+    chunks end with short episodes, arrays grow until the capacity is held, or `max_bytes` taken.
+    """
+
+    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1) -> None:
+        self._priorities = Priorities(slot_count(layout, cfg) * layout.starts, cfg.alpha)
+        super().__init__(layout, cfg, self._priorities)
+        self._device = device
+        self._fixed = sum(fixed_bytes(layout, self._slots))
+        if cfg.max_bytes is not None and self._fixed >= cfg.max_bytes:
+            raise UserError(f"replay.max_bytes={cfg.max_bytes} does not even hold the {self._fixed} bytes of arrays "
+                            f"that replay.capacity={cfg.capacity} needs: raise max_bytes or lower the capacity")
+        # Zeroed pages cost nothing until they are written, so a large capacity is paid for as it fills.
+        self._dense = np.zeros((self._slots, layout.rows), layout.dense_dtype)
+        self._states = {c.name: np.zeros((self._slots, layout.starts, len(layout.state_rows), *c.shape), c.dtype)
+                        for c in layout.state_columns}
+        self._data: dict[str, list[bytes]] = {c.name: [b""] * self._slots for c in layout.blocked}
+        self._ends = {c.name: np.zeros((self._slots, layout.blocks), np.uint32) for c in layout.blocked}
+        decoder = Decoder(layout, self._data, self._ends, threads)
+        self._gatherer = Gatherer(layout, self._dense, self._states, decoder, device)
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._blob_bytes = 0
+
+    def sample(self, n: int) -> Sample | None:
+        if not self.claim(n):
+            return None
+        leaves, weight, peak = self._priorities.draw(self._rng.random(n), self._cfg.beta(self.steps), self._size)
+        slot = leaves // self._layout.starts
+        return Sample(keys=leaves + self._key_offset[slot], weight=aligned_tensor(weight).to(self._device),
+                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts), max_weight=peak)
+
+    @property
+    def nbytes(self) -> int:
+        """Small columns and tree at full capacity, and the compressed blocks held. Decoding a batch takes up to 8 MB
+        per thread beside it."""
+        return self._fixed + self._blob_bytes
+
+    def check_valid(self) -> None:
+        super().check_valid()
+        held = [data for column in self._data.values() for data in column if data]
+        assert self._blob_bytes == sum(map(len, held))
+        assert all(bool(data) == flag for column in self._data.values()
+                   for data, flag in zip(column, self._occupied(), strict=True))
+
+    def _from_chunk(self, chunk: Chunk) -> PackedChunk:
+        return self._codec.pack(chunk)
+
+    def _from_packed(self, packed: PackedChunk) -> PackedChunk:
+        self._codec.verify(packed)
+        return packed
+
+    def _fits(self, held: PackedChunk) -> bool:
+        needed = sum(len(blocks.data) for blocks in held.blocked.values())
+        return self._cfg.max_bytes is None or self.nbytes + needed <= self._cfg.max_bytes
+
+    def _resize(self, slots: int) -> bool:
+        """All arrays move, one after the other; compressed blocks stay where they are. False if that many slots, filled
+        as the present ones are, would exceed the limit of bytes: larger arrays leave less room for blocks."""
+        if slots == self._slots:
+            return True
+        fixed = sum(fixed_bytes(self._layout, slots))
+        filled = fixed + self._blob_bytes * slots / self._slots
+        if slots > self._slots and self._cfg.max_bytes is not None and filled > self._cfg.max_bytes:
+            return False
+        leaves = self._priorities.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
+        places = *self._move(slots), slots
+        self._priorities.resize(move_slots(leaves, *places).reshape(-1))
+        self._dense = move_slots(self._dense, *places)
+        self._gatherer.read_from(self._dense)
+        # Decoder and gatherer hold these mappings: what is in them may be replaced.
+        for name, states in self._states.items():
+            self._states[name] = move_slots(states, *places)
+        for name, data in self._data.items():
+            self._ends[name] = move_slots(self._ends[name], *places)
+            self._data[name] = [b""] * slots
+            for old, new in zip(*map(np.ndarray.tolist, places[:2]), strict=True):
+                self._data[name][new] = data[old]
+        self._fixed = fixed
+        return True
+
+    def _put(self, slot: int, held: PackedChunk) -> int:
+        for name, values in held.dense.items():
+            (self._states[name] if name in self._states else self._dense[name])[slot] = values
+        for name, blocks in held.blocked.items():
+            self._data[name][slot] = blocks.data
+            self._ends[name][slot] = blocks.ends
+            self._blob_bytes += len(blocks.data)
+        return zlib.crc32(held.to_bytes())
+
+    def _drop(self, slot: int) -> None:
+        for column in self._data.values():
+            self._blob_bytes -= len(column[slot])
+            column[slot] = b""
+
+    def _pack(self, slot: int, valid: np.ndarray) -> PackedChunk:
+        dense = {column.name: self._dense[column.name][slot] for column in self._layout.dense}
+        return PackedChunk(dense | {name: states[slot] for name, states in self._states.items()},
+                           {name: self._blocks(name, slot) for name in self._data}, valid)
+
+    def _blocks(self, name: str, slot: int) -> Blocks:
+        return Blocks(self._data[name][slot], self._ends[name][slot])
+
+    def _random_state(self) -> Any:
+        return self._rng.bit_generator.state
+
+    def _restore_random(self, state: Any) -> None:
+        self._rng.bit_generator.state = state

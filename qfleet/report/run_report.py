@@ -1,0 +1,175 @@
+"""Runs as one page that opens anywhere: curves, scores, films, speed, configuration. No network, no server.
+
+`gather` reads run directories into plain data, `report` writes the page around it. Whatever a user named or set stands
+in the page as data, never as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qfleet import __version__
+from qfleet.core.errors import UserError
+from qfleet.report import scores
+from qfleet.report.bottleneck import find_bottleneck, unused_speedups
+from qfleet.report.plots import IGNORED_KEYS, RunCurve, RunGroup, group_runs, read_run
+from qfleet.report.series import columns, evaluations
+from qfleet.report.webpage import list_videos, read_video, render_page
+from qfleet.runs.atomic_file import atomic_file
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.run_state import describe_state, run_state
+
+FILMS = 6
+"""How many films a page has in all, unless it is told how many of each run."""
+
+MOST_FILM_BYTES = 64 * 2**20
+"""A page of this size still opens at once and can be mailed."""
+
+
+def report(directories: Sequence[str | Path], out: str | Path | None = None, films: int | None = None) -> Path:
+    """Write the page and return its path; without `out` it lies in the first run's own folder."""
+    paths = [Path(directory) for directory in directories]
+    target = paths[0] / "report.html" if out is None else Path(out)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"cannot write {target}: the name of a report must end in .html")
+    data, reels = gather(paths, films)
+    text = render_page(data["title"], ("charts.js", "panels.js", "report.js"), data, reels)
+    with atomic_file(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return target
+
+
+def gather(directories: Sequence[Path], films: int | None = None) -> tuple[dict[str, Any], list[str]]:
+    """All that the page shows, and the films as base64."""
+    folders = list({path.resolve(): path for path in directories}.values())
+    runs = [read_run(folder) for folder in folders]
+    groups = group_runs(runs)
+    place = {id(run): index for index, members in enumerate(groups) for run in members.runs}
+    chosen, reels = choose_videos(folders, max(1, FILMS // len(folders)) if films is None else films)
+    described = [describe_run(run, folder) | {"group": place[id(run)], "films": found}
+                 for run, folder, found in zip(runs, folders, chosen, strict=True)]
+    environments = sorted({run.env_id for run in runs} - {""})
+    data = {"title": f"{', '.join(environments[:3]) or 'Runs'}{' …' if len(environments) > 3 else ''}",
+            "made": datetime.now().astimezone().isoformat(timespec="minutes"), "version": __version__,
+            "runs": described, "groups": [{"label": members.label} for members in groups],
+            "scores": score_rows(groups), "config": config_rows(groups)}
+    return data, reels
+
+
+def describe_run(run: RunCurve, folder: Path) -> dict[str, Any]:
+    """One run: its curves, where it stands, and how it was made."""
+    directory = RunDirectory(folder)
+    judged = evaluations(run.records)
+    last: Mapping[str, Any] = run.records[-1]
+    flat = run.config.get
+    verdict = find_bottleneck(run.records, unused_speedups(flat("device"), flat("learner.precision"),
+                                                           flat("learner.capture") == "true", directory.has_gpu()))
+    final = judged[-1][1] if judged else None
+    return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
+            "state": describe_state(directory, run_state(directory)),
+            "steps": last.get("step"), "updates": last.get("updates"),
+            "frames": last.get("frames"), "episodes": last.get("episodes"), "time_s": last.get("time_s"),
+            "final": final, "best": max((score for _, score in judged), default=None), "evaluations": len(judged),
+            "human": None if final is None else scores.human_normalised(run.env_id, final),
+            "verdict": None if verdict is None else [verdict.limit, verdict.evidence, verdict.advice],
+            "ratio": _number(flat("replay.samples_per_insert")), "alpha": _number(flat("replay.alpha")),
+            "attempts": attempts_of(directory)}
+
+
+def attempts_of(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Every start and resume as rows for people: when, by what command, on what."""
+    found = []
+    for attempt in directory.attempts():
+        hardware, git, versions = (_mapping(attempt.get(name)) for name in ("hardware", "git", "versions"))
+        command = attempt.get("command")
+        words = [str(word) for word in command] if isinstance(command, list) else []
+        memory = hardware.get("memory_bytes")
+        rows = {"started": attempt.get("started"), "command": shlex.join(["qfleet", *words[1:]]) if words else None,
+                "resumed from": attempt.get("resumed_from"), "folder": attempt.get("directory"),
+                "cpu": hardware.get("cpu"), "cores": hardware.get("cores"),
+                "memory": f"{memory / 1e9:.1f} GB" if isinstance(memory, int) else None,
+                "gpu": ", ".join(map(str, hardware.get("gpus") or [])) or "none", "platform": attempt.get("platform"),
+                "python": attempt.get("python"), "git commit": git.get("commit"),
+                "git state": "changed since the commit" if git.get("dirty") else None}
+        found.append({key: str(value) for key, value in (rows | versions).items() if value is not None})
+    return found
+
+
+def choose_videos(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str, Any]]], list[str]]:
+    """For each run which films are shown, the newest first, and all of them as base64; what is too large is left."""
+    chosen: list[list[dict[str, Any]]] = []
+    reels: list[str] = []
+    room = MOST_FILM_BYTES
+    for folder in folders:
+        shown: list[dict[str, Any]] = []
+        for file in list_videos(folder / "videos")[:most]:
+            if file.lstat().st_size <= room:
+                data = read_video(file)
+                room -= len(data)
+                shown.append({"name": file.name, "reel": len(reels), "bytes": len(data)})
+                reels.append(base64.b64encode(data).decode())
+        chosen.append(shown)
+    return chosen, reels
+
+
+def score_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
+    """One row for each configuration, and one over all games of what differs in nothing but the game."""
+    rows, by_agent = [], dict[str, list[tuple[str, list[float]]]]()
+    for index, members in enumerate(groups):
+        finals = [judged[-1][1] for run in members.runs if (judged := evaluations(run.records))]
+        if not finals:
+            continue
+        env = members.runs[0].env_id
+        human = [value for score in finals if (value := scores.human_normalised(env, score)) is not None]
+        rows.append({"group": index, "label": members.label, "env": env, **_summary([finals], "score"),
+                     **(_summary([human], "human") if human else {}), "seeds": len(finals), "fewest": len(finals),
+                     "finals": finals})
+        if human:
+            rest = {key: value for key, value in members.runs[0].settings.items() if key != "env.id"}
+            by_agent.setdefault(json.dumps(rest, sort_keys=True), []).append((env, human))
+    for games in by_agent.values():
+        if len(games) > 1:
+            rows.append({"group": None, "label": f"all {len(games)} games", "env": ", ".join(env for env, _ in games),
+                         **_summary([human for _, human in games], "human"), "finals": [],
+                         "seeds": sum(len(human) for _, human in games),
+                         "fewest": min(len(human) for _, human in games)})
+    return rows
+
+
+def _summary(strata: Sequence[Sequence[float]], name: str) -> dict[str, Any]:
+    """IQM with its interval; none where there is only one seed to draw from."""
+    middle, low, high = scores.iqm_interval(strata, np.random.default_rng(zlib.crc32(repr(strata).encode())))
+    several = any(len(scored) > 1 for scored in strata)
+    return {name: middle, f"{name}_low": low if several else None, f"{name}_high": high if several else None}
+
+
+def config_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
+    """All keys with the values of each group, and whether they set the groups apart."""
+    keys = dict.fromkeys(key for members in groups for run in members.runs for key in run.config)
+    rows = []
+    for key in keys:
+        values = [", ".join(dict.fromkeys(run.config.get(key, "not set") for run in members.runs))
+                  for members in groups]
+        rows.append({"key": key, "values": values, "incidental": key.startswith(IGNORED_KEYS),
+                     "differs": len(set(values)) > 1 and not key.startswith(IGNORED_KEYS)})
+    return rows
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

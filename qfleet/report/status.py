@@ -1,0 +1,213 @@
+"""Where a run stands, in the words and figures that people are shown: gathered from its metric records."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qfleet.report.bottleneck import (
+    RECENT_RECORDS,
+    SPEEDUPS,
+    Bottleneck,
+    acting_shares,
+    find_bottleneck,
+    percent,
+    recent_means,
+    unused_speedups,
+)
+
+Record = Mapping[str, Any]
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as people read them: `0:42`, `12:05`, `3:07:00`, `2 d 03:07`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour:02}:{minute:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def format_number(value: float) -> str:
+    """A figure in few characters, whatever its size: `0.0312`, `21.4`, `12,345`, `1.2e+08`."""
+    if abs(value) >= 1e8:
+        return f"{value:.3g}"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def format_size(count: float) -> str:
+    """Bytes with a unit, by 1000: `512 B`, `3.2 MB`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+SHOWN_METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("return", "rollout/ep_rew_mean", format_number),
+    ("eval", "eval/mean_reward", format_number),
+    ("best eval", "eval/best_reward", format_number),
+    ("episode steps", "rollout/ep_len_mean", format_number),
+    ("ε", "rollout/exploration_rate", format_number),
+    ("loss", "train/loss", format_number),
+    ("samples/insert", "replay/samples_per_insert", format_number),
+    ("policy lag", "actor/policy_lag", format_number),
+    ("replay steps", "replay/steps", format_number),
+    ("replay", "replay/bytes", format_size),
+    ("actors", "fleet/actors", format_number),
+    ("cells", "server/cells", format_number),
+    ("staleness", "server/staleness", format_number),
+)
+"""Label, tag and format of what is shown, in order of interest; a tag that no record brought is left out."""
+
+
+RATIO = "samples/insert"
+LAG_OF_FLEET = "fleet/policy_lag"
+LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "taking in": "time/intake_share",
+        "evaluating": "time/eval_share", "saving": "time/save_share", "idle": "time/idle_share"}
+"""How the process that learns spends its time; some of it happens elsewhere in a fleet."""
+
+BY_ROLE = {RATIO, "policy lag", "actors", "steps/s", "updates/s", "eval", "best eval"}
+"""Figures that the lines of a fleet's roles hold already."""
+
+
+@dataclass(frozen=True)
+class RunGoal:
+    """Where the run ends: whichever of the two is reached first; None = not limited by it.
+
+    `ratio` is the configured number of samples per insert, if it is known; `faster` what updates could be made with.
+    """
+
+    steps: int | None
+    updates: int | None = None
+    ratio: float | None = None
+    faster: tuple[str, ...] = SPEEDUPS
+
+    @staticmethod
+    def from_settings(settings: Mapping[str, Any], gpu: bool = True) -> RunGoal:
+        """What a config says, as it was written: nothing of it is validated, so nothing is imported for it.
+
+        `gpu` is whether the machine has one, as far as is known.
+        """
+        replay, learner = (found if isinstance(found := settings.get(name), Mapping) else {}
+                           for name in ("replay", "learner"))
+        steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
+        return RunGoal(
+            None if steps is None else int(steps),
+            None if updates is None else int(updates),
+            _number(replay.get("samples_per_insert")),
+            unused_speedups(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu),
+        )
+
+    def fraction(self, record: Record) -> float:
+        parts = [float(record.get(name) or 0) / limit
+                 for name, limit in (("step", self.steps), ("updates", self.updates)) if limit]
+        return min(1.0, max(parts, default=0.0))
+
+
+class RunStatus:
+    """The newest value of every tag, the rates over the last few records, and what they say of the run."""
+
+    def __init__(self, goal: RunGoal) -> None:
+        self.goal = goal
+        self.latest: dict[str, Any] = {}
+        self.evaluated_at_s: float | None = None
+        self._recent: deque[Record] = deque(maxlen=RECENT_RECORDS)
+        self._marks: deque[tuple[float, float, float]] = deque(maxlen=RECENT_RECORDS)
+
+    def add(self, record: Record) -> None:
+        self.latest.update({tag: value for tag, value in record.items() if value is not None})
+        self._recent.append(record)
+        if record.get("eval/mean_reward") is not None:
+            self.evaluated_at_s = self.count("time_s")
+        if "time_s" in record:
+            self._marks.append((float(record["time_s"]), self.count("step"), self.count("updates")))
+
+    def count(self, name: str) -> float:
+        return float(self.latest.get(name, 0))
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Steps and updates per second; None before two records at different times."""
+        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
+            return None, None
+        (t0, s0, u0), (t1, s1, u1) = self._marks[0], self._marks[-1]
+        return (s1 - s0) / (t1 - t0), (u1 - u0) / (t1 - t0)
+
+    def seconds_left(self) -> float | None:
+        steps_s, updates_s = self.rates()
+        left = [(limit - self.count(name)) / rate
+                for name, limit, rate in (("step", self.goal.steps, steps_s), ("updates", self.goal.updates, updates_s))
+                if limit and rate]
+        return max(0.0, min(left)) if left else None
+
+    def metrics(self) -> list[tuple[str, str]]:
+        steps_s, updates_s = self.rates()
+        rates = [("steps/s", steps_s), ("updates/s", updates_s)]
+        known = self.latest
+        if LAG_OF_FLEET in known:  # there it is the actors' own, not what one of them fetched last
+            known = known | {"actor/policy_lag": round(float(known[LAG_OF_FLEET]))}
+        shown = [(label, form(float(known[tag]))) for label, tag, form in SHOWN_METRICS if tag in known]
+        if self.goal.ratio is not None:
+            aim = format_number(self.goal.ratio)
+            shown = [(label, f"{text}/{aim}" if label == RATIO else text) for label, text in shown]
+        return shown + [(label, format_number(round(rate))) for label, rate in rates if rate is not None]
+
+    def bottleneck(self) -> Bottleneck | None:
+        return find_bottleneck(self._recent, self.goal.faster)
+
+    def roles(self) -> list[tuple[str, str]]:
+        """What each role of a fleet does; nothing for a run of one process."""
+        if "fleet/actors" not in self.latest:
+            return []
+        figures, mean = dict(self.metrics()), self.recent_means()
+        learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := figures.get(label))]
+        return [("actors", _joined([f"{figures['actors']} alive", f"{figures.get('steps/s', '-')} steps/s",
+                                    _parts(acting_shares(mean)),
+                                    f"policy lag {format_number(round(mean.get(LAG_OF_FLEET, 0)))}"])),
+                ("learner", _joined([*learning, _parts(self.loop_shares())])),
+                ("evaluator", self._judged())]
+
+    def recent_means(self) -> dict[str, float]:
+        return recent_means(self._recent)
+
+    def loop_shares(self) -> dict[str, float]:
+        """How the process that learns spent its time lately, 0 to 1 by name."""
+        mean = self.recent_means()
+        return {name: mean[tag] for name, tag in LOOP.items() if tag in mean}
+
+    def _judged(self) -> str:
+        if self.evaluated_at_s is None:
+            return "has not judged yet"
+        ago = format_duration(max(0.0, self.count("time_s") - self.evaluated_at_s))
+        newest, best = (format_number(self.count(f"eval/{name}_reward")) for name in ("mean", "best"))
+        return f"{newest}  best {best}  {ago} ago"
+
+    def headline(self, running: bool = True, between: str = "  ") -> str:
+        """`12,800 / 50,000 steps  26%  0:31 left`; of a run that is over nothing is left."""
+        name = "steps" if self.goal.steps else "updates"
+        limit = self.goal.steps or self.goal.updates
+        done = self.count("step" if self.goal.steps else "updates")
+        parts = [f"{done:,.0f} / {limit:,} {name}" if limit else f"{done:,.0f} {name}"]
+        parts.append(f"{self.goal.fraction(self.latest):.0%}")
+        left = self.seconds_left() if running else None
+        if left is not None:
+            parts.append(f"{format_duration(left)} left")
+        return between.join(parts)
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _parts(found: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {percent(share)}" for name, share in found.items())
+
+
+def _joined(parts: list[str]) -> str:
+    return "  ".join(part for part in parts if part)

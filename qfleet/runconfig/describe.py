@@ -1,0 +1,114 @@
+"""Descriptions of a configuration: explained keys, JSON schema, differences, the table of all keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qfleet.config import (
+    DEFAULT,
+    Config,
+    flatten,
+    inactive_keys,
+    plugin_module,
+    plugin_names,
+    section_model,
+    sections,
+)
+from qfleet.core.env import EnvSpec
+from qfleet.runconfig.resolution import Resolved, env_spec_of
+from qfleet.runconfig.run_config import ALGO, EXPLORE, RunConfig
+
+
+@dataclass(frozen=True)
+class ExplainedKey:
+    """One key of a config: its value, where that came from, and why it lies idle, if it has no effect."""
+
+    key: str
+    value: Any
+    source: str
+    idle: str
+    description: str
+
+    @property
+    def active(self) -> bool:
+        return not self.idle
+
+
+def explain(resolved: Resolved) -> list[ExplainedKey]:
+    """Every key in the order of the config."""
+    idle, docs = inactive_keys(resolved.config), descriptions(resolved.config)
+    unfit, asked = _unfit(resolved.config)
+    idle |= unfit
+    docs |= {key: f"{docs[key]} (only for images)" for key in asked}
+    return [ExplainedKey(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
+            for key, value in flatten(resolved.config).items()]
+
+
+def _unfit(config: RunConfig) -> tuple[dict[str, str], list[str]]:
+    """Keys of the agent with which a run of this environment is refused, and why; and those of which that cannot be
+    told, since it cannot be made here. It is made only if there is a question."""
+    judge = getattr(config.agent, "unused_for", None)  # an agent of one's own need not have any
+    if judge is None or not (asked := judge(EnvSpec(config.env.id, {}, num_actions=1))):
+        return {}, []
+    try:
+        spec = env_spec_of(config.env)
+    except Exception:  # an extra that is missing, or anything of somebody's environment: what is known is told
+        return {}, [f"agent.{name}" for name in asked]
+    return {f"agent.{name}": f"{why} (a run is refused)" for name, why in judge(spec).items()}, []
+
+
+def descriptions(config: Config) -> dict[str, str]:
+    """Dotted key -> its line of documentation."""
+    return {f"{path}.{name}" if path else name: field.description or ""
+            for path, section in sections(config) for name, field in type(section).model_fields.items()}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a config file; agent and explore are of a kind that comes with the package, or one's own."""
+    return RunConfig.model_json_schema()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key with two values; one that a config does not have is None there."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
+    """The keys in which two configs differ."""
+    left, right = flatten(a), flatten(b)
+    keys = [*left, *(key for key in right if key not in left)]
+    return [Difference(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
+
+
+def key_table() -> str:
+    """Markdown: every key with its default and meaning, one table per section, and per kind where there are several."""
+    plugins = {"agent": ALGO, "explore": EXPLORE}
+    parts = [_table("", RunConfig)]
+    for name, field in RunConfig.model_fields.items():
+        if name in plugins:
+            package, key = plugins[name].package, plugins[name].key
+            parts += [_table(name, plugin_module(package, kind).Config, f"{name}.{key}={kind}")
+                      for kind in plugin_names(package)]
+        elif (model := section_model(field, None)) is not None:
+            parts.append(_table(name, model))
+    return "\n\n".join(parts)
+
+
+def _table(path: str, model: type[Config], title: str = "") -> str:
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if section_model(field, None) is None:
+            default = "required" if field.is_required() else _yaml_word(field.get_default(call_default_factory=True))
+            rows.append(f"| `{path + '.' if path else ''}{name}` | {default} | {field.description or ''} |")
+    return "\n".join([f"### {title or path or 'the run'}", "", *rows])
+
+
+def _yaml_word(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_yaml_word, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(repr(value), f"{value}")

@@ -1,0 +1,63 @@
+"""The plan of a run as text, shown before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qfleet.core.env import EnvSpec
+from qfleet.learner.footprint import footprint
+from qfleet.replay import memory_plan
+from qfleet.runconfig.build import make_agent, make_layout
+from qfleet.runconfig.resource_check import describe_disk, network_bytes, replay_memory
+from qfleet.runconfig.run_config import RunConfig
+
+
+def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -> list[tuple[str, str]]:
+    """What a settled run will do and take, before its first step: (name, text) pairs. Warns of a disk that is too small
+    for the checkpoints of a run at that place."""
+    layout, network, cells = make_layout(config, spec), footprint(make_agent(config, spec)), config.cells
+    memory, total = replay_memory(config, layout, network), config.total_steps
+    updates = max(0, total / cells - config.replay.min_steps) * (
+        config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
+    return [
+        ("environment", f"{spec.id}, {_lanes(config)}, {spec.action_text}, observes {spec.observation_text}"),
+        ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
+        ("steps", f"{total:,} steps = {total * spec.frames_per_step:,} frames, about {updates:,.0f} updates"),
+        (
+            "memory",
+            f"about {memory_plan.format_bytes(memory.total)} for replay of {config.replay.capacity:,} steps"
+            + (f" on {config.device}" if config.replay.store == "device" else "")
+            + (" in each cell" if cells > 1 else "")
+            + f", {memory_plan.format_bytes(max(network_bytes(config, network)))} for {network.elements:,} parameters"
+            + (f", {memory_plan.format_bytes(memory.available)} left" if memory.available else ""),
+        ),
+        ("disk", describe_disk(config, layout, network, where or Path(config.run.root))),
+        *_ranks(config),
+        *_servers(config),
+    ]
+
+
+def _ranks(config: RunConfig) -> list[tuple[str, str]]:
+    if config.gradients != "allreduce":
+        return []
+    learner, cells = config.learner, config.cells
+    return [("ranks", f"{cells} with a batch of {learner.batch_size} each, {cells * learner.batch_size} together, "
+                      f"learning rate {learner.learning_rate:g}"
+                      + (", optimizer sharded" if config.allreduce.shard_optimizer else ""))]
+
+
+def _servers(config: RunConfig) -> list[tuple[str, str]]:
+    if config.gradients != "server":
+        return []
+    rule, cells = config.server, config.cells
+    stale = rule.max_staleness
+    guards = [f"gradients older than {stale} updates are dropped" if stale is not None else "",
+              f"losses beyond {rule.outlier_deviations:g} deviations are left out" if rule.outlier_deviations else "",
+              f"{rule.compensation} delay compensation" if rule.compensation != "none" else ""]
+    return [("server", "; ".join([f"{rule.shards} shard{'s' * (rule.shards > 1)}, {cells} cell{'s' * (cells > 1)}",
+                                  *filter(None, guards)]))]
+
+
+def _lanes(config: RunConfig) -> str:
+    each = f"{config.env.lanes} lanes"
+    return each if config.actors == 1 else f"{config.actors} actors of {each}"

@@ -1,0 +1,257 @@
+"""Where metric records go: JSON lines are the record of a run, TensorBoard and Weights & Biases are views of it.
+
+A record is a flat dict: the clocks `step`, `frames`, `updates`, `episodes`, `time_s`, and figures by tag, such as
+`rollout/ep_rew_mean`. A writer that fails (a full disk, a lost connection) says so once a minute, drops what it was
+given and lets the training go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qfleet.core.errors import UserError
+from qfleet.runs.directory import replace_text
+from qfleet.runs.safe_open import open_no_follow
+
+log = logging.getLogger(__name__)
+
+WARNING_PERIOD_S = 60.0
+Record = Mapping[str, Any]
+
+
+class ThrottledWarning:
+    """Says that records of a writer are lost, at most once per period."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.lost = 0
+        self._silent_until = -math.inf
+
+    def waiting(self) -> bool:
+        """Whether the last complaint is less than a period old."""
+        return time.monotonic() < self._silent_until
+
+    def add(self, error: BaseException) -> None:
+        self.lost += 1
+        if not self.waiting():
+            self._silent_until = time.monotonic() + WARNING_PERIOD_S
+            log.warning("%s: record lost (%s), %d so far; the training goes on", self.what, error, self.lost)
+
+
+def moment_of(record: Record) -> tuple[int, int]:
+    """When a record was made: steps, and updates, since a learner goes on between two steps of actors elsewhere."""
+    return record.get("step", 0), record.get("updates", 0)
+
+
+class JsonlWriter:
+    """Appends one line per record. With `resume`, the moment that a run goes on from, later lines are dropped first.
+
+    A line is written in one call and taken back if it does not fit, so the file holds whole lines, whatever happens.
+    """
+
+    def __init__(self, path: Path, resume: tuple[int, int] | None = None) -> None:
+        self._warning = ThrottledWarning(str(path))
+        if resume is not None:
+            self._drop_beyond(path, resume)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        size = os.fstat(self._file).st_size
+        # A run that was killed may have left half a line: it stays alone on its line, and readers skip it.
+        self._lead = b"\n" if size and os.pread(self._file, 1, size - 1) != b"\n" else b""
+
+    def write(self, record: Record) -> None:
+        line = self._lead + json.dumps({tag: _plain(value) for tag, value in record.items()}).encode() + b"\n"
+        end = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):
+                written += os.write(self._file, line[written:])  # the second call brings the reason
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, end)
+            self._warning.add(error)
+        else:
+            self._lead = b""
+
+    def flush(self) -> None:
+        """Bring the lines to the disk, for instance before a checkpoint that counts on them."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self._warning.add(error)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _drop_beyond(self, path: Path, moment: tuple[int, int]) -> None:
+        if not path.exists():
+            return
+        lines = path.read_bytes().splitlines()
+        kept = [line for line in lines if (record := parse_record(line)) is not None and moment_of(record) <= moment]
+        if len(kept) == len(lines):
+            return
+        try:
+            replace_text(path, "".join(line.decode() + "\n" for line in kept))
+        except OSError as error:
+            log.warning("%s: lines beyond step %d stay (%s)", path, moment[0], error)
+
+
+class TensorBoardWriter:
+    """Scalars by tag over `step`; clocks appear as `time/<clock>`. With `resume_step`, later points are purged.
+
+    Events are written here and now: `SummaryWriter` does so in a thread, which dies with a traceback on a full disk.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        self._folder = folder
+        self._purge_step = None if resume_step is None else resume_step + 1
+        self._warning = ThrottledWarning(str(folder))
+        self._file: BinaryIO | None = None
+        self._opened = 0
+
+    def write(self, record: Record) -> None:
+        if self._warning.waiting():
+            self._warning.lost += 1
+            return
+        try:
+            self._write(record)
+        except OSError as error:
+            self._warning.add(error)
+            self.close()  # half an event makes all after it unreadable: go on in a new file
+
+    def flush(self) -> None:
+        """Every record is handed to the system as it comes."""
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            self._warning.add(error)
+
+    def _write(self, record: Record) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+        if self._file is None:
+            self._file = self._open()
+            self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            if self._purge_step is not None:
+                self._append(Event(wall_time=time.time(), step=self._purge_step,
+                                   session_log=SessionLog(status=SessionLog.START)))
+                self._purge_step = None
+        figures = {tag: _plain(value) for tag, value in record.items() if tag != "step"}
+        values = [Summary.Value(tag=tag if "/" in tag else f"time/{tag}", simple_value=value)
+                  for tag, value in figures.items() if is_number(value)]
+        self._append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
+
+    def _open(self) -> BinaryIO:
+        """A new file; viewers read the files of a folder in the order of their names."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._opened += 1
+        name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{self._opened}"
+        return (self._folder / name).open("ab", buffering=0)
+
+    def _append(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+        RecordWriter(_FullWrites(self._file)).write(event.SerializeToString())
+
+
+class _FullWrites:
+    """An unbuffered file whose `write` takes all or raises."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        while data:
+            data = data[self._file.write(data):]
+
+
+class WandbWriter:
+    """Logs to Weights & Biases, into the run directory and offline unless WANDB_MODE says otherwise."""
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("run.wandb=true needs Weights & Biases: pip install 'qfleet[wandb]'") from error
+        self._warning = ThrottledWarning("wandb")
+        self._run: Any = None
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        if mode == "offline":
+            for part in ("cache", "config", "data"):  # else they land in the home directory
+                os.environ.setdefault(f"WANDB_{part.upper()}_DIR", str(folder.resolve() / "wandb" / part))
+        try:
+            self._run = wandb.init(project=os.environ.get("WANDB_PROJECT", "qfleet"), name=name, dir=str(folder),
+                                   config=dict(config), mode=mode, settings=wandb.Settings(silent=True))
+        except Exception as error:  # whatever a view does, the training goes on
+            self._warning.add(error)
+
+    def write(self, record: Record) -> None:
+        if self._run is None:
+            return
+        try:
+            self._run.log({tag: _plain(value) for tag, value in record.items()}, step=int(record["step"]))
+        except Exception as error:
+            self._warning.add(error)
+
+    def flush(self) -> None:
+        """The library sends in its own time."""
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish()
+        except Exception as error:
+            self._warning.add(error)
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """All records of a metrics.jsonl that can be read, in order; None stands for a figure that was not finite."""
+    try:
+        with open_no_follow(Path(path)) as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return [record for record in map(parse_record, lines) if record is not None]
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None if it is torn, damaged or something else. What is no number is no figure of it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not is_number(record.get("step", 0)):
+        return None
+    return {tag: value for tag, value in record.items() if is_number(value) or (value is None and "/" in tag)}
+
+
+def _plain(value: Any) -> Any:
+    """A figure as JSON knows it: arrays and tensors of one element become numbers, what is not finite becomes null."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,53 @@
+"""Whether a run is going on, and how it ended: told from outside, by the lock that its writer holds and by run.json."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from qfleet.runs.directory import RunDirectory
+from qfleet.runs.lock import LockOwner
+
+RunState = Literal["running", "ended", "interrupted", "failed", "died", "elsewhere"]
+
+STATE_TEXT: dict[RunState, str] = {
+    "running": "is running",
+    "ended": "has ended",
+    "interrupted": "was interrupted",
+    "failed": "has failed",
+    "died": "is not running: its process died without ending it",
+    "elsewhere": "runs on another host, or did: from here nobody can tell",
+}
+
+
+def may_be_running(state: RunState) -> bool:
+    """Whether the run goes on, as far as can be told from here."""
+    return state in ("running", "elsewhere")
+
+
+def run_state(run: RunDirectory) -> RunState:
+    owner = LockOwner.read(run.path / "lock")
+    alive = owner.alive() if owner is not None else False
+    if alive is not False:
+        return "elsewhere" if alive is None else "running"
+    ending = run.ending()
+    if ending is None or (owner is not None and not ending):
+        return "died"
+    reason = ending.get("reason")
+    if reason in ("interrupted", "preempted"):
+        return "interrupted"
+    return "failed" if reason == "failed" else "ended"
+
+
+def describe_state(run: RunDirectory, state: RunState) -> str:
+    """The state for people: what went wrong, and what `qfleet resume` would do about it."""
+    if may_be_running(state) or state == "ended":
+        return STATE_TEXT[state]
+    error = (run.ending() or {}).get("error")
+    why = f": {_printable(error).rstrip('.')}" if state == "failed" and isinstance(error, str) and error else ""
+    saved = any(run.checkpoints.glob("step-*"))
+    remedy = "goes on from its newest checkpoint" if saved else "starts it again, there is no checkpoint yet"
+    return f"{STATE_TEXT[state]}{why}; `qfleet resume` {remedy}"
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,1 @@
+"""Gradient synchronisation: none, allreduce, parameter server."""

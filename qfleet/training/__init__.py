@@ -1,0 +1,1 @@
+"""The run of one learner: loop, stop rule, evaluation, checkpoints, metrics."""

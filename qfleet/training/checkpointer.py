@@ -1,0 +1,96 @@
+"""When and what to save. How it reaches the disk is the business of whoever is handed as `save`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from qfleet.config import Config, Count, PositiveCount
+from qfleet.core.metrics import Metrics
+from qfleet.core.replay import Segment
+from qfleet.core.schedule import Progress, Schedule
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointConfig(Config):
+    """The checkpoint section: when checkpoints are written and what they contain."""
+
+    period_steps: Count | None = Field(
+        None, description="environment steps between checkpoints; null = only at the end of the run")
+    period_updates: Count | None = Field(None, description="updates between checkpoints, instead of period_steps")
+    keep: PositiveCount = Field(2, description="newest checkpoints to keep; the best policy is kept in addition")
+    replay: bool = Field(
+        True, description="save the replay, too; false saves disk space, but a resumed run collects replay.min_steps "
+                          "again before it learns")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a run must remember."""
+
+    progress: Progress
+    policy: dict[str, torch.Tensor]
+    state: dict[str, Any]
+    segments: list[Segment]
+
+
+class Checkpointer:
+    """Saves on schedule. With `cut`, a scheduled checkpoint is an episode boundary (exact resume).
+
+    A disk that is full stops nothing: the failure is counted, the older checkpoint stays, the next one is tried.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        save: Callable[[Snapshot], Any],
+        cfg: CheckpointConfig,
+        progress: Callable[[], Progress],
+        metrics: Metrics,
+        end_episodes: Callable[[int], None] | None = None,
+    ) -> None:
+        self.snapshot, self.write, self.progress, self.metrics, self.end_episodes = (
+            snapshot,
+            save,
+            progress,
+            metrics,
+            end_episodes,
+        )
+        self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
+        self.failed = False
+        self.saved_at: Progress | None = None
+
+    def step(self) -> bool:
+        if not self.schedule.due(self.progress()):
+            return False
+        if self.end_episodes is not None:
+            self.end_episodes(self.schedule.index)
+        self.save()
+        return True
+
+    def save(self) -> None:
+        """Save now, unless nothing has happened since the last time."""
+        if self.saved_at == self.progress():
+            return
+        try:
+            self.write(self.snapshot())
+        except OSError as error:
+            self.failed = True
+            self.metrics.count("fault/checkpoints_failed")
+            older = "there is none yet" if self.saved_at is None else f"the one of step {self.saved_at.steps} stays"
+            log.warning("the checkpoint at step %d could not be saved (%s); training goes on, and %s",
+                        self.progress().steps, error, older)
+            return
+        self.failed = False
+        self.saved_at = self.progress()
+
+    def resume(self) -> None:
+        """Go on from a checkpoint that has just been loaded."""
+        self.schedule.resume(self.progress())
+        self.saved_at = self.progress()

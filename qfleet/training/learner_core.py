@@ -1,0 +1,129 @@
+"""A cell: a learner with its own replay, and the books that are kept of both. Who acts is somebody else's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet.actor.actor import Recorder
+from qfleet.actor.policy import Policy
+from qfleet.core.agent import Agent
+from qfleet.core.env import EnvSpec
+from qfleet.core.evaluation import Score
+from qfleet.core.replay import Sample
+from qfleet.core.schedule import Progress
+from qfleet.core.seeds import seed_for
+from qfleet.core.weights import WeightStore
+from qfleet.learner.learner import Learner
+from qfleet.replay.chunker import staggered_padding
+from qfleet.replay.device_store import DeviceReplay
+from qfleet.replay.host_store import HostReplay
+from qfleet.replay.layout import Layout
+from qfleet.training.checkpointer import Snapshot
+from qfleet.training.loop import StopRule, TrainingPlan
+from qfleet.training.meter import Meter, Sink
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a run needs of the world around it: where figures, checkpoints and bad batches go, who films, and
+    who is told of the members of a fleet.
+
+    `best` returns the score of the best policy that is saved. A snapshot remembers one, too, which may be older.
+    """
+
+    sinks: Sequence[Sink]
+    save: Callable[[Snapshot], Any]
+    save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], bool]
+    on_bad_batch: Callable[[Sample, int], None]
+    record_video: Callable[[Policy, int], None] = lambda policy, evaluation: None
+    write_members: Callable[[Sequence[Mapping[str, Any]]], None] = lambda members: None
+    best_score: Callable[[float | None], float | None] = lambda remembered: remembered
+
+
+class LearnerCore:
+    """Learner, replay and meter, the run's two clocks, its end and its best score."""
+
+    def __init__(self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, outside: Hooks, weights: WeightStore) -> None:
+        self.agent, self.plan, self.hooks = agent, plan, outside
+        seed = plan.seed
+        self.layout = Layout(
+            spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows
+        )
+        given = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
+        self.replay: HostReplay | DeviceReplay = (
+            DeviceReplay(*given) if plan.replay.store == "device" else HostReplay(*given, plan.decode_threads))
+        self.stop = StopRule(plan, self.progress)
+        self.best = outside.best_score(None)
+        self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
+        self.meter = Meter(outside.sinks, self.progress, spec.frames_per_step, plan.log_schedule, self.gauges)
+        torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
+        self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
+                               outside.on_bad_batch)
+        self.learner.max_updates = plan.total_updates
+        self.learner.publish()
+
+    def progress(self) -> Progress:
+        return Progress(self.replay.steps, self.learner.updates)
+
+    def recorder(self, lanes: int) -> Recorder:
+        """For an actor that lives in the same process. Where a GPU learns, emulators are what a run waits for: they
+        would rest while the chunks of all lanes are stored at once. Chunks that end with episodes spread by themselves.
+        """
+        spread = self.plan.device.type == "cuda" and not self.layout.window.within_episode
+        return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0,
+                        staggered_padding(self.layout, lanes) if spread else ())
+
+    def record_evaluation(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
+        """Book an evaluation: a record, the best policy, and perhaps the end of the run."""
+        self._note(weights)
+        better = self.best is None or score.mean > self.best
+        if better and self.hooks.save_best(score, self.progress(), weights):
+            self.best = score.mean  # not before it is on the disk: what could not be saved can still be beaten
+        best = {} if self.best is None else {"eval/best_reward": self.best}
+        if score.seconds is not None:
+            best["eval/seconds"] = score.seconds
+        self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std,
+                         "eval/updates": max(0, score.version), **best,
+                         "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
+        self.stop.check_score(score.mean)
+
+    def _note(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take what an evaluator has written into its weights, so that all that is published and saved has it, too."""
+        flat = self.learner.flat
+        flat.set_buffers({name: weights[name] for name in self.agent.eval_buffers
+                          if name in weights and weights[name].shape == flat.buffer(name).shape})
+
+    def snapshot(self, others: Mapping[str, Any]) -> Snapshot:
+        """The cell's state and that of whoever belongs to it."""
+        keep = self.plan.checkpoint.replay
+        state = {"learner": self.learner.state_dict(), "meter": self.meter.state_dict(), "best": self.best,
+                 "torch_rng": torch.get_rng_state(), "replay": self.replay.state_dict() if keep else None,
+                 "clock": self.replay.rate_limiter.state_dict(), **others}
+        return Snapshot(self.progress(), self.learner.flat.state(), state, self.replay.segments() if keep else [])
+
+    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
+        """Go on from a snapshot. Whoever belongs to the cell takes its own state next, then `settle` is called."""
+        if state["replay"] is not None:
+            self.replay.load_state_dict(state["replay"])
+            self.replay.load_segments(segments)
+        else:
+            self.replay.rate_limiter.restart_at(state["clock"]["steps"])
+        self.learner.load_state_dict(state["learner"])
+
+    def republish(self) -> None:
+        """Hand out the learner's weights as they are: nobody remembers which ones were handed out last."""
+        self.learner.load_state_dict(self.learner.state_dict() | {"published": -1})
+        self.learner.publish_for_actors()
+
+    def finish_restore(self, state: Mapping[str, Any]) -> None:
+        """The last part of a restoration: what depends on everything else, or is drawn from by it."""
+        self.meter.load_state_dict(state["meter"])
+        self.best = self.hooks.best_score(state["best"])
+        if self.best is not None:
+            self.stop.check_score(self.best)
+        torch.set_rng_state(state["torch_rng"])

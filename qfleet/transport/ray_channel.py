@@ -1,0 +1,219 @@
+"""Messages as Ray calls: bytes through Ray's object store, and refusals in the words of gRPC, whoever carries them.
+
+    member: RayCaller.exchange ─▶ Host.call ─▶ Counter.answer ─▶ Answers ─▶ inbox        in a thread of Ray's
+            RayCaller.fetch    ─▶ Host.call ─▶ a reference to the weights ─▶ object store of the member's own node
+
+Large weights are put into the store once for each version that anybody asks for; nodes fetch them from each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from qfleet.transport.fleet_pb2 import (
+    ExchangeReply,
+    ExchangeRequest,
+    FetchRequest,
+    HelloRequest,
+    PulseReply,
+    PulseRequest,
+    Welcome,
+)
+from qfleet.transport.fleet_server import CallRejected, FleetService
+from qfleet.transport.grpc_channel import CALL_S, SLOWEST_BYTES_PER_S
+from qfleet.transport.ray_host import RayHost
+from qfleet.transport.shard_service import METHODS
+
+MethodTable = Mapping[str, tuple[type[Message], Callable[[Any], bytes]]]
+GLANCE_S = 0.5
+INLINE_BYTES = 64 << 10
+"""Smaller answers travel with the reply, which is quicker than the store."""
+
+
+class RayCallError(grpc.RpcError):
+    """A call that Ray lost, or that was refused at the other end."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self._code, self._text = code, text
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._text
+
+
+class RayChannel:
+    """A `Carrier` to the cell that lives in a Ray actor."""
+
+    def __init__(self, handle: Any, address: str) -> None:
+        self.address = address
+        self._handle = handle
+        self._closed = False
+
+    def hello(self, request: HelloRequest) -> Welcome:
+        return Welcome.FromString(self._call("hello", request.SerializeToString(), CALL_S))
+
+    def exchange(self, request: bytes, timeout_s: float = CALL_S) -> ExchangeReply:
+        return ExchangeReply.FromString(
+            self._call("exchange", request, timeout_s + len(request) / SLOWEST_BYTES_PER_S))
+
+    def pulse(self, timeout_s: float = CALL_S) -> PulseReply:
+        return PulseReply.FromString(self._call("pulse", b"", timeout_s))
+
+    def fetch(self, newer_than: int) -> Any:
+        """A future of the bytes of a FetchReply: the caller goes on meanwhile."""
+        outcome: Future[bytes] = Future()
+
+        def arrived(call: Future[Any]) -> None:
+            try:
+                answer = _accepted(call.result())
+            except Exception as error:  # whatever Ray makes of a lost call, or of an owner that died
+                _settle(outcome.set_exception, error if isinstance(error, grpc.RpcError) else _lost(error))
+                return
+            if isinstance(answer, list):
+                answer[0].future().add_done_callback(arrived)
+            else:
+                _settle(outcome.set_result, answer)
+
+        try:
+            ref = self._handle.call.remote("fetch", FetchRequest(newer_than=newer_than).SerializeToString())
+            ref.future().add_done_callback(arrived)
+        except Exception as error:
+            _settle(outcome.set_exception, _lost(error))
+        return outcome
+
+    def close(self) -> None:
+        """A call under way is not waited for any longer."""
+        self._closed = True
+
+    def _call(self, method: str, data: bytes, timeout_s: float) -> bytes:
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        try:
+            ref = self._handle.call.remote(method, data)
+            while not ray.wait([ref], timeout=max(0.0, min(GLANCE_S, deadline - time.monotonic())))[0]:
+                if self._closed:
+                    raise RayCallError(grpc.StatusCode.CANCELLED, "the line was closed")
+                if time.monotonic() >= deadline:
+                    raise RayCallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s")
+            answer: bytes = _accepted(ray.get(ref))
+        except (ray.exceptions.RayError, OSError, ValueError) as error:
+            raise _lost(error) from None
+        return answer
+
+
+def _accepted(answer: Any) -> Any:
+    if isinstance(answer, tuple):
+        raise RayCallError(grpc.StatusCode[answer[0]], answer[1])
+    return answer
+
+
+def _lost(error: Exception) -> RayCallError:
+    return RayCallError(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {str(error).strip() or 'no details'}")
+
+
+def _settle(settle: Callable[[Any], None], value: Any) -> None:
+    with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+        settle(value)
+
+
+@dataclass(frozen=True)
+class RayMethod:
+    """A `shards.Method`: a call to the shard in a Ray actor."""
+
+    handle: Any
+    name: str
+
+    def __call__(self, request: bytes, timeout: float) -> bytes:
+        return self.future(request, timeout).result(timeout)
+
+    def future(self, request: bytes, timeout: float) -> RayCallFuture:
+        return RayCallFuture(self.handle.call.remote(self.name, request), timeout)
+
+
+class RayCallFuture:
+    """A call under way."""
+
+    def __init__(self, ref: Any, timeout_s: float) -> None:
+        self._ref, self._deadline = ref, time.monotonic() + timeout_s
+
+    def result(self, timeout: float) -> bytes:
+        """The answer; grpc.FutureTimeoutError if it has not come by then."""
+        import ray
+
+        try:
+            if not ray.wait([self._ref], timeout=timeout)[0]:
+                if time.monotonic() >= self._deadline:
+                    raise RayCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
+                raise grpc.FutureTimeoutError
+            data: bytes = _accepted(ray.get(self._ref))
+        except (ray.exceptions.RayError, OSError, ValueError) as error:
+            raise _lost(error) from None
+        return data
+
+
+class RayShardChannel:
+    """A `shards.Line` to the shard in a Ray actor."""
+
+    def __init__(self, handle: Any, address: str) -> None:
+        self.address = address
+        self.methods = {name: RayMethod(handle, name) for name in METHODS}
+
+    def close(self) -> None: ...
+
+
+class RayCallHandler:
+    """Answers the calls that reach a host, as a server would those of gRPC; runs in Ray's threads."""
+
+    def __init__(self, methods: MethodTable) -> None:
+        self._methods = methods
+        self._lock = threading.Lock()
+        self._put: tuple[bytes, Any] = (b"", None)
+
+    def answer(self, method: str, data: bytes) -> Any:
+        """Bytes; of weights for many a list with a reference to them, if they are large; or a status and a text."""
+        kind, respond = self._methods[method]
+        try:
+            reply = respond(kind.FromString(data))
+        except DecodeError:
+            return "INVALID_ARGUMENT", f"these bytes are no {kind.DESCRIPTOR.name}"
+        except CallRejected as error:
+            return error.code.name, error.text
+        return [self._stored(reply)] if method == "fetch" and len(reply) >= INLINE_BYTES else reply
+
+    def _stored(self, reply: bytes) -> Any:
+        """The reference to these very bytes; the desk gives out the same object to all who ask for a version."""
+        import ray
+
+        with self._lock:
+            if self._put[0] is not reply:
+                self._put = (reply, ray.put(reply))
+            return self._put[1]
+
+
+def fleet_methods(answers: FleetService) -> MethodTable:
+    return {"hello": (HelloRequest, answers.hello), "exchange": (ExchangeRequest, answers.exchange),
+            "fetch": (FetchRequest, answers.fetch), "pulse": (PulseRequest, answers.pulse)}
+
+
+@contextmanager
+def serve_calls(host: RayHost, methods: MethodTable) -> Iterator[None]:
+    """While inside, calls to the host are answered."""
+    host.call_handler = RayCallHandler(methods)
+    try:
+        yield
+    finally:
+        host.call_handler = None

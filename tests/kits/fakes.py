@@ -1,0 +1,128 @@
+"""Fakes that write a tape: a counting environment, a replay that records its calls, metrics in lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from qfleet.core.agent import Agent, Decision, Loss
+from qfleet.core.env import EnvSpec, Leaf, StepResult
+from qfleet.core.replay import Sample, Window
+
+SPEC = EnvSpec("tape", {"obs": Leaf((1,), "float32", "vector")}, num_actions=3)
+
+
+class TapeEnv:
+    """Lane i ends its episodes after `lengths[i]` steps; every observation counts the steps of its episode."""
+
+    spec = SPEC
+
+    def __init__(self, lengths, truncate=False, tape=None):
+        self.lengths, self.truncate, self.tape = lengths, truncate, tape if tape is not None else []
+        self.lanes = len(lengths)
+        self.cut_next = np.zeros(self.lanes, bool)
+        self.rebuilt = 0
+        self.resets = []
+
+    def reset(self, seeds):
+        self.resets.append(list(seeds))
+        self.tape.append("reset")
+        self.t = np.zeros(self.lanes, int)
+        self.over = np.zeros(self.lanes, bool)
+        return self.obs()
+
+    def obs(self):
+        return {"obs": self.t[:, None].astype(np.float32)}
+
+    def send(self, actions):
+        self.tape.append("send")
+        self.actions = actions
+
+    def recv(self):
+        self.tape.append("recv")
+        fresh = self.over | self.cut_next
+        self.rebuilt += int(self.cut_next.sum())
+        self.t = np.where(fresh, 0, self.t + 1)
+        self.over = (self.t == self.lengths) & ~fresh
+        zero = np.zeros(self.lanes, np.float32)
+        reward = np.where(fresh, zero, 1).astype(np.float32)
+        discount = np.where(fresh | (self.over & (not self.truncate)), 0, 1).astype(np.float32)
+        cut, self.cut_next = self.cut_next, np.zeros(self.lanes, bool)
+        return StepResult(self.obs(), reward, discount, self.over.copy(), 10 * reward, cut)
+
+    def render(self):
+        return None
+
+    def faults(self):
+        return self.rebuilt
+
+    def close(self):
+        self.tape.append("close")
+
+
+class TapeReplay:
+    """Takes everything (unless told to wait) and hands out the samples it was given."""
+
+    def __init__(self, tape=None, samples=()):
+        self.tape = tape if tape is not None else []
+        self.chunks, self.ticks, self.updates, self.waiting = [], [], [], False
+        self.samples = list(samples)
+
+    @property
+    def steps(self):
+        return sum(self.ticks)
+
+    def count_steps(self, steps):
+        self.ticks.append(steps)
+
+    def add(self, chunk, priority=None):
+        if self.waiting:
+            return None
+        self.tape.append("add")
+        self.chunks.append(chunk)
+        return len(self.chunks)
+
+    def sample(self, n):
+        self.tape.append("sample")
+        return self.samples.pop(0) if self.samples else None
+
+    def update(self, keys, priority):
+        self.tape.append("update")
+        self.updates.append((list(keys), list(priority)))
+
+
+class ListMetrics:
+    def __init__(self):
+        self.episodes, self.values, self.counts = [], [], {}
+
+    def write(self, values):
+        self.values.append(dict(values))
+
+    def count(self, name, by=1):
+        self.counts[name] = self.counts.get(name, 0) + by
+
+    def episode(self, lane, ret, length):
+        self.episodes.append((lane, ret, length))
+
+
+def linear_agent(loss=None):
+    """One weight per action; acts with a constant action 2; the loss is w·reward unless given."""
+
+    def act(net, obs, memory, arm, rng):
+        return Decision(torch.full((len(obs["obs"]),), 2))
+
+    def weighted(net, target, batch, rng):
+        obs = batch.rows["obs.obs"][:, 0].to(next(net.parameters()).dtype)
+        value = net(obs).float().sum(1) * batch.rows["reward"][:, 0]
+        return Loss(value, value.detach().abs() + 1)
+
+    return Agent(lambda: nn.Linear(1, 3, bias=False), act, loss or weighted, Window())
+
+
+def sample_of(rewards, weight=None, keys=None):
+    reward = torch.tensor(rewards, dtype=torch.float32)[:, None].repeat(1, 2)
+    items = len(rewards)
+    return Sample(np.arange(items) if keys is None else keys, torch.ones(items) if weight is None else weight,
+                  {"obs.obs": torch.ones(items, 2, 1), "reward": reward, "discount": torch.ones(items, 2),
+                   "last": torch.zeros(items, 2, dtype=torch.bool), "action": torch.zeros(items, 2, dtype=torch.int32)})

@@ -1,0 +1,130 @@
+"""Lives that are one: they begin when all are there, and end with the first that fails for a reason of its own."""
+
+import signal
+
+import pytest
+
+from qfleet.launch import ray_handle as module
+from qfleet.launch.ray_handle import EXIT_PEER_LOST, GONE, RestartGroup
+from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE, EXIT_USER_ERROR
+from qfleet.sync.process_group import network_interface
+
+
+class Lived:
+    """A `RayLife` whose host says what the test wants."""
+
+    def __init__(self):
+        self.beats, self.first_beat, self.last_beat, self.kill_reason, self.pid = False, 0.0, 0.0, None, 7
+        self.is_starting, self.is_unreachable, self.code = True, True, None
+        self.killed, self.asked = None, False
+
+    @property
+    def exited(self):
+        return self.code is not None
+
+    def arrive(self):
+        self.is_starting = self.is_unreachable = False
+
+    def poll_heartbeat(self, now):
+        if not self.is_starting and self.may_start():
+            self.first_beat = self.first_beat if self.beats else now
+            self.beats, self.last_beat = True, now
+
+    def request_stop(self):
+        self.asked = True
+
+    def kill(self, for_good=None):
+        self.killed = for_good
+
+    def reap(self):
+        return -signal.SIGKILL if self.code is None else self.code
+
+    def log_tail(self):
+        return f"code {self.code}"
+
+
+@pytest.fixture
+def pair():
+    lives = [Lived(), Lived()]
+    return RestartGroup(lives, 0.0), lives
+
+
+def test_jobs_begin_when_all_are_there_and_nobody_is_silent_before(pair):
+    joint, (one, two) = pair
+    one.arrive()
+    joint.listen(100.0)
+    assert not one.may_start() and joint.absent and not joint.beats and joint.last_beat == joint.first_beat == 100
+    two.arrive()
+    joint.listen(130.0)
+    joint.listen(131.0)
+    assert one.may_start() and joint.beats and not joint.is_starting and joint.last_beat == 131
+    assert not joint.exited
+
+
+def test_it_is_done_when_all_are(pair):
+    joint, (one, two) = pair
+    one.code = EXIT_OK
+    assert not joint.exited
+    two.code = EXIT_OK
+    assert joint.exited and joint.reap() == EXIT_OK and joint.verdict is None
+    joint.kill()
+    assert (one.killed, two.killed) == (True, True)
+
+
+def test_who_lost_another_is_not_the_cause(pair):
+    joint, (one, two) = pair
+    one.code = EXIT_PEER_LOST
+    two.absent = True
+    assert not joint.exited, "who was lost is waited for"
+    two.code, two.verdict = -signal.SIGKILL, GONE
+    assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == f"code {-signal.SIGKILL}"
+    assert joint.verdict == f"lost its member 1, which {GONE}"
+    joint.kill()
+    assert (one.killed, two.killed) == (False, False), "all are started again"
+
+
+def test_if_all_lost_each_other_the_connection_is_to_blame(pair):
+    joint, (one, two) = pair
+    one.code = two.code = EXIT_PEER_LOST
+    assert joint.exited and joint.reap() == -signal.SIGKILL and "connection between" in joint.verdict
+
+
+def test_who_was_lost_is_not_waited_for_for_ever(pair, monkeypatch):
+    joint, (one, two) = pair
+    one.code, two.absent = EXIT_PEER_LOST, True
+    monkeypatch.setattr(module, "CULPRIT_S", -1.0)
+    assert joint.exited and joint.reap() == -signal.SIGKILL
+    assert joint.verdict == "lost its member 1, which does not answer"
+
+
+@pytest.mark.parametrize("code", [EXIT_USER_ERROR, EXIT_UNRECOVERABLE])
+def test_what_no_restart_mends_is_said_whoever_else_has_failed(pair, code):
+    joint, (one, two) = pair
+    one.code, two.code = 1, code
+    assert joint.exited and joint.reap() == code
+    joint.kill()
+    assert one.killed and two.killed
+
+
+def test_all_are_asked_and_then_end_for_good(pair):
+    joint, (one, two) = pair
+    joint.request_stop()
+    one.code = -signal.SIGTERM
+    assert one.asked and two.asked and joint.exited
+    joint.kill()
+    assert one.killed and two.killed
+
+
+def test_the_one_that_was_silent_for_longest_is_named(pair):
+    joint, (one, two) = pair
+    one.arrive()
+    two.arrive()
+    one.last_beat, two.last_beat = 50.0, 20.0
+    joint.verdict = "gave no sign of life for 30 s and was killed"
+    joint.kill()
+    assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == "code None"
+    assert joint._culprit()[0] == 1
+
+
+def test_an_interface_is_known_by_its_address():
+    assert network_interface("127.0.0.1") == "lo" and network_interface("203.0.113.7") is None

@@ -1,3 +1,0 @@
-"""gRPC's core reads its verbosity when it is imported; the wire, imported first, has made it quiet by then."""
-
-import qfleet.runtime.wire  # noqa: F401

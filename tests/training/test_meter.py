@@ -1,0 +1,82 @@
+"""The meter's records: means, counters, rates, episodes, resume."""
+
+from qfleet.core.schedule import Progress, Schedule
+from qfleet.training.meter import Meter
+
+
+class Records(list):
+    write = list.append
+
+    def flush(self):
+        self.flushed = True
+
+    def close(self):
+        self.closed = True
+
+
+def meter_with(clock, **kwargs):
+    records = Records()
+    return Meter([records], lambda: clock[0], frames_per_step=4, schedule=Schedule(100, None), **kwargs), records
+
+
+def test_means_over_a_period_and_counters_for_ever():
+    clock = [Progress(0, 0)]
+    meter, records = meter_with(clock, gauges=[lambda: {"replay/size": 7}])
+    meter.write({"train/loss": 1.0})
+    meter.write({"train/loss": 3.0})
+    meter.count("fault/x", 2)
+    meter.step()
+    assert records == []
+    clock[0] = Progress(100, 25)
+    meter.step()
+    meter.step()
+    assert len(records) == 1
+    record = records[0]
+    assert (record["step"], record["frames"], record["updates"]) == (100, 400, 25)
+    assert record["train/loss"] == 2.0 and record["fault/x"] == 2 and record["replay/size"] == 7
+    assert record["time/fps"] > 0 and record["time/updates_per_s"] > 0
+    clock[0] = Progress(230, 25)
+    meter.step()
+    assert "train/loss" not in records[1] and records[1]["fault/x"] == 2
+
+
+def test_the_last_hundred_episodes_count():
+    clock = [Progress(0, 0)]
+    meter, records = meter_with(clock)
+    for i in range(150):
+        meter.episode(0, float(i), 10)
+    meter.emit({"eval/mean_reward": 5.0})
+    assert records[0]["rollout/ep_rew_mean"] == sum(range(50, 150)) / 100
+    assert records[0]["episodes"] == 150 and records[0]["eval/mean_reward"] == 5.0
+
+
+def test_state_goes_on_where_it_was():
+    clock = [Progress(300, 3)]
+    meter, _ = meter_with(clock)
+    meter.episode(0, 2.0, 4)
+    meter.count("fault/x")
+    state = meter.state_dict()
+    state["seconds"] = 1000.0
+    other, records = meter_with(clock)
+    other.load_state_dict(state)
+    other.step()
+    assert records == []
+    clock[0] = Progress(400, 3)
+    other.step()
+    record = records[0]
+    assert record["time_s"] >= 1000 and record["episodes"] == 1 and record["fault/x"] == 1
+    assert record["rollout/ep_rew_mean"] == 2.0 and record["time/fps"] > 100
+
+
+def test_sinks_are_flushed_and_closed():
+    meter, records = meter_with([Progress(0, 0)])
+    meter.flush()
+    meter.close()
+    assert records.flushed and records.closed
+
+
+def test_without_sinks_the_end_leaves_what_came_in_last_to_be_handed_over():
+    meter = Meter([], lambda: Progress(300, 3), frames_per_step=1, schedule=Schedule(100, None))
+    meter.write({"train/loss": 1.0})
+    meter.finish()
+    assert meter.drain()["sums"] == {"train/loss": [1.0, 1]}

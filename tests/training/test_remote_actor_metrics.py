@@ -1,0 +1,105 @@
+"""What the learner's process of a fleet says of its members and of its own time."""
+
+import json
+import time
+
+import pytest
+
+from qfleet.config import to_yaml
+from qfleet.runconfig.auto import resolve_auto
+from qfleet.runconfig.build import make_agent, make_env, make_plan
+from qfleet.runconfig.resolution import resolve
+from qfleet.training.learner_core import Hooks
+from qfleet.training.remote_actors import RemoteActorsRun
+from qfleet.transport.fleet_pb2 import ExchangeRequest
+from qfleet.transport.inbox import Inbox
+from qfleet.transport.published_state import PublishedState
+from qfleet.transport.registry import Registry
+
+TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
+        "placement=processes", "actors=2", "run.threads=1", "total_steps=1000"]
+
+
+@pytest.fixture
+def fleet():
+    config = resolve("cartpole", TINY).config
+    env = make_env(config.env, 1)
+    spec = env.spec
+    env.close()
+    config = resolve_auto(config, spec)
+    records = []
+
+    class Sink:
+        write = records.append
+
+        def flush(self): ...
+
+    outside = Hooks([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
+    fleet = RemoteActorsRun(make_agent(config, spec), spec, make_plan(config), outside,
+                            PublishedState(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0),
+                            Inbox(4, config.waiting_steps(config.env.lanes)))
+    fleet.records = records
+    return fleet
+
+
+def hello(fleet, name, session, role="actor"):
+    return fleet.registry.hello(name, role, "here", 1, session)
+
+
+def emitted(fleet):
+    fleet.core.meter.emit()
+    return fleet.records[-1]
+
+
+def test_members_alive_their_lag_and_restarts(fleet):
+    hello(fleet, "local/0", "a")
+    hello(fleet, "local/1", "b")
+    hello(fleet, "evaluator", "e", "evaluator")
+    fleet.core.learner.updates = 10
+    fleet.registry.heard(0, 1, 100, 4)
+    record = emitted(fleet)
+    assert record["fleet/actors"] == 2 and record["fleet/policy_lag"] == (6 + 10) / 2 and record["fleet/inbox"] == 0
+    assert "fleet/restarts" not in record, "who comes for the first time was not restarted"
+    hello(fleet, "local/1", "b")  # the same life, its line was cut
+    assert "fleet/restarts" not in emitted(fleet)
+    hello(fleet, "local/1", "c")
+    hello(fleet, "evaluator", "f", "evaluator")
+    assert emitted(fleet)["fleet/restarts"] == 2
+    hello(fleet, "local/1", "d")
+    assert emitted(fleet)["fleet/restarts"] == 3
+
+
+def test_a_place_taken_over_by_another_is_no_restart(fleet):
+    index, incarnation = hello(fleet, "far/0", "a")
+    emitted(fleet)
+    fleet.registry.deregister(index, incarnation)
+    assert hello(fleet, "near/0", "b")[0] == index
+    assert "fleet/restarts" not in emitted(fleet)
+
+
+def test_time_that_messages_are_held_back_is_told(fleet):
+    index, incarnation = hello(fleet, "local/0", "a")
+    pace = fleet.core.replay.rate_limiter
+    pace.behind = 0.0
+    pace.open()
+    pace.tick(pace.min_steps + 100)
+    fleet.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=incarnation, sequence=1, steps=7))
+    emitted(fleet)
+    assert not fleet.message_handler.step()
+    time.sleep(0.1)
+    assert not fleet.message_handler.step()
+    held = emitted(fleet)["fleet/held_share"]
+    assert 0.5 < held <= 1.0
+    pace.draw(10**6)
+    fleet.message_handler.step()  # takes the message in
+    time.sleep(0.1)
+    fleet.message_handler.step()
+    assert emitted(fleet)["fleet/held_share"] < 0.2
+    assert fleet.core.progress().steps == pace.min_steps + 107
+
+
+def test_a_nap_is_idle_time(fleet):
+    emitted(fleet)
+    fleet.serve(0.08)
+    fleet.serve(0)
+    assert emitted(fleet)["time/idle_share"] > 0.5

@@ -1,0 +1,109 @@
+"""Checkpoints of several ranks: each adds its replay, files are shared from one to the next, and a full disk of one
+rank spoils that checkpoint for all and the run for nobody."""
+
+from contextlib import closing
+
+import pytest
+from test_inline import TINY
+from test_rank import Crews
+from thread_peers import Roundtable
+
+from qfleet.runconfig.resolution import resolve
+from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
+from qfleet.runs.checkpoint_parts import StagingArea, pack_state, unpack_state
+from qfleet.training.replica import ReplicaRun, segments_by_rank
+from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
+
+pytestmark = pytest.mark.slow
+
+SCHEDULE = [*TINY, "gradients=allreduce", "total_steps=4000", "checkpoint.period_steps=1000", "replay.capacity=60000"]
+
+
+@pytest.fixture
+def crews():
+    with closing(Crews()) as crews:
+        yield crews
+
+
+def run(crews, tmp_path, size, *overrides, spoil=lambda archive: None, checkpoint=None):
+    """A crew whose checkpoints go to the disk; the ranks, and the folder of checkpoints."""
+    config = resolve("cartpole", [*SCHEDULE, f"cells={size}", *overrides]).config
+    store = Checkpoints(tmp_path / "checkpoints", 9)
+    built = [crews.build(config, rank)[0] for rank in range(size)]
+
+    def write(snapshot):
+        meta = CheckpointMeta("seed: 1\n", built[0].setup.actor_specs[0].env.spec)
+        store.save(*snapshot.progress, snapshot.policy, snapshot.state, snapshot.segments, meta)
+
+    def work(peers):
+        inline = built[peers.rank]
+        archive = ShardedCheckpointWriter(peers, tmp_path / "parts", checkpoint)
+        inline.checkpointer.write = archive.saver(write)
+        rank = ReplicaRun(inline, peers, config.allreduce)
+        archive.rank_sync = rank.rank_sync
+        spoil(archive)
+        if checkpoint is not None:
+            rank.restore(checkpoint.state(), checkpoint.segments())
+            if peers.rank == 0:
+                store.resume_from(checkpoint)
+        rank.run()
+        return rank
+
+    return Roundtable(size).run(work), store
+
+
+def test_every_rank_adds_its_part_and_files_are_shared(crews, tmp_path):
+    ranks, store = run(crews, tmp_path, 2)
+    folders = store.series()
+    assert len(folders) == 4 and not (tmp_path / "parts").exists()
+    last = store.newest()
+    assert set(segments_by_rank(last.segments())) == {0, 1} and len(last.state()["ranks"]) == 1
+    shared = [file.name for file in folders[-1].glob("*.seg") if (folders[-2] / file.name).exists()]
+    assert {name.startswith("rank0001") for name in shared} == {True, False}, "of both ranks"
+    assert all((folders[-1] / name).stat().st_ino == (folders[-2] / name).stat().st_ino for name in shared)
+    others, _ = run(crews, tmp_path, 4, "total_steps=4400", checkpoint=last)
+    assert all(rank.core.progress().steps >= 4400 for rank in others)
+    assert others[0].cell.learner.updates > ranks[0].cell.learner.updates
+    assert len(store.newest().state()["ranks"]) == 3
+
+
+def test_a_rank_that_cannot_write_spoils_one_checkpoint_and_no_run(crews, tmp_path):
+    calls = []
+
+    def spoil(archive):
+        if archive.peers.rank == 1:
+            write = archive.stage.write
+
+            def full(segments):
+                calls.append(1)
+                if len(calls) == 2:
+                    raise OSError(28, "No space left on device")
+                write(segments)
+
+            archive.stage.write = full
+
+    ranks, store = run(crews, tmp_path, 2, spoil=spoil)
+    assert len(store.series()) == 3 and store.newest().manifest.step >= 4000
+    assert ranks[0].cell.meter.counters["fault/checkpoints_failed"] == 1, "one checkpoint, however many ranks"
+    assert not (tmp_path / "parts").exists()
+    run(crews, tmp_path, 2, "total_steps=4400", checkpoint=store.newest())
+
+
+def test_states_travel_as_bytes_that_run_nothing():
+    import torch
+
+    state = {"a": torch.arange(3), "b": (1, None, float("inf")), 5: "x"}
+    back = unpack_state(pack_state(state))
+    assert torch.equal(back.pop("a"), state.pop("a")) and back == state
+    for bad in (b"", b"1234567", pack_state({})[:-1] + b"x" * 9):
+        with pytest.raises(ValueError):
+            unpack_state(bad)
+
+
+def test_a_stage_leaves_nothing_behind(tmp_path):
+    stage = StagingArea(tmp_path / "parts", 3)
+    stage.write([])
+    assert stage.folder.is_dir()
+    stage.clear()
+    stage.clear()
+    assert not (tmp_path / "parts").exists()
