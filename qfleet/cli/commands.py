@@ -20,8 +20,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qfleet import __version__, cli
-from qfleet.cli import options
+from qfleet import __version__
+from qfleet.cli import hub, info, join, options, pages, play, submit, top, train
 from qfleet.cli.foreign_options import unknown_options
 from qfleet.cli.output import is_reader_gone, print_error, print_line
 from qfleet.core import tracebacks
@@ -56,79 +56,79 @@ class Verb:
 SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
 OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet config explain RECIPE` lists all keys."
 VERBS = (
-    Verb("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), cli.train,
+    Verb("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
          ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
           "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
          SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
-    Verb("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), cli.resume,
+    Verb("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
          ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
          "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
          "those that can."),
-    Verb("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), cli.top,
+    Verb("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), top.top,
          ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
          "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "
          "not affected. For a run that has ended it shows the last state. --json prints the current state and exits."),
-    Verb("watch", "show a run in the browser while it trains", "[RUN] [options]", (0, 1), cli.watch,
+    Verb("watch", "show a run in the browser while it trains", "[RUN] [options]", (0, 1), pages.watch,
          ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
          "Serves a page with learning curves, throughput and health of all processes, and the newest video, until you "
          "press Ctrl-C. The run is not affected. Without RUN it shows the newest run in progress, or the newest run if "
          "none is in progress. The page is available on this machine only; --listen makes it available to other "
          "machines, protected by a token in the address."),
     Verb("eval", "evaluate a policy on full episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1),
-         cli.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"),
+         play.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"),
          options.eval),
-    Verb("record", "record a video of the agent", "RUN|CHECKPOINT [options]", (1, 1), cli.record,
+    Verb("record", "record a video of the agent", "RUN|CHECKPOINT [options]", (1, 1), play.record,
          ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
-    Verb("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), cli.play,
+    Verb("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), play.play,
          ("qfleet play my-run --episodes 5",), options.play),
     Verb("plot", "plot learning curves; runs that differ only in seed become one band", "RUN [RUN ...] [options]",
-         (1, 999), cli.plot,
+         (1, 999), play.plot,
          ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
           "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
     Verb("report", "write an HTML report: curves, scores, videos, speed, configuration", "RUN [RUN ...] [options]",
-         (1, 999), cli.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
+         (1, 999), pages.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
          options.report, False,
          "Writes one self-contained HTML file. Runs that differ only in seed become one curve with a band; the "
          "interquartile mean of their scores has a bootstrap confidence interval."),
-    Verb("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), cli.recipes,
+    Verb("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), info.recipes,
          ("qfleet recipes", "qfleet recipes atari", "qfleet recipes --json"), options.as_json, False,
          "With words, lists only recipes that contain all of them in their name, description, environment, algorithm "
          "or the names of the recipes they extend."),
     Verb("config", "show, explain or compare configurations",
-         "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), cli.config,
+         "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), info.config,
          ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
           "qfleet config schema > qfleet.schema.json"), options.place, True,
          "SOURCE is a recipe, a YAML file, an environment id or a run. explain prints for every key its value, where "
          "the value comes from, and its meaning or why it has no effect."),
     Verb("check-env", "check whether an agent can be trained on an environment",
-         "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), cli.check_env,
+         "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), info.check_env,
          ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
     Verb("doctor", "check the installation, plan a run or diagnose one", "[RECIPE|RUN [key=value ...]] [options]",
-         (0, 1), cli.doctor,
+         (0, 1), info.doctor,
          ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
          "For a run it reports from metrics and logs the bottleneck, what to change, restarts, faults, replay ratio "
          "and memory. For a recipe, or a run with key=value pairs, it prints the plan: threads, memory and disk."),
     Verb("export", "export the policy, without replay and optimizer state", "RUN|CHECKPOINT OUT [options]", (2, 2),
-         cli.export, ("qfleet export my-run my-policy",), options.export),
+         play.export, ("qfleet export my-run my-policy",), options.export),
     Verb("share", "upload the policy to the Hugging Face Hub, with a model card and a video",
-         "RUN|CHECKPOINT USER/NAME [options]", (2, 2), cli.share,
+         "RUN|CHECKPOINT USER/NAME [options]", (2, 2), hub.share,
          ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
          "Evaluates the policy, records a video, writes a model card and uploads all of it. --dry-run writes the "
          "folder and uploads nothing."),
     Verb("join", "run actors on this host for a fleet on another host", "HOST:PORT --token-file FILE [options]",
-         (1, 1), cli.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
+         (1, 1), join.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
          "Start the fleet with `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
          "prints this command. Actors can join and leave at any time. Your own environments must be importable here."),
     Verb("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
-         cli.submit,
+         submit.submit,
          ("qfleet submit slurm cartpole --name first --time 01:00:00",
           "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
           "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
          "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
          "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
-    Verb("version", "print the version", "[options]", (0, 0), cli.version, (), options.as_json),
-    Verb("_member", "run one process of a fleet", "", (2, 3), cli.run_member, options=options.member, hidden=True),
-    Verb("_env-host", "host environments for another process", "", (0, 0), cli.env_host, hidden=True),
+    Verb("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
+    Verb("_member", "run one process of a fleet", "", (2, 3), join.run_member, options=options.member, hidden=True),
+    Verb("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
 )
 
 IMPORTS = {**dict.fromkeys(("train", "resume", "eval", "record", "export"), "qfleet.api"),

@@ -22,6 +22,7 @@ from qfleet.core.env import EnvSpec
 from qfleet.core.errors import RunLost
 from qfleet.launch.actor_node import heartbeat_thread
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights
+from qfleet.launch.coordinator import Coordinator, connect_shards
 from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
@@ -31,7 +32,6 @@ from qfleet.runconfig.build import make_agent, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.launch.coordinator import Coordinator, connect_shards
 from qfleet.training.learner_core import Hooks
 from qfleet.training.remote_actors import RemoteActorsRun
 from qfleet.transport.fleet_server import FleetServer

@@ -27,6 +27,7 @@ from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartbeat_thread
 from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
+from qfleet.launch.coordinator import connect_shards, shard_socket
 from qfleet.launch.learner_node import RunRequest
 from qfleet.learner.flat_params import is_finite
 from qfleet.learner.learner import Diverged
@@ -43,7 +44,6 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.sync.ps_shard import Shard
 from qfleet.training.checkpointer import Snapshot
-from qfleet.launch.coordinator import connect_shards, shard_socket
 from qfleet.training.learner_core import Hooks
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.replica import PER_RANK_KEYS, rank_segment_name, restore_rank

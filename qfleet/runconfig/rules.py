@@ -95,7 +95,7 @@ def _two_explorations(cfg: RunConfig) -> list[str]:
     if noisy is None or (not noisy and key is None):
         return []
     explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
-    random = any(float(explorer.arms(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
+    random = any(float(explorer.params(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
     if not noisy:
         return [] if random else [
             f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: nothing "

@@ -17,7 +17,7 @@ from qfleet.learner.learner import Diverged
 def in_one(learner):
     """What a GPU would do, operation by operation."""
     learner._whole = GraphUpdate(
-        learner.replay, learner._autograds[0], learner.flat, learner.gradients, learner.cfg.batch_size
+        learner.replay, learner._autograds[0], learner.flat, learner.gradient_sync, learner.cfg.batch_size
     )
     return learner
 

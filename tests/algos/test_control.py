@@ -62,7 +62,7 @@ def test_the_policy_climbs_its_critic():
     found = grads_of(made.loss(net, target, batch, torch.Generator()).extra, net, "policy.")
     obs = batch.obs(0)
     action = net.policy(obs).detach().requires_grad_()
-    q = net.critics[0].law(net.critics[0].features(obs), action).sum()
+    q = net.critics[0].distribution(net.critics[0].features(obs), action).sum()
     slope, = torch.autograd.grad(q, action)
     mu = net.policy(obs)
     expected = torch.autograd.grad(-(mu * slope).sum(1).mean(), list(net.policy.parameters()))
@@ -86,10 +86,10 @@ def test_ddpg_by_a_naive_loop(twin, n):
             scale *= 0.9 * float(rows["discount"][i, t])
             t += 1
         there = {"obs": rows["obs.obs"][i:i + 1, t]}
-        values = [float(c.law(c.features(there), target.policy(there))) for c in target.critics]
+        values = [float(c.distribution(c.features(there), target.policy(there))) for c in target.critics]
         y = ret + scale * min(values)
         here = {"obs": rows["obs.obs"][i:i + 1, 0]}
-        q = [float(c.law(c.features(here), rows["action"][i:i + 1, 0].flatten(1))) for c in net.critics]
+        q = [float(c.distribution(c.features(here), rows["action"][i:i + 1, 0].flatten(1))) for c in net.critics]
         assert float(loss.per_item[i]) == pytest.approx(sum((y - each) ** 2 for each in q), rel=1e-4, abs=1e-5)
         assert float(loss.priority[i]) == pytest.approx(sum(abs(y - each) for each in q) / len(q), rel=1e-3, abs=1e-5)
 
@@ -108,7 +108,7 @@ def test_of_two_laws_the_one_with_the_lower_mean_is_learnt_from():
     support = torch.linspace(-3, 4, 7)
     loss = made.loss(net, target, batch, torch.Generator())
     obs, action = batch.obs(0), batch.rows["action"][:, 0].flatten(1)
-    expected = sum(-c.law(c.features(obs), action).log_softmax(1)[:, 2] for c in net.critics)
+    expected = sum(-c.distribution(c.features(obs), action).log_softmax(1)[:, 2] for c in net.critics)
     assert float(support[2]) < 0
     torch.testing.assert_close(loss.per_item, expected, rtol=1e-4, atol=1e-4)
 
@@ -118,8 +118,8 @@ def test_smoothing_is_clipped_and_keeps_within_bounds():
     net, target = twins(made)
     asked = []
     critic = target.critics[0]
-    law = critic.law
-    critic.law = lambda features, action: asked.append(action) or law(features, action)
+    law = critic.distribution
+    critic.distribution = lambda features, action: asked.append(action) or law(features, action)
     batch = batch_of(2, 64)
     made.loss(net, target, batch, torch.Generator().manual_seed(0))
     obs = batch.obs(1 - batch.rows["last"][:, 0].long())
@@ -144,7 +144,7 @@ def weights_after(algo, spec, updates=2, **switches):
     cfg = config(algo, **switches)
     made = ALGOS[algo].build(cfg, spec)
     torch.manual_seed(3)
-    flat, target = Flat(made.network(), rates=made.rates), Flat(made.network().requires_grad_(False))
+    flat, target = Flat(made.network(), rates=made.param_groups), Flat(made.network().requires_grad_(False))
     derive = Autograd(made, flat.net, target.net, torch.Generator().manual_seed(0))
     solo = Solo(OptimizerConfig(learning_rate=1e-2))
     solo.attach(flat)

@@ -35,9 +35,9 @@ CHANGES = [(algo, name, value) for algo in ALGOS
 
 
 OTHER_NETWORKS = {
-    "dueling": "nets/test_nets.py::test_the_mean_over_actions_is_the_value_whatever_lies_beside_them",
-    "hidden": "nets/test_nets.py::test_hidden_layers_are_applied_in_turn",
-    "torso": "nets/test_nets.py::test_every_torso_is_a_network_of_its_own",
+    "dueling": "nets/test_networks.py::test_the_mean_over_actions_is_the_value_whatever_lies_beside_them",
+    "hidden": "nets/test_networks.py::test_hidden_layers_are_applied_in_turn",
+    "torso": "nets/test_networks.py::test_every_torso_is_a_network_of_its_own",
     "torso_width": "nets/test_impala.py::test_width_pooling_and_any_size",
     "torso_pool": "nets/test_impala.py::test_width_pooling_and_any_size",
     "atoms": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",

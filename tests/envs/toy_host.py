@@ -1,4 +1,4 @@
-"""A vector environment that misbehaves on request, and a script that hosts it (see test_isolate.py)."""
+"""A vector environment that misbehaves on request, and a script that hosts it (see test_isolated.py)."""
 
 import importlib
 import os

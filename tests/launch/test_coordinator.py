@@ -9,6 +9,7 @@ import torch
 
 from qfleet.config import to_yaml
 from qfleet.core.evaluation import Score
+from qfleet.launch.coordinator import Coordinator
 from qfleet.launch.server_nodes import ShardSnapshotter
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_agent, make_env, make_plan
@@ -16,7 +17,6 @@ from qfleet.runconfig.resolution import resolve
 from qfleet.runs.checkpoint_parts import pack_state
 from qfleet.sync.ps_shard import Push, Shard
 from qfleet.training.checkpointer import Snapshot
-from qfleet.launch.coordinator import Coordinator
 from qfleet.training.learner_core import Hooks
 from qfleet.training.remote_actors import RemoteActorsRun
 from qfleet.training.replica import saved_steps

@@ -98,10 +98,10 @@ def test_no_child_outlives_a_killed_parent_by_ten_seconds(tmp_path):
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
         from supervised import *
-        from test_tether import ORPHANS, PID
+        from test_heartbeat import ORPHANS, PID
         home = Path({str(tmp_path)!r})
         kids = [child(home, name, text, PIDS=str(home / "pids"), SAY=PID) for name, text in ORPHANS.items()]
-        supervisor = Supervisor(kids, print, Patience(), print)
+        supervisor = Supervisor(kids, print, RestartPolicy(), print)
         until(lambda: False, supervisor, 1000)
     """
     pids = tmp_path / "pids"

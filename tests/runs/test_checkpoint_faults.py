@@ -146,11 +146,11 @@ KILL_LOOP = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from qfleet.runs.checkpoint import Checkpoints, Meta
+from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
 from qfleet.core.types import EnvSpec, Leaf, Segment
 
 root = Path(sys.argv[1])
-meta = Meta("seed: 1", EnvSpec("x", {"obs": Leaf((4,), "float32", "vector")}, 2))
+meta = CheckpointMeta("seed: 1", EnvSpec("x", {"obs": Leaf((4,), "float32", "vector")}, 2))
 policy = {"weight": torch.zeros(20000)}
 
 def save_for_ever(done):

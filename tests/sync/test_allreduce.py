@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from fakes import sample_of
-from test_derive import SPEC, batch
+from test_gradient import SPEC, batch
 from test_learner import learner_with
 from thread_peers import Roundtable
 from torch import nn
@@ -51,7 +51,7 @@ def test_one_rank_is_solo(optimizer, precision, sharded):
     assert learner.updates == 7 and torch.equal(learner.flat.master, solo.flat.master)
     assert torch.equal(learner.target.master, solo.target.master)
     for name, value in solo.gradient_sync.state_dict().items():
-        assert torch.equal(learner.gradients.state_dict()[name], value)
+        assert torch.equal(learner.gradient_sync.state_dict()[name], value)
 
 
 def part(sample, rank, size, peak):

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from fakes import ListMetrics, sample_of
-from test_derive import SPEC
+from test_gradient import SPEC
 from test_learner import learner_with
 
 from qfleet.actor.policy import seeded_network

@@ -11,7 +11,7 @@ import pytest
 from fleet_runs import assert_goes_forward
 from real_runs import ENVIRONMENT, TINY, command, newest, records
 from slurm_kit import Slurm, needs_slurm
-from test_crew import ranks_of
+from test_allreduce_run import ranks_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENDLESS = ["total_steps=10000000"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_fleet_figures import emitted, fleet, hello  # noqa: F401
+from test_remote_actor_metrics import emitted, fleet, hello  # noqa: F401
 
 from qfleet.transport.fleet_pb2 import ExchangeRequest, Judgement
 from qfleet.transport.weight_codec import pack_weights

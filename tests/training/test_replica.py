@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from test_inline import TINY, World
+from test_single_process import TINY, World
 from thread_peers import Roundtable
 
 from qfleet.core.seeds import seed_for

@@ -4,8 +4,8 @@ rank spoils that checkpoint for all and the run for nobody."""
 from contextlib import closing
 
 import pytest
-from test_inline import TINY
-from test_rank import Crews
+from test_replica import Crews
+from test_single_process import TINY
 from thread_peers import Roundtable
 
 from qfleet.runconfig.resolution import resolve

@@ -20,7 +20,7 @@ LEARNER = """
 import resource, sys
 from pathlib import Path
 from transport_kit import SPEC, cell, link, weights
-from qfleet.runs.checkpoint import Checkpoints, Meta
+from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 folder = Path(sys.argv[1])
@@ -28,7 +28,7 @@ with cell(folder / "c", "127.0.0.1:0") as here:
     print(here.tcp.port, flush=True)
     sys.stdin.readline()
     try:
-        Checkpoints(folder / "checkpoints", 2).save(1, 1, weights(1), {}, [], Meta("seed: 1", SPEC))
+        Checkpoints(folder / "checkpoints", 2).save(1, 1, weights(1), {}, [], CheckpointMeta("seed: 1", SPEC))
         with link(here.unix) as line:
             line.metrics.tick(1)
             here.drain_until(lambda: bool(here.stored), 20)

@@ -167,8 +167,8 @@ def test_everything_arrives_as_it_was_said():
     priority = np.arange(8, dtype=np.float32)
 
     def fill(outbox):
-        outbox.tick(3)
-        outbox.tick(4)
+        outbox.count_steps(3)
+        outbox.count_steps(4)
         outbox.add_chunk(packed(some_chunk(1)), priority.tobytes())
         outbox.add_chunk(packed(some_chunk(2)), b"")
         outbox.episode(3, -2.5, 11)
@@ -177,7 +177,7 @@ def test_everything_arrives_as_it_was_said():
         outbox.count("fault/env_rebuilds", 2)
         outbox.spend("wire/wait_ms", 0.0017)
         outbox.add_evaluation(Score([1.0, 2.0], [3, 4], 9), weights(9))
-        outbox.remember(b"known")
+        outbox.set_member_state(b"known")
 
     delivery = decode_message(sealed(fill), LAYOUT)
     assert delivery.steps == 7 and delivery.member_state == b"known" and delivery.episodes == [(3, -2.5, 11)]
@@ -219,8 +219,8 @@ def spoil(name, value):
     (lambda box: box.episode(0, np.nan, 3), "return nan"),
     (lambda box: box.count("a\nb"), "not a tag"),
     (lambda box: box.write({"": 1.0}), "not a tag"),
-    (lambda box: box.remember(bytes(1 << 21)), "to be remembered"),
-    (lambda box: box.tick(1 << 40), "steps in one message"),
+    (lambda box: box.set_member_state(bytes(1 << 21)), "to be remembered"),
+    (lambda box: box.count_steps(1 << 40), "steps in one message"),
     (lambda box: box.add_evaluation(Score([], [], 1), weights(1)), "0 returns"),
     (lambda box: box.add_evaluation(Score([1.0], [1, 2], 1), weights(1)), "2 lengths"),
     (lambda box: box.add_evaluation(Score([np.inf], [1], 1), weights(1)), "1 returns"),
@@ -233,7 +233,7 @@ def test_what_is_unsound_raises_value_error(fill, words):
 @pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, where -1 to 1 exist"),
                                               (np.nan, "column action of a chunk is not finite"), (1.0, None)])
 def test_continuous_actions_are_within_one(value, words):
-    layout = Layout(replace(SPEC, actions=0, box=Box((2,), (-1.0, -1.0), (3.0, 1.0))), Window(), 4)
+    layout = Layout(replace(SPEC, num_actions=0, box=Box((2,), (-1.0, -1.0), (3.0, 1.0))), Window(), 4)
     chunker, chunks = Chunker(layout, 1), []
     obs = {"vector": np.zeros((1, 3), "f4"), "wide": np.zeros((1, 80), "f4")}
     zero = np.zeros(1, "f4")

@@ -214,8 +214,8 @@ def test_only_a_sealed_board_of_the_right_size_and_name_is_taken():
 def test_a_board_is_seen_by_another_process():
     mine = shared_memory.OwnedSharedBuffer(8)
     mine.gradient(torch.float32).fill_(3)
-    words = ("import sys; from qfleet.transport.shared_memory import Boards, Ticket; "
-             "found = Boards().find(Ticket(pid=int(sys.argv[1]), fd=int(sys.argv[2]), name=sys.argv[3]), 8); "
+    words = ("import sys; from qfleet.transport.shared_memory import SharedBufferCache, Ticket; "
+             "found = SharedBufferCache().find(Ticket(pid=int(sys.argv[1]), fd=int(sys.argv[2]), name=sys.argv[3]), 8); "
              "found.weights[:] = 2 * found.gradient(found.weights.dtype)")
     ticket = mine.ticket
     subprocess.run([sys.executable, "-c", words, str(ticket.pid), str(ticket.fd), ticket.name], check=True, timeout=50)
