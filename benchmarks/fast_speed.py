@@ -117,11 +117,11 @@ def updates(args: argparse.Namespace) -> None:
     for batch in args.batch:
         learner, config = learner_of(args.recipe, batch, args.set, args.capacity, args.filled, args.met)
         begin = time.perf_counter()
-        learner.burst = 20
+        learner.max_updates_per_step = 20
         learner.step()
         wait()
         warm_s = time.perf_counter() - begin
-        learner.burst = args.updates
+        learner.max_updates_per_step = args.updates
         rates = []
         for _ in range(args.repeats):
             begin = time.perf_counter()
@@ -131,7 +131,7 @@ def updates(args: argparse.Namespace) -> None:
         keep(args, {"kind": "updates", "recipe": args.recipe, "batch": batch, "set": args.set,
                     "precision": config.learner.precision, "store": config.replay.store,
                     "capture": config.learner.capture, "capacity": args.capacity, "alpha": config.replay.alpha,
-                    "whole": learner._whole is not None, "taped": getattr(learner.derive, "captured", False),
+                    "whole": learner._whole is not None, "taped": getattr(learner.gradient_fn, "captured", False),
                     "warm_up_s": round(warm_s, 2), "updates_per_s": round(statistics.median(rates), 1),
                     "all": [round(rate, 1) for rate in rates],
                     "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
@@ -155,12 +155,12 @@ def check(args: argparse.Namespace) -> None:
                     learner, _ = learner_of(args.recipe, 64, words, 20_000, 10_000, args.met)
                     begin, trail = learner.flat.master.clone(), []
                     for burst in (WARM_UP + 1, 39 - WARM_UP):  # of the first ones the last is recorded
-                        learner.burst = burst
+                        learner.max_updates_per_step = burst
                         learner.step()
                         trail.append(learner.flat.master.clone())
                     trails.append(trail)
                     whole = learner._whole is not None and bool(learner._whole._graphs)
-                    taped = getattr(learner.derive, "captured", False)
+                    taped = getattr(learner.gradient_fn, "captured", False)
                     assert (taped if args.met else whole) == (capture == "true"), f"{words}: recorded {whole}, {taped}"
                 away, chance = (
                     [round(float((mine - its).norm() / (its - begin).norm()), 6)
@@ -201,7 +201,7 @@ def layers(args: argparse.Namespace) -> None:
         wanted, found = results(exact), {}
         for way in ("kernels", "torch"):
             for module in (bf16, patch_conv):
-                module.allowed = lambda way=way: way == "kernels"
+                module.custom_kernels_allowed = lambda way=way: way == "kernels"
             for source, name in (
                 (conv_epilogue_source.EPILOGUE_SOURCE, "finish"),
                 (value_head_source.HEAD_SOURCE, "rate"),
@@ -239,7 +239,7 @@ def beside(args: argparse.Namespace) -> None:
         policy.rng.manual_seed(3)
         reflex.begin()
         chosen, spent = [], []
-        learner.burst = updates
+        learner.max_updates_per_step = updates
         for step in range(steps):
             if updates:
                 learner.step()
@@ -282,7 +282,7 @@ def profile(learner: Any, wait: Any) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    learner.burst = 20
+    learner.max_updates_per_step = 20
     with profiler(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         learner.step()
         wait()

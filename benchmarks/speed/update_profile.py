@@ -159,7 +159,7 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
         patches.append((learner._whole, "update", WHOLE))
     for owner, name, section in patches:
         setattr(owner, name, timer.timed(section, getattr(owner, name)))
-    for name in ("derive", "_rested"):
+    for name in ("gradient_fn", "_frozen_gradient_fn"):
         derive = getattr(learner, name)
         if derive is not None:
             recorded = isinstance(derive, GraphGradient) and derive.captured

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.accel.kernels.compile import MAX_RESIDENT_THREADS, compile_kernel
+from qfleet.accel.kernels.kernel_compiler import MAX_RESIDENT_THREADS, compile_kernel
 from qfleet.config import Config, NonNegative, Positive
 from qfleet.core.agent import ParamGroup
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.accel.kernels.compile import compile_kernel, custom_kernels_allowed
+from qfleet.accel.kernels.kernel_compiler import compile_kernel, custom_kernels_allowed
 
 WORDS = {4: torch.int32, 8: torch.int64}
 

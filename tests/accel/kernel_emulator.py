@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from qfleet.accel.kernels import bf16
-from qfleet.accel.kernels.compile import BLOCK_SIZE
+from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 
 ADD_UP = {"add_up": "float* rows, unsigned short* out, int items, int n"}
 WORDS = """

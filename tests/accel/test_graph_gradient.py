@@ -134,7 +134,7 @@ def test_what_is_not_recorded_is_not_promised(caplog, recorded):
         object(),
         GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0],
     )
-    learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), parts=())
+    learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), param_slices=())
     assert learner._decide() is None
     assert "since gradients meet those of other learners" in caplog.text
     assert ("; their losses and gradients will be" in caplog.text) == recorded

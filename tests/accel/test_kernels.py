@@ -10,8 +10,8 @@ import torch
 from kernel_emulator import compiled
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from qfleet.accel.kernels import compile
-from qfleet.accel.kernels.compile import SOURCES
+from qfleet.accel.kernels import kernel_compiler
+from qfleet.accel.kernels.kernel_compiler import SOURCES
 from qfleet.learner.flat_params import Flat, contiguous_piece, scatter_index
 from qfleet.networks.patch_conv import space_to_depth
 
@@ -94,8 +94,8 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
     assert [contiguous_piece(grad)[1] for grad in grads][:3] == [(60, 3, 4), (5, 1, 1), (20, 1, 1)]
     assert (
         grads[6].numel()
-        > 2 * compile.ELEMENTS_PER_THREAD * compile.BLOCK_SIZE
-        > compile.ELEMENTS_PER_THREAD * compile.BLOCK_SIZE
+        > 2 * kernel_compiler.ELEMENTS_PER_THREAD * kernel_compiler.BLOCK_SIZE
+        > kernel_compiler.ELEMENTS_PER_THREAD * kernel_compiler.BLOCK_SIZE
         > grads[0].numel()
     )
 
@@ -105,17 +105,17 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
 
     def kernel(name, source):
         caller = f"""extern "C" void call({given}, float* out) {{
-            for (blockIdx.x = 0; blockIdx.x < {compile.block_count(pieces)}; blockIdx.x++)
-                for (threadIdx.x = 0; threadIdx.x < {compile.BLOCK_SIZE}; threadIdx.x++) {name}({passed}, out); }}"""
+            for (blockIdx.x = 0; blockIdx.x < {kernel_compiler.block_count(pieces)}; blockIdx.x++)
+                for (threadIdx.x = 0; threadIdx.x < {kernel_compiler.BLOCK_SIZE}; threadIdx.x++) {name}({passed}, out); }}"""
         function = compiled(tmp_path, name, source, caller)
 
         def launch(threads, args):
-            assert threads == compile.block_count(pieces) * compile.BLOCK_SIZE
+            assert threads == kernel_compiler.block_count(pieces) * kernel_compiler.BLOCK_SIZE
             function(*args)
 
         return launch
 
-    monkeypatch.setattr("qfleet.learner.flat_params.kernel", kernel)
+    monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", kernel)
     flat.grad = torch.full((len(flat.grad) + 9,), 7.0)
     flat._join(grads)
     wanted = torch.cat([grad.float().reshape(-1) for grad in grads])
@@ -124,7 +124,7 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
 
 def test_gradients_are_joined_by_the_library_where_there_is_no_kernel(monkeypatch):
     flat = Flat(torch.nn.Linear(3, 2))
-    monkeypatch.setattr("qfleet.learner.flat_params.kernel", lambda name, source: None)
+    monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", lambda name, source: None)
     grads = [torch.randn(2, 3).bfloat16(), torch.randn(2).bfloat16()]
     flat._join(grads)
     assert torch.equal(flat.grad, torch.cat([grad.float().reshape(-1) for grad in grads]))
@@ -135,12 +135,12 @@ def test_a_kernel_is_not_given_gradients_of_other_shapes(monkeypatch, shapes):
     def kernel(name, source):
         raise AssertionError("it would write beyond the end, or leave old numbers")
 
-    monkeypatch.setattr("qfleet.learner.flat_params.kernel", kernel)
+    monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", kernel)
     with pytest.raises(RuntimeError, match="size"):
         Flat(torch.nn.Linear(3, 2))._join([torch.zeros(shape).bfloat16() for shape in shapes])
 
 
 def test_no_kernel_is_started_while_operations_are_recorded():
     seen = []
-    make_fx(lambda x: seen.append(compile.custom_kernels_allowed()) or x + 1)(torch.zeros(2))
-    assert seen == [False] and compile.custom_kernels_allowed()
+    make_fx(lambda x: seen.append(kernel_compiler.custom_kernels_allowed()) or x + 1)(torch.zeros(2))
+    assert seen == [False] and kernel_compiler.custom_kernels_allowed()

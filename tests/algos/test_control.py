@@ -180,7 +180,7 @@ def test_running_figures_of_observations_become_what_was_seen():
     everything = torch.cat(seen)
     torch.testing.assert_close(net.normaliser.mean_0, everything.mean(0))
     torch.testing.assert_close(net.normaliser.var_0, everything.var(0, unbiased=False))
-    view = net.view({"obs": everything})["obs"]
+    view = net.normalise({"obs": everything})["obs"]
     assert view.mean(0).abs().max() < 1e-3 and view.std() == pytest.approx(1, abs=0.05)
 
 

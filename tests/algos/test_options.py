@@ -35,11 +35,11 @@ CHANGES = [(algo, name, value) for algo in ALGOS
 
 
 OTHER_NETWORKS = {
-    "dueling": "nets/test_networks.py::test_the_mean_over_actions_is_the_value_whatever_lies_beside_them",
-    "hidden": "nets/test_networks.py::test_hidden_layers_are_applied_in_turn",
-    "torso": "nets/test_networks.py::test_every_torso_is_a_network_of_its_own",
-    "torso_width": "nets/test_impala.py::test_width_pooling_and_any_size",
-    "torso_pool": "nets/test_impala.py::test_width_pooling_and_any_size",
+    "dueling": "networks/test_networks.py::test_the_mean_over_actions_is_the_value_whatever_lies_beside_them",
+    "hidden": "networks/test_networks.py::test_hidden_layers_are_applied_in_turn",
+    "torso": "networks/test_networks.py::test_every_torso_is_a_network_of_its_own",
+    "torso_width": "networks/test_impala.py::test_width_pooling_and_any_size",
+    "torso_pool": "networks/test_impala.py::test_width_pooling_and_any_size",
     "atoms": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
     "quantiles": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
     "cosines": "algos/test_iqn.py::test_the_network_equals_a_naive_loop",
@@ -157,8 +157,8 @@ def test_networks_refuse_what_they_cannot_use(algo, spec, switches, why):
 def test_so_do_those_of_agents_that_remember(module, spec, switches, why):
     with pytest.raises(UserError, match=why):
         module.build(module.Config(**switches), spec)
-    assert module.Config(**switches).unfit(spec), "`config explain` says so, too"
-    assert not module.Config(norm="layer", hidden=()).unfit(spec), "layers before the LSTM have use for it"
+    assert module.Config(**switches).unused_for(spec), "`config explain` says so, too"
+    assert not module.Config(norm="layer", hidden=()).unused_for(spec), "layers before the LSTM have use for it"
 
 
 def test_explain_says_what_is_active():

@@ -170,7 +170,7 @@ def test_strides_that_leave_steps_out_are_refused():
 
 def stored_q(agent, spec):
     """The same agent, which also stores the values it saw."""
-    return dataclasses.replace(agent, columns={"seen": ((spec.actions,), "float32")},
+    return dataclasses.replace(agent, columns={"seen": ((spec.num_actions,), "float32")},
                                act=lambda *args: _also(agent.act(*args)))
 
 

@@ -43,7 +43,7 @@ def played(request):
         agent, arms = make_agent(config, env.spec), []
 
         def act(net, obs, memory, arm, rng):
-            arms.append(arm.noise)
+            arms.append(arm.network_noise)
             return agent.act(net, obs, memory, arm, rng)
 
         yield config, env, Policy(dataclasses.replace(agent, act=act), 0, torch.device("cpu")), arms

@@ -171,7 +171,7 @@ def test_a_bug_in_an_algorithm_of_the_users_own_is_reported_as_such(body, said, 
 
 
 def test_a_bug_of_the_package_is_still_asked_to_be_reported(capsys, monkeypatch):
-    monkeypatch.setattr(resolve, "RECIPES", 3)
+    monkeypatch.setattr(resolution, "RECIPES", 3)
     assert main(["recipes"]) == 1
     text = capsys.readouterr().err
     assert "failed unexpectedly; a report with the lines above is welcome" in text and "your code" not in text

@@ -62,7 +62,7 @@ class Tape:
         return self._run(run, sinks)
 
     def evaluate(self, path, **options):
-        told = options.pop("told", lambda episodes: None)
+        told = options.pop("on_episode", lambda episodes: None)
         self.calls.append(("evaluate", str(path), options))
         for episode in range(options["episodes"] + 1):
             told(episode + 1)

@@ -19,8 +19,8 @@ class Learner:
     def __init__(self, recorded: bool, off: float, met: bool) -> None:
         self.flat = SimpleNamespace(master=torch.zeros(1))
         self._whole = SimpleNamespace(_graphs=("graph",)) if recorded and not met else None
-        self.derive = SimpleNamespace(recorded=recorded and met)
-        self.burst, self._way = 0, 1 + off if recorded else 1.0
+        self.gradient_fn = SimpleNamespace(captured=recorded and met)
+        self.max_updates_per_step, self._way = 0, 1 + off if recorded else 1.0
 
     def step(self) -> None:
         self.flat.master += self._way

@@ -17,7 +17,7 @@ def roll(env, steps, seeds, rng_seed=0):
     rng = np.random.default_rng(rng_seed)
     obs, outs = env.reset(seeds), []
     for _ in range(steps):
-        env.send(rng.integers(env.spec.actions, size=env.lanes))
+        env.send(rng.integers(env.spec.num_actions, size=env.lanes))
         outs.append(env.recv())
     return obs, outs
 

@@ -395,7 +395,7 @@ def test_lanes_do_not_mix():
         alone = roll(faulty(1, **cfg), 25, [seed])
         for a, b in zip(company, alone, strict=True):
             assert (a.obs["obs"][lane] == b.obs["obs"][0]).all()
-            assert (a.score[lane], a.last[lane], a.aborted[lane]) == (b.score[0], b.last[0], b.aborted[0])
+            assert (a.raw_reward[lane], a.last[lane], a.aborted[lane]) == (b.raw_reward[0], b.last[0], b.aborted[0])
 
 
 def test_failures_are_heard_of_but_never_flood(caplog):

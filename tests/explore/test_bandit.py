@@ -154,7 +154,7 @@ def test_choosers_go_on_where_they_were(kind):
         one.end_episode(step % 3, None if step == 5 else float(step % 4))
     two.load_state_dict(one.state_dict())
     for step in range(30):
-        assert one.params(0).index.tolist() == two.arms(0).index.tolist()
+        assert one.params(0).index.tolist() == two.params(0).index.tolist()
         for chooser in (one, two):
             chooser.end_episode(step % 3, float(step % 5))
 
@@ -170,7 +170,7 @@ def test_epsilon_may_belong_to_arms():
 def test_what_part_of_the_lanes_follows_each_arm_is_known(kind):
     made = kind.build(kind.Config(arms=12), 8, 0, 8)
     made.seed(3)
-    arm = made.arms(0).to(torch.device("cpu"))
+    arm = made.params(0).to(torch.device("cpu"))
     shares = {f"arms/{index:02d}": arm.index.tolist().count(index) / 8 for index in range(12)}
     assert arm_shares(arm.index, arm.count) == shares and arm_shares(arm.index, 0) == {}
 

@@ -65,11 +65,11 @@ def test_constant():
 @pytest.mark.parametrize(("module", "theta"), [(gaussian, 1.0), (ou, 0.15)])
 def test_noise_has_a_size_for_every_lane_of_the_run(module, theta):
     cfg = module.Config(sigma=0.1, sigma_last=0.4, warmup_steps=100)
-    whole = module.build(cfg, 4, 0, 4).arms(100)
+    whole = module.build(cfg, 4, 0, 4).params(100)
     assert whole.sigma.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4]) and whole.theta == theta
-    parts = [module.build(cfg, 2, first, 4).arms(100).sigma for first in (0, 2)]
+    parts = [module.build(cfg, 2, first, 4).params(100).sigma for first in (0, 2)]
     assert torch.equal(torch.cat(parts), whole.sigma)
-    assert module.build(module.Config(sigma=0.3), 2, 0, 2).arms(0).sigma.tolist() == pytest.approx([0.3] * 2)
+    assert module.build(module.Config(sigma=0.3), 2, 0, 2).params(0).sigma.tolist() == pytest.approx([0.3] * 2)
 
 
 def test_warm_up_is_random_and_what_follows_is_not():

@@ -11,6 +11,17 @@ from qfleet.core.env import EnvSpec, Leaf, StepResult
 from qfleet.core.replay import Sample, Window
 
 SPEC = EnvSpec("tape", {"obs": Leaf((1,), "float32", "vector")}, num_actions=3)
+TOY = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
+
+
+def toy_batch(seed, rows=4, items=16):
+    """Random rows of the toy environment, some of them the last of their episode."""
+    rng = torch.Generator().manual_seed(seed)
+    last = torch.rand(items, rows, generator=rng) < 0.2
+    return Sample(torch.arange(items).numpy(), torch.rand(items, generator=rng), {
+        "obs.obs": torch.randn(items, rows, 3, generator=rng), "last": last,
+        "action": torch.randint(4, (items, rows), generator=rng, dtype=torch.int32),
+        "reward": torch.randn(items, rows, generator=rng) * ~last, "discount": 1.0 * ~last})
 
 
 class TapeEnv:

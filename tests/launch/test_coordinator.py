@@ -183,7 +183,7 @@ def test_a_cell_that_never_gave_anything_has_an_empty_part_and_others_restore_it
     other.bureau._load()
     assert other.bureau.parts == {} and len(other.shard_clients) == 5
     assert torch.equal(
-        torch.cat([shelf.shard.weights for shelf in other.shard_clients]), world.cell.learner.flat.master
+        torch.cat([shelf.shard.weights for shelf in other.shard_clients]), world.core.learner.flat.master
     )
 
 
@@ -206,7 +206,7 @@ def test_a_part_that_cannot_be_read_spoils_nothing(world, caplog):
     world.tell(0, part=Part(save=1, state=b"rubbish", segments=[]))
     assert world.bureau.parts == {} and "cannot be read" in caplog.text
     world.tell(0, part=Part(save=1, state=b"", segments=["../../etc/passwd"]))
-    assert world.cell.meter.counters["fault/bad_messages"] == 1
+    assert world.core.meter.counters["fault/bad_messages"] == 1
 
 
 def test_everybody_hears_of_the_others_and_evaluations_find_fresh_weights(world):
@@ -220,10 +220,10 @@ def test_everybody_hears_of_the_others_and_evaluations_find_fresh_weights(world)
     world.push()
     world.push()
     world.bureau.step()
-    assert world.published.weights.version == 2 == world.cell.learner.updates, "an evaluation is due after 100 steps"
+    assert world.published.weights.version == 2 == world.core.learner.updates, "an evaluation is due after 100 steps"
     held = torch.cat([shelf.shard.weights for shelf in world.shard_clients])
     assert torch.equal(torch.cat([value.flatten() for value in world.published.weights.state.values()]), held)
-    world.cell.meter.emit()
+    world.core.meter.emit()
     record = world.records[-1]
     assert record["server/cells"] == 2 and record["server/staleness_0"] == 4 and record["server/staleness_1"] == 0
 
@@ -235,11 +235,11 @@ def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):
     world.push()
     world.bureau._looked_at = 0.0
     world.bureau.step()
-    assert world.cell.learner.updates == 2
+    assert world.core.learner.updates == 2
     world.shard_clients[0].load(state)
     world.bureau._looked_at = 0.0
     world.bureau.step()
-    assert world.cell.learner.updates == 2
+    assert world.core.learner.updates == 2
 
 
 def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_cells_say(tmp_path):

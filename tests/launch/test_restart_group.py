@@ -52,11 +52,11 @@ def pair():
 def test_jobs_begin_when_all_are_there_and_nobody_is_silent_before(pair):
     joint, (one, two) = pair
     one.arrive()
-    joint.listen(100.0)
-    assert not one.may_start() and joint.absent and not joint.beats and joint.last_beat == joint.first_beat == 100
+    joint.poll_heartbeat(100.0)
+    assert not one.may_start() and joint.is_unreachable and not joint.beats and joint.last_beat == joint.first_beat == 100
     two.arrive()
-    joint.listen(130.0)
-    joint.listen(131.0)
+    joint.poll_heartbeat(130.0)
+    joint.poll_heartbeat(131.0)
     assert one.may_start() and joint.beats and not joint.is_starting and joint.last_beat == 131
     assert not joint.exited
 
@@ -66,7 +66,7 @@ def test_it_is_done_when_all_are(pair):
     one.code = EXIT_OK
     assert not joint.exited
     two.code = EXIT_OK
-    assert joint.exited and joint.reap() == EXIT_OK and joint.verdict is None
+    assert joint.exited and joint.reap() == EXIT_OK and joint.kill_reason is None
     joint.kill()
     assert (one.killed, two.killed) == (True, True)
 
@@ -74,11 +74,11 @@ def test_it_is_done_when_all_are(pair):
 def test_who_lost_another_is_not_the_cause(pair):
     joint, (one, two) = pair
     one.code = EXIT_PEER_LOST
-    two.absent = True
+    two.is_unreachable = True
     assert not joint.exited, "who was lost is waited for"
-    two.code, two.verdict = -signal.SIGKILL, GONE
+    two.code, two.kill_reason = -signal.SIGKILL, GONE
     assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == f"code {-signal.SIGKILL}"
-    assert joint.verdict == f"lost its member 1, which {GONE}"
+    assert joint.kill_reason == f"lost its member 1, which {GONE}"
     joint.kill()
     assert (one.killed, two.killed) == (False, False), "all are started again"
 
@@ -86,15 +86,15 @@ def test_who_lost_another_is_not_the_cause(pair):
 def test_if_all_lost_each_other_the_connection_is_to_blame(pair):
     joint, (one, two) = pair
     one.code = two.code = EXIT_PEER_LOST
-    assert joint.exited and joint.reap() == -signal.SIGKILL and "connection between" in joint.verdict
+    assert joint.exited and joint.reap() == -signal.SIGKILL and "connection between" in joint.kill_reason
 
 
 def test_who_was_lost_is_not_waited_for_for_ever(pair, monkeypatch):
     joint, (one, two) = pair
-    one.code, two.absent = EXIT_PEER_LOST, True
+    one.code, two.is_unreachable = EXIT_PEER_LOST, True
     monkeypatch.setattr(module, "CULPRIT_S", -1.0)
     assert joint.exited and joint.reap() == -signal.SIGKILL
-    assert joint.verdict == "lost its member 1, which does not answer"
+    assert joint.kill_reason == "lost its member 1, which does not answer"
 
 
 @pytest.mark.parametrize("code", [EXIT_USER_ERROR, EXIT_UNRECOVERABLE])
@@ -120,7 +120,7 @@ def test_the_one_that_was_silent_for_longest_is_named(pair):
     one.arrive()
     two.arrive()
     one.last_beat, two.last_beat = 50.0, 20.0
-    joint.verdict = "gave no sign of life for 30 s and was killed"
+    joint.kill_reason = "gave no sign of life for 30 s and was killed"
     joint.kill()
     assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == "code None"
     assert joint._culprit()[0] == 1

@@ -131,7 +131,7 @@ def test_every_gradient_rule_alone_is_solo_to_the_bit(name):
     def served(shards):
         cfg = ParameterServerConfig(shards=shards)
         return lambda learner: learner.set_sync(ParameterServerSync(
-            "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics()))
+            "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.param_slices), cfg, ListMetrics()))
 
     others += [trained(fresh(agent), served(shards)) for shards in (1, 2, 5)]
     for other in others:
@@ -166,7 +166,7 @@ def test_it_is_computed_where_somebody_needs_it():
     trained(fresh(spied, clip_norm=10), lambda learner: None)
     cfg = ParameterServerConfig(shards=2)
     trained(fresh(spied, clip_norm=0), lambda learner: learner.set_sync(ParameterServerSync(
-        "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.parts), cfg, ListMetrics())))
+        "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.param_slices), cfg, ListMetrics())))
     assert len(asked) == 4
     ranks(spied, 1, True)
     assert len(asked) == 4, "clipped, by default"

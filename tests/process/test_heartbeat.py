@@ -59,13 +59,13 @@ def test_a_variable_without_its_pipes_was_for_somebody_else(fds, monkeypatch, tm
 
 def test_beats_arrive_at_a_limited_rate(line):
     leash, tether = line
-    assert not leash.beaten()
+    assert not leash.received()
     tether.beat()
     tether.beat()
-    assert leash.beaten() and not leash.beaten()
+    assert leash.received() and not leash.received()
     time.sleep(0.25)
     tether.beat()
-    assert leash.beaten()
+    assert leash.received()
 
 
 def test_a_beat_is_cheap_and_nothing_stops_it(line, monkeypatch):
@@ -77,7 +77,7 @@ def test_a_beat_is_cheap_and_nothing_stops_it(line, monkeypatch):
     for _ in range(1 << 17):  # more than the pipe holds
         tether._next = 0.0
         tether.beat()
-    assert leash.beaten()
+    assert leash.received()
     os.close(leash._beats)
     tether._next = 0.0
     tether.beat()

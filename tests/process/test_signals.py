@@ -97,7 +97,7 @@ PROCESS = """
 import os, signal, sys
 from types import SimpleNamespace
 from qfleet import __main__ as command
-from qfleet.process.signals import obeyed
+from qfleet.process.signals import stop_on_signal
 
 first, *later = map(int, sys.argv[1:])
 
@@ -108,7 +108,7 @@ class AtTheVeryEnd:
 
 def main():
     stop = SimpleNamespace(reason=None)
-    with obeyed(stop):
+    with stop_on_signal(stop):
         if first:
             os.kill(os.getpid(), first)
     for number in later:

@@ -94,7 +94,7 @@ def test_no_line_is_wider_than_the_terminal(monkeypatch, columns):
     assert "1,234,567" in stream.getvalue() and max(map(len, lines)) <= int(columns)
 
 
-@pytest.mark.parametrize("surroundings", [{"TERM": "dumb"}, {"CI": "true"}])
+@pytest.mark.parametrize("child_environment", [{"TERM": "dumb"}, {"CI": "true"}])
 def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, child_environment):
     for name, value in child_environment.items():
         monkeypatch.setenv(name, value)

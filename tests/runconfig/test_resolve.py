@@ -21,7 +21,7 @@ from qfleet.runconfig.run_config import RunConfig
 
 GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "control": "Pendulum-v1",
            "control-pixels": "x:Y"}
-DOCS = Path(resolution.__file__).parents[1] / "docs" / "configuration.md"
+DOCS = Path(resolution.__file__).parents[2] / "docs" / "configuration.md"
 
 
 def lines(name: str, *overrides: str, file: Path | None = None) -> list[str]:

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from fakes import sample_of
-from test_gradient import SPEC, batch
+from fakes import TOY, sample_of, toy_batch
 from test_learner import learner_with
 from thread_peers import Roundtable
 from torch import nn
@@ -23,7 +22,7 @@ from qfleet.sync.allreduce import AllReduce
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.overlap import OverlappedAllReduce
 
-AGENT = build(Config(hidden=(8, 8), n_step=3), SPEC)
+AGENT = build(Config(hidden=(8, 8), n_step=3), TOY)
 
 
 def learners(size, samples, sharded=False, overlap=False, **cfg):
@@ -79,7 +78,7 @@ class Mlp(nn.Sequential):
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_mean_over_ranks_is_the_gradient_of_the_whole_batch(size):
     """In float64, importance weights included; every share is weighed by its own largest weight at first."""
-    whole = batch(3, items=16)
+    whole = toy_batch(3, items=16)
     rows = {name: rows.double() if rows.is_floating_point() else rows for name, rows in whole.rows.items()}
     weight = whole.weight.double() / whole.weight.double().max()
     whole = Sample(whole.keys, weight, rows, max_weight=7.0)
@@ -92,7 +91,7 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_whole_batch(size):
         net = copy.deepcopy(online)
         flat = Flat(net, torch.float64)
         gradients.attach(flat)
-        factor = gradients.agree(sample.peak)
+        factor = gradients.agree(sample.max_weight)
         found = Autograd(plain, net, target, torch.Generator())(
             Sample(sample.keys, sample.weight * factor, sample.rows))
         norm = gradients.apply(found.grads)
@@ -233,8 +232,8 @@ def test_one_vote_decides_on_all_batches_that_everybody_has():
 
     def work(peers):
         learner, replay = made[peers.rank]
-        gather = peers.gather
-        peers.gather = lambda row: gathers.append(peers.rank) or gather(row)
+        gather = peers.all_gather
+        peers.all_gather = lambda row: gathers.append(peers.rank) or gather(row)
         learner.set_sync(AllReduce(learner.cfg, peers, batches_ahead=lambda: len(replay.samples)))
         learner.step()
         return learner, replay

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 import torch
-from fakes import ListMetrics, sample_of
-from test_gradient import SPEC
+from fakes import TOY, ListMetrics, sample_of
 from test_learner import learner_with
 
 from qfleet.actor.policy import seeded_network
@@ -27,7 +26,7 @@ from qfleet.sync.ps_shard import (
     split_state,
 )
 
-NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), SPEC), 1)
+NET = seeded_network(build(Config(hidden=(24, 24), n_step=1), TOY), 1)
 
 
 def gradient(flat, seed):

@@ -155,7 +155,7 @@ def store(host: Any) -> int:
                     stored += [episode.ret for episode in message.episodes]
                 else:
                     repeats += 1
-            host.word = json.dumps({"stored": stored, "repeats": repeats})
+            host.message = json.dumps({"stored": stored, "repeats": repeats})
             time.sleep(0.005)
 
 
@@ -168,13 +168,13 @@ def tell(host: Any, cell: Any) -> int:
     link.hello()
     link.start()
     over = threading.Event()
-    host.line.on_orphan(over.set)
+    host.heartbeat.on_orphan(over.set)
     number = 0
     while link.failed is None and not over.is_set():
         link.metrics.episode(0, float(number), 1)
         while link.failed is None and not (link.metrics.empty and link._message is None):
             time.sleep(0.005)
-        host.word = str(number)
+        host.message = str(number)
         number += 1
     link.close(5.0)
     if link.failed is not None:

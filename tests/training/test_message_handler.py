@@ -101,5 +101,5 @@ def test_the_number_of_counters_is_bounded_and_the_rest_of_a_message_counts(book
 
 
 def test_an_actor_that_is_ahead_of_the_learner_lags_by_nothing(book):
-    book.registry.heard(0, 1, 10, 1 << 62)
+    book.registry.record_heartbeat(0, 1, 10, 1 << 62)
     assert emitted(book)["fleet/policy_lag"] == 0

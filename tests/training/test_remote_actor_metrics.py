@@ -56,7 +56,7 @@ def test_members_alive_their_lag_and_restarts(fleet):
     hello(fleet, "local/1", "b")
     hello(fleet, "evaluator", "e", "evaluator")
     fleet.core.learner.updates = 10
-    fleet.registry.heard(0, 1, 100, 4)
+    fleet.registry.record_heartbeat(0, 1, 100, 4)
     record = emitted(fleet)
     assert record["fleet/actors"] == 2 and record["fleet/policy_lag"] == (6 + 10) / 2 and record["fleet/inbox"] == 0
     assert "fleet/restarts" not in record, "who comes for the first time was not restarted"
@@ -80,9 +80,9 @@ def test_a_place_taken_over_by_another_is_no_restart(fleet):
 def test_time_that_messages_are_held_back_is_told(fleet):
     index, incarnation = hello(fleet, "local/0", "a")
     pace = fleet.core.replay.rate_limiter
-    pace.behind = 0.0
-    pace.open()
-    pace.tick(pace.min_steps + 100)
+    pace.error_buffer = 0.0
+    pace.start_counting()
+    pace.count_steps(pace.min_steps + 100)
     fleet.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=incarnation, sequence=1, steps=7))
     emitted(fleet)
     assert not fleet.message_handler.step()
@@ -90,7 +90,7 @@ def test_time_that_messages_are_held_back_is_told(fleet):
     assert not fleet.message_handler.step()
     held = emitted(fleet)["fleet/held_share"]
     assert 0.5 < held <= 1.0
-    pace.draw(10**6)
+    pace.count_samples(10**6)
     fleet.message_handler.step()  # takes the message in
     time.sleep(0.1)
     fleet.message_handler.step()

@@ -143,7 +143,7 @@ SEQUENCES = ["agent.algo=r2d2", "agent.burn_in=2", "agent.unroll=4", "agent.stri
 @pytest.mark.parametrize(("overrides", "device", "spread"), [
     ([], "cpu", False), ([], "cuda", True), (SEQUENCES, "cuda", False)])
 def test_where_a_gpu_learns_chunks_come_one_by_one_unless_they_end_with_episodes(inline, overrides, device, spread):
-    cell = inline(*overrides)[0].cell
+    cell = inline(*overrides)[0].core
     cell.plan = dataclasses.replace(cell.plan, device=torch.device(device))
     assert (len(set(cell.recorder(4).chunker._fill.tolist())) > 1) == spread
 
@@ -185,7 +185,7 @@ def test_evaluations_and_loaded_agents_begin_with_the_running_figures_of_the_eva
     for name, value in loaded.persistent().items():
         assert torch.equal(value, first[f"kept.{name}"])
         assert torch.equal(loaded.memory[name], value)
-    run.evaluator.judged = -1
+    run.evaluator.evaluated_version = -1
     run.evaluator.evaluate()
     after = run.evaluator.policy.flat.state()["kept.surprise.count"]
     assert after > first["kept.surprise.count"] + 10, "it went on counting"

@@ -30,7 +30,7 @@ with cell(folder / "c", "127.0.0.1:0") as here:
     try:
         Checkpoints(folder / "checkpoints", 2).save(1, 1, weights(1), {}, [], CheckpointMeta("seed: 1", SPEC))
         with link(here.unix) as line:
-            line.metrics.tick(1)
+            line.metrics.count_steps(1)
             here.drain_until(lambda: bool(here.stored), 20)
         print("saved and heard", flush=True)
     except OSError as error:

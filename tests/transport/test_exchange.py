@@ -96,7 +96,7 @@ def test_members_are_heard_of_and_leave(tmp_path):
 
 def send_many(line, count, pause_s=0.0):
     for number in range(count):
-        line.metrics.tick(1)
+        line.metrics.count_steps(1)
         line.metrics.episode(number, 0.0, 1)
         if pause_s:
             time.sleep(pause_s)

@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2
 from qfleet.transport import fleet_pb2, grpc_channel
 
 ROOT = Path(__file__).parents[2]
-WIRE = ROOT / "qfleet/runtime/wire"
+WIRE = ROOT / "qfleet/transport"
 
 
 def test_the_oldest_protobuf_can_load_the_generated_code():

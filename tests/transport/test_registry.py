@@ -175,7 +175,7 @@ def test_everything_arrives_as_it_was_said():
         outbox.write({"actor/policy_lag": 2.0})
         outbox.write({"actor/policy_lag": 4.0})
         outbox.count("fault/env_rebuilds", 2)
-        outbox.spend("wire/wait_ms", 0.0017)
+        outbox.add_time("wire/wait_ms", 0.0017)
         outbox.add_evaluation(Score([1.0, 2.0], [3, 4], 9), weights(9))
         outbox.set_member_state(b"known")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from qfleet.accel.kernels.compile import BLOCK_SIZE, compile_kernel, custom_kernels_allowed
+from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE, compile_kernel, custom_kernels_allowed
 
 VECTOR_WIDTH = 8
 

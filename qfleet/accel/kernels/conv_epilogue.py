@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from qfleet.accel.kernels.bf16 import kernels_available, launch_kernel, sum_rows_bf16
-from qfleet.accel.kernels.compile import BLOCK_SIZE
+from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 from qfleet.accel.kernels.conv_epilogue_source import BIAS, EPILOGUE_SOURCE, NORM, PLANAR, channels_supported
 
 

@@ -10,7 +10,7 @@ the same eight channels, so that what belongs to channels stays in its registers
 from __future__ import annotations
 
 from qfleet.accel.kernels.bf16 import BF16_HELPERS, VECTOR_WIDTH
-from qfleet.accel.kernels.compile import BLOCK_SIZE
+from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 
 NORM, PLANAR, BIAS = 1, 2, 4
 """Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""

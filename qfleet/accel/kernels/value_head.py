@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from qfleet.accel.kernels.bf16 import VECTOR_WIDTH, kernels_available, launch_kernel, sum_rows_bf16
-from qfleet.accel.kernels.compile import BLOCK_SIZE
+from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 from qfleet.accel.kernels.value_head_source import HEAD_SOURCE, ITEMS_PER_PARTIAL_SUM, MAX_ACTIONS
 
 
