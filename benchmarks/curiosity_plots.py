@@ -54,10 +54,8 @@ def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.
     env = make_env(cfg.env, cfg.env.lanes)
     cfg = resolve_auto(cfg, env.spec)
     run = SingleProcessRun(
-        make_acting_setup(cfg, env),
-        make_plan(cfg),
-        Hooks([], lambda snapshot: None, lambda *score: True, lambda *bad: None),
-    )
+        make_acting_setup(cfg, env), make_plan(cfg),
+        Hooks([], lambda snapshot: None, lambda *score: True, lambda *bad: None))
     actor, watcher, maps = run.actors[0], Watcher(cfg.env.kwargs["size"], cfg.env.lanes), []
     actor.begin(range(cfg.env.lanes))
     while run.core.progress().steps < steps:

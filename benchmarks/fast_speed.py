@@ -203,13 +203,9 @@ def layers(args: argparse.Namespace) -> None:
             for module in (bf16, patch_conv):
                 module.custom_kernels_allowed = lambda way=way: way == "kernels"
             for source, name in (
-                (conv_epilogue_source.EPILOGUE_SOURCE, "finish"),
-                (value_head_source.HEAD_SOURCE, "rate"),
-            ):
+                (conv_epilogue_source.EPILOGUE_SOURCE, "finish"), (value_head_source.HEAD_SOURCE, "rate")):
                 assert bf16.kernels_available(next(rounded.parameters()), source, name) == (way == "kernels"), (
-                    way,
-                    name,
-                )
+                    way, name)
             found[way] = [round(float((mine - its).norm() / its.norm()), 5)
                           for mine, its in zip(results(rounded), wanted, strict=True)]
         keep(args, {"kind": "layers", "part": part, "norm": norm, "distance": found})

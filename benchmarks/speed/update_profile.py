@@ -18,7 +18,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from qfleet.accel.graph_gradient import GraphGradient
-from qfleet.actor.policy import PRECISIONS
+from qfleet.core.compute import PRECISIONS
 from qfleet.replay.device_store import DeviceReplay
 from speed import gpu_kernels
 from speed.stage import BenchStage
@@ -185,9 +185,7 @@ def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
     for eager in learner._autograds:
         eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
     derive, loss_when_frozen = (
-        learner.gradient_fn,
-        learner._frozen_gradient_fn,
-    )  # a CUDA graph is not seen by the counter
+        learner.gradient_fn, learner._frozen_gradient_fn)  # a CUDA graph is not seen by the counter
     learner.gradient_fn = derive.eager if isinstance(derive, GraphGradient) else derive
     learner._frozen_gradient_fn = (
         loss_when_frozen.eager if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen

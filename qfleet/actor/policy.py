@@ -9,19 +9,12 @@ import numpy as np
 import torch
 
 from qfleet.core.agent import Agent, ExplorationParams, Memory
+from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
 from qfleet.core.env import Obs
 from qfleet.core.rng import restore_rng
 from qfleet.core.weights import WeightSource
 from qfleet.learner.flat_params import Flat
 from qfleet.maths.aligned import aligned_tensor
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def set_current_device(device: torch.device) -> None:
-    """Streams, recordings and kernels of our own belong to the current GPU, whatever the tensors are on."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
 
 
 class Policy:
@@ -117,8 +110,3 @@ class Policy:
         self.memory, self._persistent = None, dict(state.get("memory", {}))
 
 
-def seeded_network(agent: Agent, seed: int) -> torch.nn.Module:
-    """The agent's network with initial weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return agent.network()

@@ -105,14 +105,8 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, kind: CriticModel) -> 
 
     def network() -> nn.Module:
         return actor_critic.make_actor_critic(
-            lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options),
-            cfg.hidden,
-            box.size,
-            kind.outputs,
-            cfg.norm,
-            1 + cfg.twin,
-            normalised,
-        )
+            lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden, box.size,
+            kind.outputs, cfg.norm, 1 + cfg.twin, normalised)
 
     def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator) -> Decision:
         online = cast(actor_critic.ActorCritic, net)
@@ -135,17 +129,11 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, kind: CriticModel) -> 
 
     laws = ((1 + cfg.twin, kind.outputs), "float32")
     return Agent(
-        network=network,
-        act=act,
-        loss=make_loss(cfg, kind),
-        window=Window(future=cfg.n_step),
-        priority_inputs={"taken": laws, "best": laws},
-        priority=priority,
-        evaluate_actions=evaluate_actions,
+        network=network, act=act, loss=make_loss(cfg, kind), window=Window(future=cfg.n_step),
+        priority_inputs={"taken": laws, "best": laws}, priority=priority, evaluate_actions=evaluate_actions,
         recurrent_state=make_recurrent_state(box),
         param_groups={"policy.": ParamGroup(cfg.policy_rate, cfg.policy_delay)},
-        loss_when_frozen=make_loss(cfg, kind, skips_frozen=True) if cfg.policy_delay > 1 else None,
-    )
+        loss_when_frozen=make_loss(cfg, kind, skips_frozen=True) if cfg.policy_delay > 1 else None)
 
 
 def make_loss(cfg: ControlConfig, kind: CriticModel,

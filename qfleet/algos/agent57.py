@@ -97,16 +97,8 @@ def with_intrinsic_state(found: Tensors) -> Tensors:
 
 
 def act(
-    net: nn.Module,
-    obs: Tensors,
-    memory: Memory,
-    arm: ExplorationParams,
-    rng: torch.Generator,
-    *,
-    cfg: Config,
-    family: PolicyFamily,
-    actions: int,
-) -> Decision:
+    net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *,
+    cfg: Config, family: PolicyFamily, actions: int) -> Decision:
     """Wonder, then choose by the mixture of the lane's arm; without an arm, of the one to win with."""
     bonus, after = ngu.intrinsic_reward(net.get_submodule("curiosity"), obs, memory, cfg)
     index = net.get_buffer("arm").expand(len(bonus)) if arm.index is None else arm.index
@@ -139,13 +131,8 @@ def window_q_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) ->
 
 
 def td_losses(
-    rows: Tensors,
-    q: ExtrinsicIntrinsic,
-    target: ExtrinsicIntrinsic,
-    chooser: ExtrinsicIntrinsic,
-    cfg: Config,
-    family: PolicyFamily,
-) -> tuple[ExtrinsicIntrinsic, torch.Tensor]:
+    rows: Tensors, q: ExtrinsicIntrinsic, target: ExtrinsicIntrinsic, chooser: ExtrinsicIntrinsic,
+    cfg: Config, family: PolicyFamily) -> tuple[ExtrinsicIntrinsic, torch.Tensor]:
     """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; the actions are those of the mixture."""
     arm = rows["arm"][:, cfg.burn_in].long()
     best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.at(arm, q[0]).unsqueeze(1)
@@ -190,14 +177,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     states = r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}
     return Agent(
         network=lambda: Network(cfg, spec),
-        act=partial(act, cfg=cfg, family=family, actions=spec.num_actions),
-        loss=loss,
-        window=window,
-        columns=ngu.stored_columns(cfg),
-        priority_inputs={"q_e": hint, "q_i": hint},
-        priority=priority,
-        recurrent_state=make_recurrent_state(cfg, spec),
-        arms=cfg.arms,
+        act=partial(act, cfg=cfg, family=family, actions=spec.num_actions), loss=loss, window=window,
+        columns=ngu.stored_columns(cfg), priority_inputs={"q_e": hint, "q_i": hint}, priority=priority,
+        recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
         eval_buffers=("arm", *ngu.EVAL_BUFFERS),
-        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states},
-    )
+        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states})

@@ -63,12 +63,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         cfg,
         spec,
         ReturnModel(
-            network=lambda: QNetwork(cfg, spec),
-            predict_online=look,
-            predict_target=look,
-            predict_for_acting=look,
-            read_prediction=view,
-            priority_inputs={"law": ((spec.num_actions,), "float32")},
-            td_loss=compare,
-        ),
+            network=lambda: QNetwork(cfg, spec), predict_online=look, predict_target=look,
+            predict_for_acting=look, read_prediction=view,
+            priority_inputs={"law": ((spec.num_actions,), "float32")}, td_loss=compare),
     )

@@ -115,7 +115,6 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             td_loss=compare,
             priority_inputs={
                 "law": ((spec.num_actions, cfg.policy_samples), "float32"),
-                "tau": ((cfg.policy_samples,), "float32"),
-            },
+                "tau": ((cfg.policy_samples,), "float32")},
         ),
     )

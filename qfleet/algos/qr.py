@@ -62,12 +62,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         cfg,
         spec,
         ReturnModel(
-            network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)),
-            predict_online=look,
-            predict_target=look,
-            predict_for_acting=look,
-            read_prediction=view,
-            td_loss=compare,
-            priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")},
-        ),
+            network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), predict_online=look, predict_target=look,
+            predict_for_acting=look, read_prediction=view, td_loss=compare,
+            priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")}),
     )

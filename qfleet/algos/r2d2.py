@@ -207,10 +207,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         rows, trained, side = (
-            batch.rows,
-            trained_mask(batch.rows, cfg),
-            window_last_action_reward(batch.rows, spec.num_actions),
-        )
+            batch.rows, trained_mask(batch.rows, cfg),
+            window_last_action_reward(batch.rows, spec.num_actions))
         q_BTA = unroll_q(net, batch, side, cfg)
         q_t = q_of_actions(rows, q_BTA, cfg)
         with torch.no_grad():
@@ -234,16 +232,10 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
     first, last = cfg.burn_in, cfg.burn_in + cfg.unroll - 1
     return Agent(
-        network=lambda: Network(cfg, spec, spec.num_actions + 1),
-        act=partial(act, actions=spec.num_actions),
-        loss=loss,
-        window=cfg.window,
-        priority_inputs={"q": ((spec.num_actions,), "float32")},
-        priority=priority,
-        recurrent_state=make_recurrent_state(cfg.units),
-        stored_states=state_columns(cfg.units),
-        state_rows=(0, first, last) if cfg.measure_drift else (0,),
-    )
+        network=lambda: Network(cfg, spec, spec.num_actions + 1), act=partial(act, actions=spec.num_actions),
+        loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")},
+        priority=priority, recurrent_state=make_recurrent_state(cfg.units),
+        stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,))
 
 
 @torch.no_grad()

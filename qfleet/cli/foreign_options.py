@@ -9,34 +9,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 FOREIGN_OPTIONS = {
-    "--seed": "seed=",
-    "--env": "env.id=",
-    "--env-id": "env.id=",
-    "--device": "device=",
-    "--algo": "agent.algo=",
-    "--total-timesteps": "total_steps=",
-    "--timesteps": "total_steps=",
-    "--steps": "total_steps=",
-    "-n": "total_steps=",
-    "--num-envs": "env.lanes=",
-    "--n-envs": "env.lanes=",
-    "--eval-freq": "eval.period_steps=",
-    "--n-eval-episodes": "eval.episodes=",
-    "--eval-episodes": "eval.episodes=",
-    "--save-freq": "checkpoint.period_steps=",
-    "-f": "run.root=",
-    "--log-folder": "run.root=",
-    "--name": "run.name=",
-    "--learning-rate": "learner.learning_rate=",
-    "--lr": "learner.learning_rate=",
-    "--batch-size": "learner.batch_size=",
-    "--gamma": "agent.gamma=",
-    "--buffer-size": "replay.capacity=",
-    "--learning-starts": "replay.min_steps=",
-    "--track": "run.wandb=",
-    "-i": "init_from=",
-    "--trained-agent": "init_from=",
-}
+    "--seed": "seed=", "--env": "env.id=", "--env-id": "env.id=", "--device": "device=",
+    "--algo": "agent.algo=", "--total-timesteps": "total_steps=", "--timesteps": "total_steps=",
+    "--steps": "total_steps=", "-n": "total_steps=", "--num-envs": "env.lanes=", "--n-envs": "env.lanes=",
+    "--eval-freq": "eval.period_steps=", "--n-eval-episodes": "eval.episodes=",
+    "--eval-episodes": "eval.episodes=", "--save-freq": "checkpoint.period_steps=", "-f": "run.root=",
+    "--log-folder": "run.root=", "--name": "run.name=", "--learning-rate": "learner.learning_rate=",
+    "--lr": "learner.learning_rate=", "--batch-size": "learner.batch_size=", "--gamma": "agent.gamma=",
+    "--buffer-size": "replay.capacity=", "--learning-starts": "replay.min_steps=", "--track": "run.wandb=",
+    "-i": "init_from=", "--trained-agent": "init_from="}
 """Option -> the override that means the same."""
 
 WITHOUT_VALUE = {"--track": "run.wandb=true", "--capture-video": "--record"}

@@ -142,8 +142,7 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
     print_result(
         args,
         table([("key", *sources), *((row.key, row.a, row.b) for row in rows)]) if rows else ["no difference"],
-        [asdict(row) for row in rows],
-    )
+        [asdict(row) for row in rows])
 
 
 def _run(args: Namespace, word: str) -> RunDirectory | None:

@@ -36,10 +36,8 @@ def watch(args: Namespace) -> int:
     server = _served(args, run)
     state = run_state(run)
     lines = [
-        f"{run.path} {describe_state(run, state)}",
-        f"open  {server.url}",
-        *(f"or    {url}" for url in server.urls[1:]),
-    ]
+        f"{run.path} {describe_state(run, state)}", f"open  {server.url}",
+        *(f"or    {url}" for url in server.urls[1:])]
     if args.listen:
         lines.append("whoever has this address may look on, and nothing is encrypted: across networks use ssh -L")
     lines.append("Ctrl-C ends this page, not the run")

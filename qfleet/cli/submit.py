@@ -75,20 +75,9 @@ def job_of(args: Namespace) -> SlurmJob:
         raise UserError(f"{run} has a name already: leave --name and --prefix out")
     # Another node may go on with it, where it is nobody's own: we have seen here whose it is.
     return SlurmJob(
-        layout,
-        run,
-        size,
-        train,
-        ["resume", str(run), "--trust", *overrides],
-        [sys.executable, "-m", "qfleet"],
-        _joining(config, size),
-        config.actors,
-        config.allreduce.max_restarts,
-        config.ray.object_store_mb,
-        args.partition,
-        args.time,
-        args.sbatch,
-    )
+        layout, run, size, train, ["resume", str(run), "--trust", *overrides],
+        [sys.executable, "-m", "qfleet"], _joining(config, size), config.actors,
+        config.allreduce.max_restarts, config.ray.object_store_mb, args.partition, args.time, args.sbatch)
 
 
 def _existing(source: str) -> Path | None:

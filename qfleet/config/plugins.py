@@ -216,11 +216,8 @@ class Plugin:
         models = {name: plugin_module(self.package, name).Config for name in plugin_names(self.package)}
         kinds = [{**handler(model.__pydantic_core_schema__), "title": name} for name, model in models.items()]
         own = {
-            "type": "object",
-            "title": "module:attribute",
-            "properties": {self.key: USER_PLUGIN_SCHEMA},
-            "required": [self.key],
-        }
+            "type": "object", "title": "module:attribute", "properties": {self.key: USER_PLUGIN_SCHEMA},
+            "required": [self.key]}
         return {"anyOf": [*kinds, own]}
 
 

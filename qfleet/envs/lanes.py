@@ -90,13 +90,8 @@ class GymLanes:
     """N environments made by `build`, as a VectorEnv. The work is done in `recv`."""
 
     def __init__(
-        self,
-        build: Callable[[], gymnasium.Env[Any, Any]],
-        cfg: EnvConfig,
-        lanes: int,
-        view: ImageFormat,
-        rules: EpisodeRules,
-    ) -> None:
+        self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: ImageFormat,
+        rules: EpisodeRules) -> None:
         self._build, self._cfg, self._rules, self.lanes = build, cfg, rules, lanes
         self._lanes = [Lane(build()) for _ in range(lanes)]
         env = self._lanes[0].env

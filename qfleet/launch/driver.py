@@ -259,12 +259,9 @@ class Driver:
             cell,
             *(
                 ChildSpec(
-                    name,
-                    [*words, role, *self._endpoint_of(name).to_argv(), *more],
-                    env,
+                    name, [*words, role, *self._endpoint_of(name).to_argv(), *more], env,
                     logs / f"{name.replace('local/', 'actor-')}.log",
-                    silence_s=heartbeat_timeout_of(self.config),
-                )
+                    silence_s=heartbeat_timeout_of(self.config))
                 for role, name, more in members
             ),
         ]
@@ -274,12 +271,8 @@ class Driver:
 
     def _endpoint_of(self, name: str) -> GrpcEndpoint:
         return GrpcEndpoint(
-            f"unix:{self.private / RunRequest.SOCKET_FILE}",
-            name,
-            str(self.private / RunRequest.TOKEN_FILE),
-            self.config.fleet.patience_s,
-            siblings=self.config.actors,
-        )
+            f"unix:{self.private / RunRequest.SOCKET_FILE}", name, str(self.private / RunRequest.TOKEN_FILE),
+            self.config.fleet.patience_s, siblings=self.config.actors)
 
     def _invitation(self) -> list[tuple[str, str]]:
         """How other hosts join, if they can."""

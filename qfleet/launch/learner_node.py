@@ -76,8 +76,7 @@ def run_learner(private: Path) -> int:
     try:
         with (
             exit_on_signal(sys.exit),
-            exclusive_writer(Path(run_request.directory)),
-        ):  # told to stop before there is anything to save
+            exclusive_writer(Path(run_request.directory))):  # told to stop before there is anything to save
             learn(run_request, tether, GrpcServing(private), lambda config: connect_shards(config, private))
         return 0
     except (Diverged, RunLost) as error:

@@ -272,10 +272,7 @@ class RestartGroup:
             life = member[1]
             silent = life.code is None and (life.is_unreachable or self.kill_reason is not None)
             return (
-                life.code in FINAL_EXIT_CODES,
-                life.code not in (None, EXIT_OK, EXIT_PEER_LOST),
-                silent,
-                -life.last_beat,
-            )
+                life.code in FINAL_EXIT_CODES, life.code not in (None, EXIT_OK, EXIT_PEER_LOST), silent,
+                -life.last_beat)
 
         return max(enumerate(self._handles), key=guilt)

@@ -167,10 +167,7 @@ class RayDriver(driver.Driver):
 
     def _children(self) -> list[ChildSpec]:
         config, videos, silence = (
-            self.config,
-            self._video_args(),
-            {"silence_s": driver.heartbeat_timeout_of(self.config)},
-        )
+            self.config, self._video_args(), {"silence_s": driver.heartbeat_timeout_of(self.config)})
         if config.gradients == "server":
             shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)  # of a driver that was killed
             (self.directory.path / SHARDS).mkdir()
@@ -179,27 +176,14 @@ class RayDriver(driver.Driver):
             handles = [self.slots[shard.name].handle for shard in shards]
             first = [
                 self._child(
-                    self.main_child,
-                    SERVER,
-                    learner_job,
-                    self.run_request,
-                    handles,
-                    max_restarts=config.fleet.restarts,
-                    memory_hint="agent.hidden",
-                ),
+                    self.main_child, SERVER, learner_job, self.run_request, handles,
+                    max_restarts=config.fleet.restarts, memory_hint="agent.hidden"),
                 *shards,
             ]
             players = [
                 self._child(
-                    f"cell/{i}",
-                    driver.LEARNER,
-                    worker_job,
-                    self._endpoint(f"cell/{i}"),
-                    self.run_request,
-                    handles,
-                    memory_hint="cells, env.lanes or replay.capacity",
-                    **silence,
-                )
+                    f"cell/{i}", driver.LEARNER, worker_job, self._endpoint(f"cell/{i}"), self.run_request,
+                    handles, memory_hint="cells, env.lanes or replay.capacity", **silence)
                 for i in range(config.cells)
             ]
         elif config.gradients == "allreduce":
@@ -207,13 +191,8 @@ class RayDriver(driver.Driver):
         else:
             first = [
                 self._child(
-                    self.main_child,
-                    driver.LEARNER,
-                    learner_job,
-                    self.run_request,
-                    max_restarts=config.fleet.restarts,
-                    memory_hint="replay.capacity or learner.batch_size",
-                )
+                    self.main_child, driver.LEARNER, learner_job, self.run_request,
+                    max_restarts=config.fleet.restarts, memory_hint="replay.capacity or learner.batch_size")
             ]
             players = [self._actor(index) for index in range(config.actors)]
         judged = self._child(

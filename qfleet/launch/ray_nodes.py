@@ -107,8 +107,7 @@ def rank_job(host: RayHost, run_request: RunRequest, place: RankInfo) -> int:
         with exclusive_writer(run) if first else nullcontext():
             result = train_rank(
                 run_request,
-                RankContext(replace(place, attempt=host.number), host.heartbeat, reception if first else None),
-            )
+                RankContext(replace(place, attempt=host.number), host.heartbeat, reception if first else None))
         if first:
             reception.report_result(result)
     except (Diverged, RunLost) as error:
@@ -138,13 +137,8 @@ def shard_job(host: RayHost, run_request: RunRequest, index: int) -> int:
     run = Path(run_request.directory)
     config = resolution.resolve(str(RunDirectory(run).config), []).config
     return serve_shard(
-        config,
-        run_request.spec,
-        index,
-        run / SHARDS,
-        host.heartbeat,
-        lambda service: serve_calls(host, service.methods),
-    )
+        config, run_request.spec, index, run / SHARDS, host.heartbeat,
+        lambda service: serve_calls(host, service.methods))
 
 
 def worker_job(host: RayHost, endpoint: RayEndpoint, run_request: RunRequest, shards: Sequence[Any]) -> int:

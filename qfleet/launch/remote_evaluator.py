@@ -72,12 +72,9 @@ def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
             films = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
             contact = GrpcEndpoint(f"unix:{socket}", NAME, str(token), fleet.patience_s)
             child = ChildSpec(
-                NAME,
-                [sys.executable, "-m", "qfleet", "_member", NAME, *contact.to_argv(), *films],
-                child_environment(),
-                directory.path / "logs" / f"{NAME}.log",
-                silence_s=heartbeat_timeout_of(config),
-            )
+                NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.to_argv(), *films],
+                child_environment(), directory.path / "logs" / f"{NAME}.log",
+                silence_s=heartbeat_timeout_of(config))
             patience = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
             supervisor = Supervisor([child], log.warning, patience, lambda name: None, private)
             stack.callback(supervisor.terminate, GRACE_S)

@@ -361,12 +361,8 @@ def _build_run(config: RunConfig, env: VectorEnv, member: FleetClient, anew: boo
 
 
 def _attach_to_server(
-    config: RunConfig,
-    inline: SingleProcessRun,
-    member: FleetClient,
-    shard_clients: Sequence[RemoteShard],
-    stop: CoordinatedStop,
-) -> None:
+    config: RunConfig, inline: SingleProcessRun, member: FleetClient, shard_clients: Sequence[RemoteShard],
+    stop: CoordinatedStop) -> None:
     """The learner's weights are the server's from now on; so is its count of updates."""
     learner = inline.core.learner
 
@@ -378,12 +374,8 @@ def _attach_to_server(
     for shelf in shard_clients:
         shelf.wait = wait
     rule = ParameterServerSync(
-        f"{member.connection.name}, life {member.incarnation}",
-        shard_clients,
-        config.server,
-        inline.core.meter,
-        first=member.index == 0,
-    )
+        f"{member.connection.name}, life {member.incarnation}", shard_clients, config.server,
+        inline.core.meter, first=member.index == 0)
     learner.set_sync(rule)
     learner.next_update_count = rule.next_update_count
     learner.target.polyak_update(learner.flat)

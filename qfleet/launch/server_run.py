@@ -53,13 +53,9 @@ class ServerDriver(driver.Driver):
             *shards,
             *(
                 ChildSpec(
-                    name,
-                    [*words, role, *self._endpoint_of(name).to_argv(), *more],
-                    env,
-                    _log(self.directory, name),
-                    memory_hint="cells, env.lanes or replay.capacity",
-                    silence_s=driver.heartbeat_timeout_of(self.config),
-                )
+                    name, [*words, role, *self._endpoint_of(name).to_argv(), *more], env,
+                    _log(self.directory, name), memory_hint="cells, env.lanes or replay.capacity",
+                    silence_s=driver.heartbeat_timeout_of(self.config))
                 for role, name, more in members
             ),
         ]

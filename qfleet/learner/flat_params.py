@@ -15,7 +15,13 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE, TensorLayout, block_count, compile_kernel, concat_bf16_source
+from qfleet.accel.kernels.kernel_compiler import (
+    BLOCK_SIZE,
+    TensorLayout,
+    block_count,
+    compile_kernel,
+    concat_bf16_source,
+)
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
 from qfleet.learner.optimizer import param_slices_of

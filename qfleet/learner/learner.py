@@ -13,9 +13,9 @@ from pydantic import Field
 
 from qfleet.accel.graph_gradient import GraphGradient
 from qfleet.accel.graph_update import GraphUpdate, UpdateReport, first_line, why_not_captured
-from qfleet.actor.policy import PRECISIONS, seeded_network, set_current_device
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.core.agent import Agent
+from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
 from qfleet.core.metrics import Metrics
 from qfleet.core.replay import Replay, Sample
 from qfleet.core.rng import restore_rng

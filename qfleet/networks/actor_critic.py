@@ -75,14 +75,8 @@ class ActorCritic(nn.Module):
 
 
 def make_actor_critic(
-    encoder: Callable[[], Encoder],
-    hidden: Sequence[int],
-    actions: int,
-    outputs: int,
-    norm: Norm,
-    critics: int,
-    normalised: Mapping[str, Leaf],
-) -> ActorCritic:
+    encoder: Callable[[], Encoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm,
+    critics: int, normalised: Mapping[str, Leaf]) -> ActorCritic:
     """The whole of it; every part looks at observations by an encoder of its own. The policy's dense layers have no
     `norm`: on HalfCheetah it took time and brought nothing."""
     return ActorCritic(PolicyNetwork(encoder(), hidden, actions),

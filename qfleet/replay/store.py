@@ -179,17 +179,10 @@ class ReplayStore(ABC, Generic[H]):
         leaves = self._priority_index.get(np.concatenate(live)) if live else np.zeros(0)
         lengths = self._lengths[np.arange(self._first, self._next) % self._slots]
         return {
-            "first": self._first,
-            "next": self._next,
-            "rng": self._random_state(),
-            "leaves": leaves,
-            "lengths": lengths,
-            "slots": self._slots,
-            "capacity": self._cfg.capacity,
-            "pace": self.rate_limiter.state_dict(),
-            "priorities": self._priority_index.state_dict(),
-            "dropped": self._dropped,
-        }
+            "first": self._first, "next": self._next, "rng": self._random_state(), "leaves": leaves,
+            "lengths": lengths, "slots": self._slots, "capacity": self._cfg.capacity,
+            "pace": self.rate_limiter.state_dict(), "priorities": self._priority_index.state_dict(),
+            "dropped": self._dropped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over counters, generator and priorities; `load_segments` must follow.

@@ -167,10 +167,8 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
     busy = _learner_process_shares(mean, learning)
     if min(held, wait, idle) >= BOTH_WAIT:
         return Bottleneck(
-            "pace",
-            f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
-            ADVICE["pace"],
-        )
+            "pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
+            ADVICE["pace"])
     if held >= max(idle, wait / 2, LEAST_HELD):
         limit, part = _largest({name: share for name, share in busy.items() if name in LEARNING})
         return Bottleneck(
@@ -189,16 +187,13 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
                 ADVICE["wire"],
             )
         return Bottleneck(
-            limit,
-            f"{waiting} while the learner's process spends {percent(part)} on {LIMIT_NAMES[limit]}",
-            ADVICE[limit],
-        )
+            limit, f"{waiting} while the learner's process spends {percent(part)} on {LIMIT_NAMES[limit]}",
+            ADVICE[limit])
     limit, part = _largest({name: share for name, share in acting.items() if name != "waiting"})
     return Bottleneck(
         limit,
         f"the learner idles {percent(idle)} of its time; {LIMIT_NAMES[limit]} takes {percent(part)} of an actor's",
-        ADVICE[limit],
-    )
+        ADVICE[limit])
 
 
 def _learner_process_shares(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:

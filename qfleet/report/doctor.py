@@ -89,8 +89,7 @@ def render(report: Mapping[str, Any]) -> str:
         ),
         (
             "memory",
-            f"{format_size(memory['available'])} free of {format_size(memory['total'])}" if memory else "unknown",
-        ),
+            f"{format_size(memory['available'])} free of {format_size(memory['total'])}" if memory else "unknown"),
         ("disk", f"{format_size(disk['free'])} free of {format_size(disk['total'])} at {disk['path']}"),
         ("gpu", _gpu_text(report["gpu"])),
         ("compiler", tools["compiler"] or "none: learner.compile needs one (apt install g++)"),
@@ -136,8 +135,7 @@ def explain(report: Mapping[str, Any]) -> list[str]:
     limit, rates, ratio = report["limit"], report["rates"], report["samples_per_insert"]
     rows = [
         ("run", f"{report['run']} {report['words']}"),
-        ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {format_duration(report['seconds'])}"),
-    ]
+        ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {format_duration(report['seconds'])}")]
     if limit is None:
         rows.append(("limited by", "not known: there are no records yet that say where the time goes"))
     else:

@@ -99,11 +99,9 @@ class RunGoal:
                            for name in ("replay", "learner"))
         steps, updates = (_number(settings.get(name)) for name in ("total_steps", "total_updates"))
         return RunGoal(
-            None if steps is None else int(steps),
-            None if updates is None else int(updates),
+            None if steps is None else int(steps), None if updates is None else int(updates),
             _number(replay.get("samples_per_insert")),
-            unused_speedups(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu),
-        )
+            unused_speedups(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu))
 
     def fraction(self, record: Record) -> float:
         parts = [float(record.get(name) or 0) / limit

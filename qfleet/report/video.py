@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,6 @@ def prepare_frame(frame: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.pad(large, ((0, odd_rows), (0, odd_columns), (0, 0)), mode="edge"))
 
 
-def require_encoder() -> None:
-    """UserError unless films can be written."""
-    if find_spec("imageio_ffmpeg") is None:
-        raise UserError("eval.video_period films evaluations, which needs imageio-ffmpeg: "
-                        "pip install 'qfleet[video]', or set eval.video_period=0")
 
 
 def without_display() -> None:

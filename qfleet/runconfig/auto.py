@@ -12,11 +12,11 @@ from qfleet.accel.threads import MAX_THREADS_PER_CORE, thread_plan, usable_cores
 from qfleet.config import flatten
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
+from qfleet.core.extras import require_encoder
 from qfleet.core.units import format_bytes
 from qfleet.learner.footprint import footprint
 from qfleet.replay import memory_plan
 from qfleet.replay.layout import Layout
-from qfleet.report.video import require_encoder
 from qfleet.runconfig.build import learner_cores, make_agent, make_layout
 from qfleet.runconfig.per_rank import per_rank
 from qfleet.runconfig.resource_check import free_bytes, replay_memory, require_memory

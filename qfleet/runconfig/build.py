@@ -79,21 +79,11 @@ def make_plan(config: RunConfig) -> TrainingPlan:
     alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
     decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, learner_cores(config))
     return TrainingPlan(
-        seed=config.seed,
-        device=torch.device(config.device),
-        total_steps=config.total_steps,
-        total_updates=config.total_updates,
-        stop_at=config.stop_at,
-        exact_resume=config.run.exact_resume,
-        log_period_steps=config.run.log_period_steps,
-        log_period_updates=config.run.log_period_updates,
-        replay=config.replay,
-        learner=config.learner,
-        eval=config.eval,
-        checkpoint=config.checkpoint,
-        slack_samples=_slack(config),
-        decode_threads=decoders,
-    )
+        seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
+        total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
+        log_period_steps=config.run.log_period_steps, log_period_updates=config.run.log_period_updates,
+        replay=config.replay, learner=config.learner, eval=config.eval, checkpoint=config.checkpoint,
+        slack_samples=_slack(config), decode_threads=decoders)
 
 
 def _slack(config: RunConfig) -> float:

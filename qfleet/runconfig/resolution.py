@@ -41,9 +41,7 @@ SETTINGS = "config"
 """The source of values that a script gave as nested settings."""
 
 EXCLUSIVE_KEYS = (
-    ("eval.period_steps", "eval.period_updates"),
-    ("checkpoint.period_steps", "checkpoint.period_updates"),
-)
+    ("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
 """Two clocks for one schedule: naming one on the command line replaces the other of the recipe."""
 
 HINTS = {

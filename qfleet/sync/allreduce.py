@@ -76,24 +76,13 @@ class AllReduce:
     """
 
     def __init__(
-        self,
-        cfg: OptimizerConfig,
-        peers: Collectives,
-        sharded: bool = False,
+        self, cfg: OptimizerConfig, peers: Collectives, sharded: bool = False,
         piggyback: Callable[[], Sequence[float]] = tuple,
         on_piggyback: Callable[[RankRows], None] = lambda told: None,
-        batches_ahead: Callable[[], int | None] = lambda: None,
-        overlap: bool = False,
-    ) -> None:
+        batches_ahead: Callable[[], int | None] = lambda: None, overlap: bool = False) -> None:
         self.overlap = overlap and peers.size > 1
         self.cfg, self.peers, self.sharded, self.piggyback, self.on_piggyback, self.batches_ahead = (
-            cfg,
-            peers,
-            sharded,
-            piggyback,
-            on_piggyback,
-            batches_ahead,
-        )
+            cfg, peers, sharded, piggyback, on_piggyback, batches_ahead)
         self._granted: int | None = None  # updates that have been voted on and not been made yet
 
     def attach(self, flat: Flat) -> None:
@@ -113,10 +102,8 @@ class AllReduce:
         batches_ahead = self.batches_ahead() if max_weight is not None else 0
         told = self.peers.all_gather(
             [
-                -1.0 if max_weight is None else max_weight,
-                -1.0 if batches_ahead is None else batches_ahead,
-                *self.piggyback(),
-            ]
+                -1.0 if max_weight is None else max_weight, -1.0 if batches_ahead is None else batches_ahead,
+                *self.piggyback()]
         )
         self.on_piggyback([row[2:] for row in told])
         peaks = [row[0] for row in told]

@@ -56,12 +56,7 @@ class Checkpointer:
         end_episodes: Callable[[int], None] | None = None,
     ) -> None:
         self.snapshot, self.write, self.progress, self.metrics, self.end_episodes = (
-            snapshot,
-            save,
-            progress,
-            metrics,
-            end_episodes,
-        )
+            snapshot, save, progress, metrics, end_episodes)
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.failed = False
         self.saved_at: Progress | None = None

@@ -126,16 +126,8 @@ class RemoteActorsRun:
     """Learner, replay and books of a fleet; knows when it ends and what must be remembered of it."""
 
     def __init__(
-        self,
-        agent: Agent,
-        spec: EnvSpec,
-        plan: TrainingPlan,
-        outside: Hooks,
-        desk: PublishedState,
-        registry: Registry,
-        inbox: Inbox,
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
+        self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, outside: Hooks, desk: PublishedState,
+        registry: Registry, inbox: Inbox, beat: Callable[[], None] = lambda: None) -> None:
         self.published, self.registry, self.hooks, self.beat = desk, registry, outside, beat
         self.core = LearnerCore(agent, spec, plan, outside, desk)
         self.shares = TimeShares()
@@ -155,10 +147,8 @@ class RemoteActorsRun:
             drive(
                 [
                     timed("time/intake_share", self.message_handler),
-                    timed("time/learner_share", cell.learner),
-                    cell.meter,
-                    timed("time/save_share", self.checkpointer),
-                ],
+                    timed("time/learner_share", cell.learner), cell.meter,
+                    timed("time/save_share", self.checkpointer)],
                 stop,
                 self.serve,
             )
@@ -208,16 +198,9 @@ class RemoteActorsRun:
         self.hooks.write_members(
             [
                 {
-                    "name": member.name,
-                    "role": member.role,
-                    "host": member.host,
-                    "pid": member.pid,
-                    "incarnation": member.incarnation,
-                    "steps": member.steps,
-                    "version": member.version,
-                    "silent_s": now - member.heard,
-                    "live_s": live_s,
-                }
+                    "name": member.name, "role": member.role, "host": member.host, "pid": member.pid,
+                    "incarnation": member.incarnation, "steps": member.steps, "version": member.version,
+                    "silent_s": now - member.heard, "live_s": live_s}
                 for member in self.registry.members()
             ]
         )

@@ -200,14 +200,8 @@ class ReplicaRun:
         self.rank_sync = rank_sync = RankSync(crew, inline, stop)
         cell.learner.set_sync(
             AllReduce(
-                inline.plan.learner,
-                crew,
-                cfg.shard_optimizer,
-                rank_sync.local_state,
-                rank_sync.receive_states,
-                self._ahead,
-                cfg.overlap,
-            )
+                inline.plan.learner, crew, cfg.shard_optimizer, rank_sync.local_state,
+                rank_sync.receive_states, self._ahead, cfg.overlap)
         )
         assert isinstance(inline.evaluator, Evaluator)
         inline.evaluator = RankZeroEvaluator(inline.evaluator, rank_sync, bench)
@@ -272,13 +266,8 @@ def saved_steps(state: Mapping[str, Any]) -> int:
 
 
 def restore_rank(
-    inline: SingleProcessRun,
-    state: Mapping[str, Any],
-    segments: Iterable[tuple[str, Path]],
-    rank: int,
-    size: int,
-    total: int | None = None,
-) -> None:
+    inline: SingleProcessRun, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int,
+    size: int, total: int | None = None) -> None:
     """Restore one of `size` cells from a checkpoint of any number of them: its own part, or a share of all.
 
     `total` is the run's clock if that has gone on since.

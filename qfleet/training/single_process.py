@@ -76,15 +76,8 @@ class SingleProcessRun:
         self.actors = [self._actor(index, seat) for index, seat in enumerate(cast.actor_specs)]
         policy = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
         judge = Evaluator(
-            policy,
-            cast.eval_env,
-            self.weights,
-            plan.eval,
-            plan.seed,
-            self.core.progress,
-            self._on_evaluation,
-            lambda: self.core.stop.is_external,
-        )
+            policy, cast.eval_env, self.weights, plan.eval, plan.seed, self.core.progress,
+            self._on_evaluation, lambda: self.core.stop.is_external)
         judge.recent_return = lambda: self.core.meter.recent_return
         self.evaluator: EvaluatorSlot = judge
         self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.core.progress,

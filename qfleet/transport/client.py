@@ -126,11 +126,8 @@ class FleetConnection:
                 if now - logged >= LOG_S:
                     logged = now
                     log.warning(
-                        "no answer from %s yet (%s); asking for %.0f s more",
-                        self.address,
-                        summarize_error(error),
-                        self.patience_s - (now - since),
-                    )
+                        "no answer from %s yet (%s); asking for %.0f s more", self.address,
+                        summarize_error(error), self.patience_s - (now - since))
             time.sleep(pause.draw())
 
     def start(self) -> None:
@@ -306,9 +303,7 @@ class FleetConnection:
         self._heard = (Progress(welcome.steps, welcome.updates), welcome.version)
         self.remote_steps = welcome.elsewhere
         self.welcome, self._must_say_hello = (
-            welcome,
-            False,
-        )  # after the clocks: who sees another epoch sees its clocks, too
+            welcome, False)  # after the clocks: who sees another epoch sees its clocks, too
         self.metrics.limit(welcome.max_message_bytes)
         self._address()
         return welcome

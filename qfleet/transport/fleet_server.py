@@ -182,8 +182,7 @@ def check_joiner(request: HelloRequest) -> None:
     if request.role != ACTOR:
         raise CallRejected(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"only processes that the run itself starts can be its {request.role}: members that join are actors",
-        )
+            f"only processes that the run itself starts can be its {request.role}: members that join are actors")
     if not may_claim(request.name, request.claim):
         raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
                            f"the name {request.name} is not valid for this process; `qfleet join` generates one")
@@ -262,13 +261,8 @@ def connection_limit(most: int) -> int:
 
 
 def make_server(
-    pool: ThreadPoolExecutor,
-    keeper: AuthInterceptor,
-    max_message_bytes: int,
-    connections: int,
-    service: str,
-    methods: Mapping[str, grpc.RpcMethodHandler],
-) -> grpc.Server:
+    pool: ThreadPoolExecutor, keeper: AuthInterceptor, max_message_bytes: int, connections: int, service: str,
+    methods: Mapping[str, grpc.RpcMethodHandler]) -> grpc.Server:
     """A gRPC server of one service, with the limits that protect its process."""
     limits = (("grpc.max_receive_message_length", max_message_bytes),
               ("grpc.max_send_message_length", max_message_bytes),

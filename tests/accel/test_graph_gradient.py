@@ -131,9 +131,7 @@ def test_what_is_not_recorded_is_not_promised(caplog, recorded):
     """As with learner.compile=true, where losses are not recorded by themselves."""
     learner = learner_of(*AGENTS[0], capture=True)
     learner.gradient_sync, learner.gradient_fn = (
-        object(),
-        GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0],
-    )
+        object(), GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0])
     learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), param_slices=())
     assert learner._decide() is None
     assert "since gradients meet those of other learners" in caplog.text

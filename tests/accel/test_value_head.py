@@ -76,11 +76,8 @@ def test_a_kernel_is_used_where_it_may_be(swift, monkeypatch):
     assert Head(16, (), (3,), "none").bfloat16()(x) == "at once"
     assert DuelingHead(16, (), (3,), "none").bfloat16()(x) == "at once"
     for head, seen in (
-        (Float32Linear(16, MAX_ACTIONS + 1), x),
-        (Float32Linear(12, 3), x[:, :12]),
-        (Float32Linear(16, 3), x[None]),
-        (Float32Linear(16, 3), x.float()),
-    ):
+        (Float32Linear(16, MAX_ACTIONS + 1), x), (Float32Linear(12, 3), x[:, :12]),
+        (Float32Linear(16, 3), x[None]), (Float32Linear(16, 3), x.float())):
         assert isinstance(head.bfloat16()(seen), torch.Tensor)
     laws = DuelingHead(16, (), (3, 5), "none").bfloat16()
     monkeypatch.setattr(heads, "can_fuse_head", lambda x, output: False)

@@ -193,8 +193,7 @@ def counting_agent():
         initial=lambda lanes, device: {name: torch.zeros(lanes) for name in ("count", "paid", "kept")},
         observe=lambda memory, reward: memory | {"paid": memory["paid"] + reward, "kept": memory["kept"] + reward},
         reset=lambda memory, over: memory | {name: memory[name] * ~over for name in ("count", "paid")},
-        persistent=("kept",),
-    )
+        persistent=("kept",))
     columns = {name: ((), "float32") for name in ("count", "paid", "kept")}
     return dataclasses.replace(linear_agent(), act=act, recurrent_state=recall, columns=columns)
 

@@ -42,8 +42,7 @@ OTHER_NETWORKS = {
     "torso_pool": "networks/test_impala.py::test_width_pooling_and_any_size",
     "atoms": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
     "quantiles": "algos/test_family.py::test_loss_and_priority_equal_a_naive_loop",
-    "cosines": "algos/test_iqn.py::test_the_network_equals_a_naive_loop",
-}
+    "cosines": "algos/test_iqn.py::test_the_network_equals_a_naive_loop"}
 """Options with which layers have other shapes, so that no weights can be shared and any update differs by chance alone:
 here only that the layers do, and the test that proves what they compute."""
 

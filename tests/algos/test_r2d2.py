@@ -68,10 +68,7 @@ def naive_values(net, batch, item, cfg):
         begun = True
         q, state = net(
             {"obs": rows["obs.obs"][item, row][None, None]},
-            last_action_reward(action, reward, 4)[None, None],
-            torch.ones(1, 1, dtype=torch.bool),
-            state,
-        )
+            last_action_reward(action, reward, 4)[None, None], torch.ones(1, 1, dtype=torch.bool), state)
         found[row] = q[0, 0]
         action, reward = rows["action"][item, row] + 1, rows["reward"][item, row]
         if last:

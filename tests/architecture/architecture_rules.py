@@ -1,4 +1,4 @@
-"""The rules of the house as data and as functions from sources to a list of offenders."""
+"""Architecture rules as data and as functions from sources to a list of offenders."""
 
 from __future__ import annotations
 
@@ -14,50 +14,49 @@ from pathlib import Path
 import qfleet
 from qfleet.config import Config
 
-FACE = ["", "__main__", "cli", "verbs", "doctor", "api", "squad", "troop", "duties", "crew", "archive",
-        "gallery", "head", "join", "bundle", "cellhost", "bureau", "members", "session", "films", "assemble", "budget",
-        "recipe", "settings"]
-"""The top of the house, in order: each may import those after it, and every room."""
+TOP_LEVEL = {"", "__main__", "api"}
+"""The only modules that are not in a package."""
 
-ROOMS: dict[str, set[str]] = {
-    "runtime": {"roles", "replay", "explore", "agent"},
-    "roles": {"replay", "explore", "agent", "maths"},
-    "replay": {"maths"},
-    "explore": {"agent"},
-    "agent": set(),
-    "algos": {"nets", "maths", "agent"},
-    "nets": {"maths"},
-    "maths": set(),
-    "envs": set(),
-    "runs": set(),
-    "config": set(),
-    "types": set(),
-    "screen": set(),
-    "tracebacks": set(),
-}
-"""Room -> the rooms it may import, beside itself, types, screen, tracebacks and config."""
+KERNELS = "accel.kernels"
+"""A subpackage with a place of its own in the graph: networks use it, and it knows nothing but core."""
 
-COMMON = {"types": set[str](), "screen": set[str](), "tracebacks": set[str](), "config": {"types"}}
-"""Everyone may import these; of them, config may import types."""
+ROLES = {"actor", "learner", "sync", "accel"}
+"""Packages that still import each other, until accelerators are chosen in one place. Their modules form no cycle."""
+
+PACKAGES: dict[str, set[str]] = {
+    "core": set(), "config": {"core"}, "maths": {"core"}, "process": {"core"}, KERNELS: {"core", "maths"},
+    "explore": {"core", "config", "maths"}, "replay": {"core", "config", "maths"},
+    "networks": {"core", "config", "maths", KERNELS}, "algos": {"core", "config", "maths", "networks"},
+    "envs": {"core", "config", "process"},
+    **{role: {"core", "config", "maths", "replay", KERNELS, *ROLES} for role in ROLES},
+    "runs": {"core", "config"}, "transport": {"core", "config", "process", "replay", "sync"},
+    "training": {"core", "config", "maths", "explore", "replay", "process", "runs", "transport", *ROLES},
+    "runconfig": {"core", "config", "algos", "envs", "explore", "replay", "runs", "transport", "training", *ROLES},
+    "report": {"core", "config", "explore", "replay", "runs", "training", "runconfig", *ROLES}}
+"""Package -> the packages that it may import. Actor, learner, replay, sync and transport know no algorithm, network or
+environment suite."""
+
+PACKAGES["launch"] = {"process", *PACKAGES["runconfig"], "runconfig", "report"}
+PACKAGES["api"] = {*PACKAGES["launch"], "launch"}
+PACKAGES["cli"] = {*PACKAGES["api"], "api"}
+PACKAGES["__main__"] = {"cli", "process"}
+PACKAGES[""] = {"api"}
 
 CONFINED: dict[str, tuple[str, ...]] = {
-    "multiprocessing": ("runtime",),
-    "torch.multiprocessing": ("runtime",),
-    "grpc": ("runtime",),
-    "ray": ("runtime",),
-    "subprocess": ("runtime", "runs"),
-    "torch.distributed": ("runtime.ranks", "roles.gradients"),
-    **dict.fromkeys(["pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], ()),
-}
-"""Module -> the only rooms, or files, that may import it."""
+    "multiprocessing": ("process",), "torch.multiprocessing": ("process",), "grpc": ("transport", "launch"),
+    "ray": ("transport", "launch"),
+    "subprocess": ("process", "launch", "envs.env_process", "runs.directory", "runs.machine"),
+    "torch.distributed": ("sync.process_group",),
+    **dict.fromkeys(["pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], ())}
+"""Module -> the only packages, or modules, that may import it."""
 
 FORBIDDEN_CALLS = {"torch.load", "numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all",
                    "yaml.unsafe_load_all", "yaml.full_load_all", "eval", "exec"}
 """Calls that run what they read. numpy.load is allowed with a literal allow_pickle=False."""
 
 NAMELESS = {"Manager", "Helper", "Helpers", "Util", "Utils", "Base", "Mixin"}
-NOT_A_USE = ("config", "recipe")
-"""Rooms that validate and describe fields: a field read nowhere else has no effect."""
+NOT_A_USE = ("config.", "runconfig.describe.", "runconfig.resolution.", "runconfig.resumable.")
+"""Modules that validate and describe fields: a field read nowhere else has no effect."""
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_DEPTH, MAX_ARGUMENTS = 399, 39, 2, 8
 ROOT = "qfleet.config.schema.Config"
@@ -66,7 +65,7 @@ ROOT = "qfleet.config.schema.Config"
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the package. `room` is its first name below the package, "" for the package itself."""
+    """One file of the package. `inner` is its name below qfleet, "" for qfleet itself."""
 
     module: str
     package: bool
@@ -80,10 +79,6 @@ class Source:
     def inner(self) -> str:
         return self.module.partition(".")[2]
 
-    @property
-    def room(self) -> str:
-        return self.inner.partition(".")[0]
-
 
 @cache
 def parsed(text: str) -> ast.Module:
@@ -91,7 +86,7 @@ def parsed(text: str) -> ast.Module:
 
 
 @cache
-def house() -> tuple[Source, ...]:
+def library() -> tuple[Source, ...]:
     root = Path(qfleet.__file__).parent
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -111,7 +106,7 @@ def scripts() -> tuple[Source, ...]:
 
 
 def sources(**texts: str) -> tuple[Source, ...]:
-    """Sources for the self-tests: `roles__actor="..."` is qfleet/actor/actor.py."""
+    """Sources for the self-tests: `actor__actor="..."` is qfleet/actor/actor.py."""
     return tuple(Source(f"qfleet.{name.replace('__', '.')}", False, text) for name, text in texts.items())
 
 
@@ -131,27 +126,72 @@ def imports(source: Source) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, alias.asname or alias.name, f"{stem}.{alias.name}"
 
 
+def package_of(module: str) -> str:
+    """The package of a module below qfleet, as `PACKAGES` names it."""
+    inner = module.partition(".")[2]
+    return KERNELS if f"{inner}.".startswith(f"{KERNELS}.") else inner.partition(".")[0]
+
+
 def misdirected(files: Iterable[Source]) -> list[str]:
-    """Imports that do not point downwards, and files that belong to no room."""
+    """Imports that the package graph does not allow, and files that belong to no package of it."""
     offenders = []
     for file in files:
-        if file.room not in FACE and file.room not in ROOMS:
-            offenders.append(f"{file.module}: is in no room of the plan")
+        package = package_of(file.module)
+        alone = "." not in file.inner and not file.package
+        if package not in PACKAGES or (alone and file.inner not in TOP_LEVEL):
+            offenders.append(f"{file.module}: belongs to no package of the graph")
             continue
-        if file.room in FACE:
-            allowed = {*FACE[FACE.index(file.room):], *ROOMS}
-        else:
-            allowed = ROOMS[file.room] | COMMON.get(file.room, set(COMMON)) | {file.room}
         for line, _, target in imports(file):
-            parts = target.split(".")
-            known = len(parts) > 1 and (parts[1] in FACE or parts[1] in ROOMS)
-            if parts[0] == "qfleet" and known and parts[1] not in allowed:
-                offenders.append(f"{file.module}:{line}: {file.room} may not import {target}")
+            other = package_of(target)
+            allowed = other in PACKAGES[package] | {package} or other not in PACKAGES or target == "qfleet.__version__"
+            if target.split(".")[0] == "qfleet" and not allowed:
+                offenders.append(f"{file.module}:{line}: {package or 'qfleet'} may not import {target}")
     return offenders
 
 
+def cyclic(files: Iterable[Source]) -> list[str]:
+    """Modules that import each other in a circle at import time."""
+    files = list(files)
+    known = {file.module for file in files}
+    graph = {file.module: {found for target in imported_at_once(file.tree) for found in [resolved(target, known)]
+                           if found and found != file.module} for file in files}
+    while graph:
+        leaves = {module for module, targets in graph.items() if not targets & graph.keys()}
+        if not leaves:
+            return [f"{module}: imports in a circle" for module in sorted(graph)]
+        graph = {module: targets for module, targets in graph.items() if module not in leaves}
+    return []
+
+
+def imported_at_once(tree: ast.Module) -> Iterator[str]:
+    """Dotted targets of the absolute imports of a module that run when it is imported itself."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def resolved(target: str, known: set[str]) -> str:
+    """The module that a dotted name means; the package itself only provides names."""
+    while target and target not in known:
+        target = target.rpartition(".")[0]
+    return "" if target == "qfleet" else target
+
+
+def shared_names(files: Iterable[Source]) -> list[str]:
+    """Public classes with the same name. Every algorithm and exploration has its own `Config` and `Network`."""
+    places: dict[str, list[str]] = {}
+    for file in files:
+        for node in file.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(file.module)
+    return [f"{name}: {', '.join(modules)}" for name, modules in places.items()
+            if len(modules) > 1 and name not in ("Config", "Network")]
+
+
 def unconfined(files: Iterable[Source]) -> list[str]:
-    """Imports of modules that only some rooms may know."""
+    """Imports of modules that only some packages may import."""
     offenders = []
     for file in files:
         for line, _, target in imports(file):
@@ -274,7 +314,7 @@ def unfinished(files: Iterable[Source]) -> list[str]:
 
 def sections() -> list[type[Config]]:
     """All config sections of the package."""
-    for file in house():
+    for file in library():
         if file.inner != "__main__":
             importlib.import_module(file.module)
     found, queue = [], [Config]
@@ -318,7 +358,7 @@ def reads(node: ast.AST) -> Iterator[tuple[str, int]]:
 def unread(files: Iterable[Source], models: Iterable[type[Config]]) -> list[str]:
     """Fields that nobody reads but validation and the class itself; its methods count if somebody calls them."""
     files, known = list(files), {(model.__module__, model.__name__) for model in models}
-    everywhere = [(name, file.module, line) for file in files if file.room not in NOT_A_USE
+    everywhere = [(name, file.module, line) for file in files if not f"{file.inner}.".startswith(NOT_A_USE)
                   for name, line in reads(file.tree)]
     offenders = []
     for file in files:
@@ -333,7 +373,7 @@ def unread(files: Iterable[Source], models: Iterable[type[Config]]) -> list[str]
     return offenders
 
 
-RULES = (misdirected, unconfined, unsafe, long_files, long_functions, wide_constructors, bad_names, too_deep,
+RULES = (misdirected, cyclic, shared_names, unconfined, unsafe, long_files, long_functions, wide_constructors, bad_names, too_deep,
          unfinished)
 """The rules that need nothing but the sources."""
 

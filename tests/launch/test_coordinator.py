@@ -67,14 +67,8 @@ class World:
         self.registry, self.inbox = Registry(1, 30.0), Inbox(4)
         outside = Hooks([self], self.save, lambda *best: True, lambda *bad: None)
         fleet = RemoteActorsRun(
-            make_agent(config, self.spec),
-            self.spec,
-            make_plan(config),
-            outside,
-            self.published,
-            self.registry,
-            self.inbox,
-        )
+            make_agent(config, self.spec), self.spec, make_plan(config), outside, self.published,
+            self.registry, self.inbox)
         self.shard_clients = [ShardClient(config) for _ in range(config.server.shards)]
         self.bureau = Coordinator(fleet, self.shard_clients, config.cells, folder / "parts")
         self.core, self.places = self.bureau.core, {}

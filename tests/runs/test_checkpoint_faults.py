@@ -52,8 +52,7 @@ def test_leftovers_of_dead_writers_are_swept_and_living_ones_stay(tmp_path):
         leftovers = [
             tmp_path / f".tmp-step-000000000001~{LockOwner(host, dead.pid, 'x-1')}",
             tmp_path / ".tmp-whatever",
-            tmp_path / f".tmp-step-000000000001~{LockOwner('otherhost', os.getpid(), 'x-1')}",
-        ]
+            tmp_path / f".tmp-step-000000000001~{LockOwner('otherhost', os.getpid(), 'x-1')}"]
         living = [tmp_path / f".tmp-step-000000000002~{LockOwner(host, sleeper.pid, '')}",
                   tmp_path / f".tmp-step-000000000003~{LockOwner.current()}"]
         for folder in leftovers + living:

@@ -188,14 +188,8 @@ def test_stale_locks_are_taken_over(tmp_path):
     host, pid = platform.node(), os.getpid()
     reborn = LockOwner(host, pid, "00000000-1")  # our number, given to another process before us
     for text in (
-        str(LockOwner(host, dead.pid, "")),
-        str(reborn),
-        str(LockOwner(host, 2**40, "")),
-        "",
-        "nonsense",
-        "12",
-        "\0",
-    ):
+        str(LockOwner(host, dead.pid, "")), str(reborn), str(LockOwner(host, 2**40, "")), "", "nonsense",
+        "12", "\0"):
         (run.path / "lock").write_text(text)
         run.lock()
         assert LockOwner.parse((run.path / "lock").read_text()) == LockOwner.current()

@@ -11,9 +11,9 @@ from test_learner import learner_with
 from thread_peers import Roundtable
 from torch import nn
 
-from qfleet.actor.policy import seeded_network
 from qfleet.algos.dqn import Config, build
 from qfleet.core.agent import Loss
+from qfleet.core.compute import seeded_network
 from qfleet.core.replay import Sample
 from qfleet.learner.flat_params import Flat
 from qfleet.learner.gradient import Autograd

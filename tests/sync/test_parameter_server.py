@@ -9,8 +9,8 @@ import torch
 from fakes import TOY, ListMetrics, sample_of
 from test_learner import learner_with
 
-from qfleet.actor.policy import seeded_network
 from qfleet.algos.dqn import Config, build
+from qfleet.core.compute import seeded_network
 from qfleet.learner.flat_params import Flat, is_finite
 from qfleet.learner.optimizer import OptimizerConfig
 from qfleet.maths.delay_compensation import compensate

@@ -56,18 +56,9 @@ def test_rest_sleeps_only_when_there_is_time(monkeypatch):
 def stop_with(clock, **limits):
     values = {"total_steps": 100, "total_updates": None, "stop_at": None} | limits
     plan = TrainingPlan(
-        seed=1,
-        device=torch.device("cpu"),
-        exact_resume=False,
-        log_period_steps=10,
-        slack_samples=100.0,
-        log_period_updates=None,
-        replay=ReplayConfig(),
-        learner=LearnerConfig(),
-        eval=EvalConfig(),
-        checkpoint=CheckpointConfig(),
-        **values,
-    )
+        seed=1, device=torch.device("cpu"), exact_resume=False, log_period_steps=10, slack_samples=100.0,
+        log_period_updates=None, replay=ReplayConfig(), learner=LearnerConfig(), eval=EvalConfig(),
+        checkpoint=CheckpointConfig(), **values)
     return StopRule(plan, lambda: clock[0])
 
 

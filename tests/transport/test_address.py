@@ -133,16 +133,10 @@ def test_credentials_hold_for_one_token_and_one_challenge():
     assert keys.token_index(own) == 0 and keys.token_index(joined) == 1
     assert keys.token_index([("user-agent", "x"), (AUTHORIZATION, joined[0][1].encode())]) == 1
     strangers = [
-        client_metadata("on", nonce, keys.challenge),
-        client_metadata("ones", nonce, keys.challenge),
-        client_metadata("one", nonce, ""),
-        (),
-        ((AUTHORIZATION, "Bearer one"),),
-        ((AUTHORIZATION, own[0][1][:-1]),),
-        ((AUTHORIZATION, own[0][1].replace(nonce, fresh_nonce())),),
-        ((AUTHORIZATION, own[0][1].replace("QFleet", "Bearer")),),
-        ((AUTHORIZATION, "QFleet é é"),),
-    ]
+        client_metadata("on", nonce, keys.challenge), client_metadata("ones", nonce, keys.challenge),
+        client_metadata("one", nonce, ""), (), ((AUTHORIZATION, "Bearer one"),),
+        ((AUTHORIZATION, own[0][1][:-1]),), ((AUTHORIZATION, own[0][1].replace(nonce, fresh_nonce())),),
+        ((AUTHORIZATION, own[0][1].replace("QFleet", "Bearer")),), ((AUTHORIZATION, "QFleet é é"),)]
     assert [keys.token_index(metadata) for metadata in strangers] == [None] * len(strangers)
     assert Keyring(["one", "two"]).token_index(own) is None, "credentials of another life of the server"
     with pytest.raises(ValueError, match="at least one token"):

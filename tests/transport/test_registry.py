@@ -216,15 +216,13 @@ def spoil(name, value):
     (lambda box: box.add_chunk(packed(spoil("action", 4)), b""), "where 0 to 3 exist"),
     (lambda box: box.add_chunk(packed(spoil("action", -1)), b""), "actions -1"),
     (lambda box: box.add_chunk(packed(some_chunk()), b"123"), "3 bytes of priorities"),
-    (lambda box: box.episode(0, np.nan, 3), "return nan"),
-    (lambda box: box.count("a\nb"), "not a tag"),
+    (lambda box: box.episode(0, np.nan, 3), "return nan"), (lambda box: box.count("a\nb"), "not a tag"),
     (lambda box: box.write({"": 1.0}), "not a tag"),
     (lambda box: box.set_member_state(bytes(1 << 21)), "to be remembered"),
     (lambda box: box.count_steps(1 << 40), "steps in one message"),
     (lambda box: box.add_evaluation(Score([], [], 1), weights(1)), "0 returns"),
     (lambda box: box.add_evaluation(Score([1.0], [1, 2], 1), weights(1)), "2 lengths"),
-    (lambda box: box.add_evaluation(Score([np.inf], [1], 1), weights(1)), "1 returns"),
-])
+    (lambda box: box.add_evaluation(Score([np.inf], [1], 1), weights(1)), "1 returns")])
 def test_what_is_unsound_raises_value_error(fill, words):
     with pytest.raises(ValueError, match=words):
         decode_message(sealed(fill), LAYOUT)

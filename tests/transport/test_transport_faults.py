@@ -102,8 +102,7 @@ def test_messages_without_a_place_are_refused(tmp_path):
         for request in (
             b"",
             client.ExchangeRequest(epoch=here.published.epoch, index=3, incarnation=1).SerializeToString(),
-            client.ExchangeRequest(epoch=here.published.epoch, index=-(2**31), sequence=1).SerializeToString(),
-        ):
+            client.ExchangeRequest(epoch=here.published.epoch, index=-(2**31), sequence=1).SerializeToString()):
             with pytest.raises(grpc.RpcError) as caught:
                 caller.exchange(request)
             assert caught.value.code() == grpc.StatusCode.ABORTED

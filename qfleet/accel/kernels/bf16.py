@@ -78,9 +78,6 @@ def sum_rows_bf16(parts: torch.Tensor) -> torch.Tensor:
     """Rows [N, ...] of float32 -> their sum [...] in bfloat16."""
     sums = torch.empty(parts.shape[1:], dtype=torch.bfloat16, device=parts.device)
     launch_kernel(
-        "add_up",
-        SUM_ROWS_SOURCE,
-        -(-sums.numel() // VECTOR_WIDTH) * BLOCK_SIZE,
-        [parts, sums, len(parts), sums.numel()],
-    )
+        "add_up", SUM_ROWS_SOURCE, -(-sums.numel() // VECTOR_WIDTH) * BLOCK_SIZE,
+        [parts, sums, len(parts), sums.numel()])
     return sums

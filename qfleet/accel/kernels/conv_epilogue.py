@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from qfleet.accel.kernels.bf16 import kernels_available, launch_kernel, sum_rows_bf16
-from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 from qfleet.accel.kernels.conv_epilogue_source import BIAS, EPILOGUE_SOURCE, NORM, PLANAR, channels_supported
+from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 
 
 def can_fuse_epilogue(weight: torch.Tensor, channels: int) -> bool:
@@ -19,12 +19,8 @@ def can_fuse_epilogue(weight: torch.Tensor, channels: int) -> bool:
 
 
 def fused_epilogue(
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm: nn.LayerNorm | nn.GroupNorm | None,
-    scale: float = 1.0,
-    planar: bool = False,
-) -> torch.Tensor:
+    x: torch.Tensor, bias: torch.Tensor | None, norm: nn.LayerNorm | nn.GroupNorm | None, scale: float = 1.0,
+    planar: bool = False) -> torch.Tensor:
     """ReLU(norm(scale · x + bias)) of pictures [B, C, H, W] or features [B, C], where `finishable`.
 
     The norm, if any, is over all numbers of an item, with a weight for each channel. `planar` gives [B, C · H · W], as
@@ -62,11 +58,8 @@ class FusedEpilogue(torch.autograd.Function):
         parts = torch.empty(len(x), 3 if weight is not None else 1, channels, device=x.device)
         given = [x if vector is None else vector for vector in (bias, weight, shift)]
         launch_kernel(
-            "unfinish",
-            EPILOGUE_SOURCE,
-            len(x) * BLOCK_SIZE,
-            [dy, x, dx, parts, *given, stats, channels, pixels, flags, scale],
-        )
+            "unfinish", EPILOGUE_SOURCE, len(x) * BLOCK_SIZE,
+            [dy, x, dx, parts, *given, stats, channels, pixels, flags, scale])
         sums = sum_rows_bf16(parts)
         of_bias = None if bias is None else sums[0]
         return (dx, of_bias, *((None, None) if weight is None else sums[1:]), None, None, None)
