@@ -246,9 +246,8 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, kind: ReturnModel) ->
         hints = {"law": seen.distribution} | ({} if seen.tau is None else {"tau": seen.tau})
         return Decision(epsilon_greedy(seen.q, arm, rng), memory, hints)
 
-    return Agent(
-        network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step),
-        priority_inputs=kind.priority_inputs, priority=priority)
+    return Agent(network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step),
+                 priority_inputs=kind.priority_inputs, priority=priority)
 
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:

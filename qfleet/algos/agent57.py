@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.algos import ngu, r2d2
+from qfleet.algos._curiosity import CuriosityConfig, inactive_options
 from qfleet.algos._value_based import reject_unused_options
 from qfleet.config import Fraction
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
@@ -30,7 +31,7 @@ INTRINSIC_STATE = {"state.h": "second.h", "state.c": "second.c"}
 """The recurrent state of the intrinsic network, beside that of the extrinsic one."""
 
 
-class Config(ngu.CuriosityConfig, r2d2.Config):
+class Config(CuriosityConfig, r2d2.Config):
     """The agent section of a run that trains Agent57."""
 
     algo: Literal["agent57"] = Field(  # type: ignore[assignment]
@@ -41,7 +42,7 @@ class Config(ngu.CuriosityConfig, r2d2.Config):
 
     def inactive(self) -> dict[str, str]:
         few = {} if self.arms >= 10 else {"gamma_middle": "with agent.arms below 10"}
-        return ngu.inactive_options(self, super().inactive()) | few
+        return inactive_options(self, super().inactive()) | few
 
     @property
     def window(self) -> Window:

@@ -77,17 +77,9 @@ class Learner:
 
     _outlier_filter: OutlierFilter | None
 
-    def __init__(
-        self,
-        agent: Agent,
-        replay: Replay,
-        weights: WeightStore,
-        metrics: Metrics,
-        cfg: LearnerConfig,
-        seed: int,
-        device: torch.device,
-        on_bad: Callable[[Sample, int], None] = lambda sample, update: None,
-    ) -> None:
+    def __init__(self, agent: Agent, replay: Replay, weights: WeightStore, metrics: Metrics, cfg: LearnerConfig,
+                 seed: int, device: torch.device,
+                 on_bad: Callable[[Sample, int], None] = lambda sample, update: None) -> None:
         self.agent, self.replay, self.weights, self.metrics, self.cfg = agent, replay, weights, metrics, cfg
         self.on_bad = on_bad
         set_current_device(device)

@@ -399,5 +399,5 @@ class RemoteShard:
         if (fatal := fatal_error(error, self.address)) is not None:
             raise fatal from None
         if waited_s > self.patience_s:
-            raise ProcessFault(f"the shard at {self.address} has not answered for {waited_s:.0f} s "
-                               f"({summarize_error(error)})") from None
+            why = summarize_error(error)
+            raise ProcessFault(f"the shard at {self.address} has not answered for {waited_s:.0f} s ({why})") from None

@@ -106,7 +106,8 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
     def kernel(name, source):
         caller = f"""extern "C" void call({given}, float* out) {{
             for (blockIdx.x = 0; blockIdx.x < {kernel_compiler.block_count(pieces)}; blockIdx.x++)
-                for (threadIdx.x = 0; threadIdx.x < {kernel_compiler.BLOCK_SIZE}; threadIdx.x++) {name}({passed}, out); }}"""
+                for (threadIdx.x = 0; threadIdx.x < {kernel_compiler.BLOCK_SIZE}; threadIdx.x++)
+                    {name}({passed}, out); }}"""
         function = compiled(tmp_path, name, source, caller)
 
         def launch(threads, args):

@@ -118,7 +118,8 @@ def test_the_final_row_of_an_episode_that_is_cut_keeps_arm_and_hints(steps, resu
         return Decision(torch.zeros(len(found), dtype=torch.int64), None, {"arm": found.int(), "q": found[:, None]})
 
     judged = []
-    agent = dataclasses.replace(linear_agent(), act=act, columns={"arm": ((), "int32")}, priority_inputs={"q": ((1,), "float32")},
+    agent = dataclasses.replace(linear_agent(), act=act, columns={"arm": ((), "int32")},
+                                priority_inputs={"q": ((1,), "float32")},
                                 priority=lambda rows: judged.append(rows["q"]) or torch.ones(len(rows["q"])))
     actor, _, replay, _, _, _ = actor_with([99], chunk_steps=4, agent=agent, prioritised=True)
     for _ in range(steps):

@@ -15,6 +15,7 @@ from qfleet.envs import gym
 from qfleet.launch.attempt import require_same_spaces
 from qfleet.report.bottleneck import acting_shares
 from qfleet.report.live_page import RunFollower
+from qfleet.runconfig import resolution
 from qfleet.runconfig.resolution import list_recipes, recipe_names, resolve
 from qfleet.runconfig.resumable import changed_on_resume
 from qfleet.runs.directory import RunDirectory

@@ -53,7 +53,8 @@ def test_jobs_begin_when_all_are_there_and_nobody_is_silent_before(pair):
     joint, (one, two) = pair
     one.arrive()
     joint.poll_heartbeat(100.0)
-    assert not one.may_start() and joint.is_unreachable and not joint.beats and joint.last_beat == joint.first_beat == 100
+    assert not one.may_start() and joint.is_unreachable
+    assert not joint.beats and joint.last_beat == joint.first_beat == 100
     two.arrive()
     joint.poll_heartbeat(130.0)
     joint.poll_heartbeat(131.0)

@@ -126,7 +126,8 @@ def test_actors_take_turns_and_share_one_clock(inline):
     assert len(run.actors) == 3 and run.run() == "total_steps"
     assert sum(actor.steps for actor in run.actors) == run.core.progress().steps
     rungs = [float(epsilon) for seat in run.setup.actor_specs for epsilon in seat.explorer.params(10**9).epsilon]
-    assert len(rungs) == 3 * run.setup.actor_specs[0].env.lanes and rungs == sorted(rungs, reverse=True), "one ladder for all"
+    assert len(rungs) == 3 * run.setup.actor_specs[0].env.lanes
+    assert rungs == sorted(rungs, reverse=True), "one ladder for all"
     seeds = [seed for actor in run._seeds() for seed in actor]
     assert len(set(seeds)) == len(rungs), "no lane is another's twin"
     other, _ = inline("actors=3", "explore.kind=ladder", "total_steps=200")

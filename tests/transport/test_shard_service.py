@@ -215,7 +215,8 @@ def test_a_board_is_seen_by_another_process():
     mine = shared_memory.OwnedSharedBuffer(8)
     mine.gradient(torch.float32).fill_(3)
     words = ("import sys; from qfleet.transport.shared_memory import SharedBufferCache, Ticket; "
-             "found = SharedBufferCache().find(Ticket(pid=int(sys.argv[1]), fd=int(sys.argv[2]), name=sys.argv[3]), 8); "
+             "ticket = Ticket(pid=int(sys.argv[1]), fd=int(sys.argv[2]), name=sys.argv[3]); "
+             "found = SharedBufferCache().find(ticket, 8); "
              "found.weights[:] = 2 * found.gradient(found.weights.dtype)")
     ticket = mine.ticket
     subprocess.run([sys.executable, "-c", words, str(ticket.pid), str(ticket.fd), ticket.name], check=True, timeout=50)
