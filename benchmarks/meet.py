@@ -28,7 +28,8 @@ from qfleet.learner.optimizer import OptimizerConfig
 from qfleet.process.memory import retain_freed_memory
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, Shard
 from qfleet.transport.address import socket_address
-from qfleet.transport.shard_service import GrpcShardChannel, RemoteShard, ShardServer, ShardService
+from qfleet.transport.shard_client import GrpcShardChannel, RemoteShard
+from qfleet.transport.shard_service import ShardServer, ShardService
 
 TOKEN = "benchmark"
 MOST_BYTES = 1 << 30

@@ -34,7 +34,8 @@ def run_member(args: Namespace) -> int:
     from qfleet.launch.actor_node import GrpcEndpoint, run_actor, run_evaluator
     from qfleet.launch.allreduce_run import run_rank
     from qfleet.launch.learner_node import run_learner
-    from qfleet.launch.server_nodes import run_shard, run_worker
+    from qfleet.launch.shard_node import run_shard
+    from qfleet.launch.worker_node import run_worker
     from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 
     role, place, *name = args.words

@@ -31,8 +31,8 @@ from qfleet.transport.address import socket_address
 from qfleet.transport.fleet_pb2 import Part
 from qfleet.transport.registry import LEARNER
 from qfleet.transport.security import read_token
+from qfleet.transport.shard_client import GrpcShardChannel, RemoteShard
 from qfleet.transport.shard_pb2 import LookReply
-from qfleet.transport.shard_service import GrpcShardChannel, RemoteShard
 
 log = logging.getLogger(__name__)
 

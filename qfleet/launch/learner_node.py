@@ -39,7 +39,7 @@ from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
 from qfleet.transport.registry import Registry
 from qfleet.transport.security import read_token
-from qfleet.transport.shard_service import RemoteShard
+from qfleet.transport.shard_client import RemoteShard
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from qfleet.launch.attempt import TrainResult
 from qfleet.launch.learner_node import RunRequest, exclusive_writer, learn, result_json
 from qfleet.launch.ray_handle import EXIT_PEER_LOST
 from qfleet.launch.ray_session import node_address
-from qfleet.launch.server_nodes import serve_shard, train_worker
+from qfleet.launch.shard_node import serve_shard
+from qfleet.launch.worker_node import train_worker
 from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
@@ -37,7 +38,7 @@ from qfleet.transport.published_state import PublishedState
 from qfleet.transport.ray_channel import RayChannel, RayShardChannel, fleet_methods, serve_calls
 from qfleet.transport.ray_host import RayHost
 from qfleet.transport.registry import Registry
-from qfleet.transport.shard_service import RemoteShard
+from qfleet.transport.shard_client import RemoteShard
 
 log = logging.getLogger(__name__)
 

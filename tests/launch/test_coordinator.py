@@ -10,7 +10,7 @@ import torch
 from qfleet.config import to_yaml
 from qfleet.core.evaluation import Score
 from qfleet.launch.coordinator import Coordinator
-from qfleet.launch.server_nodes import ShardSnapshotter
+from qfleet.launch.shard_node import ShardSnapshotter
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_agent, make_env, make_plan
 from qfleet.runconfig.resolution import resolve

@@ -15,8 +15,8 @@ from real_runs import TINY, newest, records
 from qfleet.core.errors import ProcessFault, UserError
 from qfleet.sync.ps_shard import Push
 from qfleet.transport.address import socket_address
+from qfleet.transport.shard_client import GrpcShardChannel, RemoteShard
 from qfleet.transport.shard_pb2 import State
-from qfleet.transport.shard_service import GrpcShardChannel, RemoteShard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SQUAD = [*TINY, "gradients=server", "cells=2", "server.shards=2", "server.copy_period_updates=20", "device=cpu", GENTLE,

@@ -16,18 +16,10 @@ from qfleet.learner.optimizer import OptimizerConfig
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, Shard
 from qfleet.transport import shard_service, shared_memory
 from qfleet.transport.address import socket_address
+from qfleet.transport.shard_client import GrpcShardChannel, RemoteShard
 from qfleet.transport.shard_pb2 import Board as Ticket
 from qfleet.transport.shard_pb2 import State
-from qfleet.transport.shard_service import (
-    GrpcShardChannel,
-    RemoteShard,
-    ShardServer,
-    ShardService,
-    pack_shard,
-    to_bytes,
-    to_tensor,
-    unpack_shard,
-)
+from qfleet.transport.shard_service import ShardServer, ShardService, pack_shard, to_bytes, to_tensor, unpack_shard
 
 pytestmark = pytest.mark.timeout(60)
 TOKEN, SIZE = "a-token-for-the-tests", 100

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,21 @@ import torch
 
 from qfleet.accel.threads import usable_cores
 from qfleet.actor.policy import Policy
-from qfleet.core.env import EnvSpec, VectorEnv
+from qfleet.core.env import VectorEnv
 from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartbeat_thread
 from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
-from qfleet.launch.coordinator import connect_shards, shard_socket
+from qfleet.launch.coordinator import connect_shards
 from qfleet.launch.learner_node import RunRequest
-from qfleet.learner.flat_params import is_finite
 from qfleet.learner.learner import Diverged
-from qfleet.learner.optimizer import ParamSlice, param_slices_of, slices_within, split_evenly
-from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
-from qfleet.process.signals import exit_on_signal
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
-from qfleet.runconfig import resolution
-from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state
 from qfleet.runs.directory import RunDirectory
 from qfleet.sync.ps_client import ParameterServerSync
-from qfleet.sync.ps_shard import Shard
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.learner_core import Hooks
 from qfleet.training.loop import StopRule, TrainingPlan
@@ -50,106 +42,25 @@ from qfleet.training.replica import PER_RANK_KEYS, rank_segment_name, restore_ra
 from qfleet.training.single_process import SingleProcessRun
 from qfleet.transport.address import parse_address
 from qfleet.transport.registry import LEARNER
-from qfleet.transport.security import read_token
-from qfleet.transport.shard_pb2 import State
-from qfleet.transport.shard_service import RemoteShard, ShardServer, ShardService, pack_shard, unpack_shard
+from qfleet.transport.shard_client import RemoteShard
 
 log = logging.getLogger(__name__)
 
 TALK_S = 0.1
 GAUGES_S = 1.0
 PAUSE_S = 0.005
-QUIET_S = 2.0
-"""A shard that is told to leave stays until nobody has called for so long: a checkpoint may need it."""
 
 
 # ---- A shard ----
 
-def run_shard(private: Path, index: int) -> int:
-    config = _config_of(private)
-
-    def serve(service: ShardService) -> ShardServer:
-        return ShardServer(service, shard_socket(private, index), read_token(private / RunRequest.TOKEN_FILE),
-                           config.fleet.max_message_bytes)
-
-    return serve_shard(config, RunRequest.read(private).spec, index, private, HeartbeatSender.from_env(), serve)
 
 
-def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: Path, tether: Heartbeat | None,
-                serve: Callable[[ShardService], AbstractContextManager[object]]) -> int:
-    """Hold a slice of the weights until the run ends; after a death, the slice as it was last copied to the folder."""
-    torch.set_num_threads(1)
-    copy, optimizer, server = folder / f"shard-{index}.state", config.learner, config.server
-    parts = _parts_of(config, EnvSpec.from_json(spec), index)
-    writing = threading.Lock()
-
-    def build(state: Mapping[str, Any]) -> Shard:
-        shard = Shard(f"shard {index}", state["weights"], optimizer, server, parts)
-        shard.load_state_dict(state)
-        return shard
-
-    def keep(state: State) -> None:
-        fresh = copy.with_suffix(".new")
-        with writing:
-            fresh.write_bytes(state.SerializeToString())
-            os.replace(fresh, copy)
-
-    service = ShardService(build, keep)
-    if copy.exists():
-        service.shard = build(unpack_shard(State.FromString(copy.read_bytes())))
-        log.info("restored at version %d", service.shard.version)
-    told = threading.Event()
-    if tether is not None:
-        tether.on_orphan(told.set)
-    with exit_on_signal(told.set), serve(service):
-        copier = ShardSnapshotter(service, server.copy_period_updates, keep)
-        while not service.leaving and not (told.is_set() and time.monotonic() - service.called_at > QUIET_S):
-            if tether is not None:
-                tether.beat()
-            copier.step()
-            time.sleep(0.02)
-    return 0 if service.leaving else EXIT_CODES["preempted"]
 
 
-def _parts_of(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSlice, ...]:
-    """Which numbers of a shard's slice move at rates of their own, as the agent says."""
-    agent = make_agent(config, spec)
-    if not agent.param_groups:
-        return ()
-    net = agent.network()
-    size = sum(parameter.numel() for parameter in net.parameters())
-    return slices_within(param_slices_of(net, agent.param_groups), split_evenly(size, config.server.shards)[index])
 
 
-class ShardSnapshotter:
-    """Copies a shard to the disk every so many updates. One that was just loaded is there already."""
-
-    def __init__(self, service: ShardService, period: int, keep: Callable[[State], None]) -> None:
-        self.service, self.period, self.keep = service, period, keep
-        self._epoch, self._version = "", 0
-
-    def step(self) -> None:
-        shard = self.service.shard
-        if shard is None:
-            return
-        if shard.epoch != self._epoch:
-            self._epoch, self._version = shard.epoch, shard.version
-        if shard.version - self._version < self.period:
-            return
-        self._version = shard.version
-        held = shard.state_dict()
-        if not is_finite(held["weights"]):  # a shard that dies is restored from the copy before
-            return
-        state = pack_shard(held)
-        try:
-            if self.service.shard is shard:  # and not another, which was loaded meanwhile
-                self.keep(state)
-        except OSError as error:
-            log.warning("the shard could not be copied to the disk (%s); if it dies, it forgets more", error)
 
 
-def _config_of(private: Path) -> RunConfig:
-    return resolution.resolve(str(RunDirectory(Path(RunRequest.read(private).directory)).config), []).config
 
 
 # ---- A cell ----

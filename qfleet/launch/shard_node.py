@@ -1,0 +1,124 @@
+"""The main function of a parameter-server shard process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet.core.env import EnvSpec
+from qfleet.launch.attempt import EXIT_CODES
+from qfleet.launch.coordinator import shard_socket
+from qfleet.launch.learner_node import RunRequest
+from qfleet.learner.flat_params import is_finite
+from qfleet.learner.optimizer import ParamSlice, param_slices_of, slices_within, split_evenly
+from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
+from qfleet.process.signals import exit_on_signal
+from qfleet.runconfig import resolution
+from qfleet.runconfig.build import make_agent
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.directory import RunDirectory
+from qfleet.sync.ps_shard import Shard
+from qfleet.transport.security import read_token
+from qfleet.transport.shard_pb2 import State
+from qfleet.transport.shard_service import ShardServer, ShardService, pack_shard, unpack_shard
+
+log = logging.getLogger(__name__)
+
+
+QUIET_S = 2.0
+"""A shard that is told to stop serves until no call has arrived for this long: a checkpoint may still need it."""
+
+
+def run_shard(private: Path, index: int) -> int:
+    config = _config_of(private)
+
+    def serve(service: ShardService) -> ShardServer:
+        return ShardServer(service, shard_socket(private, index), read_token(private / RunRequest.TOKEN_FILE),
+                           config.fleet.max_message_bytes)
+
+    return serve_shard(config, RunRequest.read(private).spec, index, private, HeartbeatSender.from_env(), serve)
+
+
+def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: Path, tether: Heartbeat | None,
+                serve: Callable[[ShardService], AbstractContextManager[object]]) -> int:
+    """Hold a slice of the weights until the run ends; after a death, the slice as it was last copied to the folder."""
+    torch.set_num_threads(1)
+    copy, optimizer, server = folder / f"shard-{index}.state", config.learner, config.server
+    parts = _parts_of(config, EnvSpec.from_json(spec), index)
+    writing = threading.Lock()
+
+    def build(state: Mapping[str, Any]) -> Shard:
+        shard = Shard(f"shard {index}", state["weights"], optimizer, server, parts)
+        shard.load_state_dict(state)
+        return shard
+
+    def keep(state: State) -> None:
+        fresh = copy.with_suffix(".new")
+        with writing:
+            fresh.write_bytes(state.SerializeToString())
+            os.replace(fresh, copy)
+
+    service = ShardService(build, keep)
+    if copy.exists():
+        service.shard = build(unpack_shard(State.FromString(copy.read_bytes())))
+        log.info("restored at version %d", service.shard.version)
+    told = threading.Event()
+    if tether is not None:
+        tether.on_orphan(told.set)
+    with exit_on_signal(told.set), serve(service):
+        copier = ShardSnapshotter(service, server.copy_period_updates, keep)
+        while not service.leaving and not (told.is_set() and time.monotonic() - service.called_at > QUIET_S):
+            if tether is not None:
+                tether.beat()
+            copier.step()
+            time.sleep(0.02)
+    return 0 if service.leaving else EXIT_CODES["preempted"]
+
+
+def _parts_of(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSlice, ...]:
+    """Which numbers of a shard's slice move at rates of their own, as the agent says."""
+    agent = make_agent(config, spec)
+    if not agent.param_groups:
+        return ()
+    net = agent.network()
+    size = sum(parameter.numel() for parameter in net.parameters())
+    return slices_within(param_slices_of(net, agent.param_groups), split_evenly(size, config.server.shards)[index])
+
+
+class ShardSnapshotter:
+    """Copies a shard to the disk every so many updates. One that was just loaded is there already."""
+
+    def __init__(self, service: ShardService, period: int, keep: Callable[[State], None]) -> None:
+        self.service, self.period, self.keep = service, period, keep
+        self._epoch, self._version = "", 0
+
+    def step(self) -> None:
+        shard = self.service.shard
+        if shard is None:
+            return
+        if shard.epoch != self._epoch:
+            self._epoch, self._version = shard.epoch, shard.version
+        if shard.version - self._version < self.period:
+            return
+        self._version = shard.version
+        held = shard.state_dict()
+        if not is_finite(held["weights"]):  # a shard that dies is restored from the copy before
+            return
+        state = pack_shard(held)
+        try:
+            if self.service.shard is shard:  # and not another, which was loaded meanwhile
+                self.keep(state)
+        except OSError as error:
+            log.warning("the shard could not be copied to the disk (%s); if it dies, it forgets more", error)
+
+
+def _config_of(private: Path) -> RunConfig:
+    return resolution.resolve(str(RunDirectory(Path(RunRequest.read(private).directory)).config), []).config

@@ -1,0 +1,239 @@
+"""The client of a parameter-server shard: retries, shared memory within a host, gRPC or Ray calls."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import torch
+
+from qfleet.core.errors import ProcessFault
+from qfleet.sync.ps_shard import Push, PushPullResult, PushResult, WeightSnapshot
+from qfleet.transport.address import Address
+from qfleet.transport.grpc_channel import (
+    CALL_S,
+    OPTIONS,
+    PROTOCOL,
+    SLOWEST_BYTES_PER_S,
+    fatal_error,
+    summarize_error,
+    unknown_token,
+)
+from qfleet.transport.security import client_metadata
+from qfleet.transport.shard_pb2 import (
+    BFLOAT16,
+    FLOAT32,
+    CopyRequest,
+    LookReply,
+    MeetReply,
+    MeetRequest,
+    State,
+)
+from qfleet.transport.shard_service import (
+    CHALLENGE,
+    METHODS,
+    SERVICE,
+    WORDS,
+    pack_buffers,
+    pack_shard,
+    to_bytes,
+    to_tensor,
+    unpack_buffers,
+    unpack_shard,
+)
+from qfleet.transport.shared_memory import OwnedSharedBuffer
+
+log = logging.getLogger(__name__)
+
+
+RETRY_S = 0.1
+
+
+GLANCE_S = 0.5
+
+
+class GrpcShardChannel:
+    """How a shard of this host is called: `methods` take the bytes of a request and a timeout, as gRPC's do."""
+
+    def __init__(self, address: Address, token: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(str(address), OPTIONS)
+        metadata = client_metadata(token, CHALLENGE, CHALLENGE)
+        self.methods: Mapping[str, RpcMethod] = {
+            name: GrpcMethod(self._channel.unary_unary(f"/{SERVICE}/{name}"), metadata) for name in METHODS}
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class RpcMethod(Protocol):
+    """A call by name: at once, or as a future with `result(timeout)`. Failures are `grpc.RpcError`."""
+
+    def __call__(self, request: bytes, timeout: float) -> bytes: ...
+    def future(self, request: bytes, timeout: float) -> Any: ...
+
+
+@dataclass(frozen=True)
+class GrpcMethod:
+    """A `Method` of gRPC's."""
+
+    method: Any
+    metadata: Any
+
+    def __call__(self, request: bytes, timeout: float) -> bytes:
+        data: bytes = self.method(request, timeout=timeout, metadata=self.metadata)
+        return data
+
+    def future(self, request: bytes, timeout: float) -> Any:
+        return self.method.future(request, timeout=timeout, metadata=self.metadata)
+
+
+class ShardChannel(Protocol):
+    """What carries calls to a shard."""
+
+    @property
+    def address(self) -> object: ...
+    @property
+    def methods(self) -> Mapping[str, RpcMethod]: ...
+    def close(self) -> None: ...
+
+
+class RemoteShard:
+    """Implements `Shelf`. A shard that does not answer is asked again, the same thing, until patience ends.
+
+    To a shard of this host a worker that pushes has a board, which the next call writes to, if it shall `share`. What
+    is asked again travels, and the next push has another board: somebody may still be busy with the old one.
+    `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
+    """
+
+    def __init__(self, line: ShardChannel, patience_s: float, wait: Callable[[float], object] = time.sleep,
+                 share: bool = True) -> None:
+        self.address, self.patience_s, self.wait = line.address, patience_s, wait
+        self._channel, self._methods = line, line.methods
+        self._buffer: OwnedSharedBuffer | None = None
+        self._shares = share and isinstance(line.address, Address) and bool(line.address.path)
+
+    def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
+        request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
+        if push is not None:
+            half = push.gradient.dtype == torch.bfloat16
+            request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
+            request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
+            request.buffers = pack_buffers(push.buffers)
+        board = self._buffer_for(push)
+        if board is not None:
+            request.board.CopyFrom(board.ticket)
+            if push is not None:
+                board.gradient(push.gradient.dtype).copy_(push.gradient)
+        elif push is not None:
+            request.gradient = to_bytes(push.gradient)
+
+        def without_board() -> bytes:
+            nonlocal board
+            if board is not None:
+                self._drop_buffer()
+                board = None
+                request.ClearField("board")
+                if push is not None:
+                    request.gradient = to_bytes(push.gradient)
+            return request.SerializeToString()
+
+        finish = self._call("Meet", request.SerializeToString(), without_board)
+
+        def met() -> PushPullResult:
+            reply = MeetReply.FromString(finish())
+            answer = None if push is None else PushResult(WORDS[reply.verdict], reply.version, reply.staleness)
+            shown = None
+            if pull:
+                weights = to_tensor(reply.weights, torch.float32) if board is None else board.weights
+                shown = WeightSnapshot(reply.epoch, reply.version, weights, unpack_buffers(reply.buffers))
+            if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
+                raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
+            return answer, shown
+
+        return met
+
+    def status(self, timeout_s: float = 1.0) -> LookReply | None:
+        """How the shard is; None if it does not answer."""
+        try:
+            data = self._methods["Look"](b"", timeout=timeout_s)
+        except grpc.RpcError:
+            return None
+        return LookReply.FromString(data)
+
+    def copy(self) -> dict[str, Any]:
+        return unpack_shard(State.FromString(self._call("Copy", CopyRequest().SerializeToString())()))
+
+    def shut_down(self) -> None:
+        """Nobody will ask again. Who does not hear it is told by others."""
+        with suppress(grpc.RpcError):
+            self._methods["Dismiss"](b"", timeout=1.0)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._call("Load", pack_shard(state).SerializeToString())()
+
+    def close(self) -> None:
+        self._drop_buffer()
+        self._channel.close()
+
+    def _buffer_for(self, push: Push | None) -> OwnedSharedBuffer | None:
+        if push is not None and self._buffer is not None and self._buffer.numbers != len(push.gradient):
+            self._drop_buffer()
+        if push is not None and self._buffer is None and self._shares and len(push.gradient):
+            try:
+                self._buffer = OwnedSharedBuffer(len(push.gradient), push.gradient.is_cuda)
+            except OSError as error:
+                self._disable_sharing(str(error))
+        return self._buffer
+
+    def _drop_buffer(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+        self._buffer = None
+
+    def _disable_sharing(self, why: str) -> None:
+        self._shares = False
+        log.info("gradients and weights are sent to %s, and not shared with it: %s", self.address, why)
+
+    def _call(self, name: str, request: bytes, again: Callable[[], bytes] | None = None) -> Callable[[], bytes]:
+        """Begin a call; what is returned waits for its answer. What is asked `again` may be worded otherwise."""
+        def dialled(data: bytes) -> Any:
+            return self._methods[name].future(data, timeout=CALL_S + len(data) / SLOWEST_BYTES_PER_S)
+
+        begun = dialled(request)
+
+        def finish() -> bytes:
+            since, call = time.monotonic(), begun
+            while True:
+                try:
+                    data: bytes = call.result(timeout=GLANCE_S)
+                    return data
+                except grpc.FutureTimeoutError:
+                    self.wait(0.0)
+                    continue
+                except grpc.RpcError as error:
+                    self._missed(error, time.monotonic() - since)
+                self.wait(RETRY_S * random.uniform(0.5, 1.0))
+                call = dialled(again() if again else request)
+
+        return finish
+
+    def _missed(self, error: grpc.RpcError, waited_s: float) -> None:
+        if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            raise ProcessFault(error.details()) from None
+        if error.code() == grpc.StatusCode.NOT_FOUND and self._shares:
+            self._disable_sharing(error.details())
+            return
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            raise unknown_token(self.address) from None
+        if (fatal := fatal_error(error, self.address)) is not None:
+            raise fatal from None
+        if waited_s > self.patience_s:
+            why = summarize_error(error)
+            raise ProcessFault(f"the shard at {self.address} has not answered for {waited_s:.0f} s ({why})") from None
