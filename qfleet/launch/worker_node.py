@@ -51,20 +51,6 @@ GAUGES_S = 1.0
 PAUSE_S = 0.005
 
 
-# ---- A shard ----
-
-
-
-
-
-
-
-
-
-
-
-# ---- A cell ----
-
 class RunEnded(Exception):
     """The run ended while somebody was waited for."""
 

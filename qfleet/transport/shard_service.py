@@ -100,7 +100,8 @@ def unpack_shard(message: State) -> dict[str, Any]:
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} of a shard: not finite")
     return {**tensors, "version": message.version, "staleness": dict(message.staleness), "stale": message.stale,
-            "refused": message.refused, "sequences": dict(message.sequences), "buffers": unpack_buffers(message.buffers)}
+            "refused": message.refused, "sequences": dict(message.sequences),
+            "buffers": unpack_buffers(message.buffers)}
 
 
 class ShardService:
