@@ -3,6 +3,7 @@
 Files whose tests are given most time come first, so that in the end no worker is left alone with a long one.
 """
 
+import gc
 import os
 from collections import defaultdict
 
@@ -22,6 +23,10 @@ def pytest_collection_modifyitems(items):
         mark = item.get_closest_marker("timeout")
         allowed[item.path] = max(allowed[item.path], mark.args[0] if mark else 0)
     items.sort(key=lambda item: -allowed[item.path])  # stable: within a file, and among equals, nothing moves
+
+
+def pytest_collection_finish():
+    gc.freeze()  # modules and tests stay: no collection during a test needs to go through them
 
 
 def pytest_runtest_logreport(report):
