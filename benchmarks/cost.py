@@ -97,7 +97,7 @@ def gpu_cell(wish: dict, seconds: float, words: Sequence[str], played: bool) -> 
             f"actors={actors}", f"env.lanes={lanes // actors}", f"learner.batch_size={wish['batch']}",
             f"replay.capacity={wish['replay']}", f"replay.min_steps={wish['batch']}", "replay.alpha=0.6",
             "replay.store=device", *words])) as stage:
-        stage.replay.count_steps(wish["batch"])  # the warm-up is over
+        stage.replay.clock.count_steps(wish["batch"])  # the warm-up is over
         chunk = noise(stage.replay.layout, stage.spec.num_actions)
         for _ in range(wish["replay"] // stage.replay.layout.chunk_steps):
             stage.replay.add(chunk)

@@ -95,11 +95,11 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     device, layout, agent = torch.device(config.device), make_layout(config, spec), make_agent(config, spec)
     store = DeviceReplay if config.replay.store == "device" else HostReplay
     replay = store(layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device)
-    replay.count_steps(10**9)
+    replay.clock.count_steps(10**9)
     chunk = noise(layout, spec.actions)
     for _ in range(filled // layout.chunk_steps):
         replay.add(chunk)
-    replay.count_steps(10**6)
+    replay.clock.count_steps(10**6)
     meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
     learner = Learner(agent, replay, Mailbox(), meter, config.learner, 1, device)
     if met:

@@ -50,7 +50,7 @@ def filled(agent: r2d2.Agent, episode: int = 400, steps: int = 2_000) -> HostRep
         row = {name: (0.1 * rng.normal(size=(LANES, *shape))).astype(dtype)
                for name, (shape, dtype) in agent.stored_states.items()}
         obs = {"obs": rng.normal(size=(LANES, 64)).astype(np.float32)}
-        replay.count_steps(LANES)
+        replay.clock.count_steps(LANES)
         action, reward = rng.integers(6, size=LANES), rng.normal(size=LANES)
         for _, chunk in chunker.append(obs, action, reward, 1.0 * ~last, last, row):
             replay.add(chunk)

@@ -40,7 +40,7 @@ def ours(capacity: int, batch: int, rng: np.random.Generator) -> Turn:
     for _ in range(capacity // CHUNK):
         rows = {c.name: rng.random((layout.rows, *c.shape)).astype(c.dtype) for c in layout.columns}
         rows["last"][:] = False
-        replay.count_steps(CHUNK)
+        replay.clock.count_steps(CHUNK)
         replay.add(Chunk(rows, np.ones(CHUNK, bool)), rng.random(CHUNK) + 0.01)
 
     def turn(priority: np.ndarray) -> tuple[float, float]:

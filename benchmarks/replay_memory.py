@@ -59,7 +59,7 @@ def fill(env, layout: Layout, replay: HostReplay, steps: int) -> float:
         after, reward, terminated, truncated, _ = env.step(action)
         begin = time.perf_counter()
         for _, chunk in chunker.append({"image": obs}, action, reward, 1.0 - terminated, last):
-            replay.count_steps(CHUNK)
+            replay.clock.count_steps(CHUNK)
             replay.add(chunk, rng.random(layout.starts) + 0.01)
             chunks += 1
         spent += time.perf_counter() - begin

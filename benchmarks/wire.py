@@ -174,11 +174,11 @@ def store(folder: str, game: str, spec: str) -> None:
     clock, before = time.thread_time, (0.0, 0.0)
     while not over.wait(0.001):
         for message in cell.news():
-            if not sums and replay.steps >= WARM_UP:
+            if not sums and replay.clock.steps >= WARM_UP:
                 before = (time.process_time(), clock())
             since = clock()
             delivery = decode_message(message, layout)
-            replay.count_steps(delivery.steps)
+            replay.clock.count_steps(delivery.steps)
             for packed, priority in delivery.chunks:
                 replay.add_packed(packed, priority)
             if any(before):
@@ -254,7 +254,7 @@ class Player:
             out = self.env.recv()
             two = clock()
             alive = ~self.last
-            self.recorder.replay.count_steps(int(alive.sum()))
+            self.recorder.replay.clock.count_steps(int(alive.sum()))
             self.recorder.record_row(self.obs, choice, out.reward * alive, out.discount * alive, self.last)
             on_env, recording = on_env + two - one, recording + clock() - two
             self.obs, self.last = out.obs, out.last

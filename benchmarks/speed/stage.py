@@ -56,7 +56,7 @@ class BenchStage:
     def fill(self, steps: int) -> None:
         """Play `steps` steps, at least the replay's warm-up; afterwards the samples-per-insert limit is lifted."""
         least = max(steps, self.config.replay.min_steps)
-        while self.replay.steps <= least or self.replay.metrics()["replay/size"] == 0:
+        while self.replay.clock.steps <= least or self.replay.metrics()["replay/size"] == 0:
             self.play()
         self.replay.rate_limiter.samples_per_insert = ENDLESS
 

@@ -19,6 +19,7 @@ import torch
 from qfleet.accel.graph_policy import GraphPolicy, graph_policy_for
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent, ExplorationParams
+from qfleet.core.clock import StepClock
 from qfleet.core.env import OBS_PREFIX, Obs, StepResult, VectorEnv
 from qfleet.core.exploration import AdaptiveExplorer, Explorer
 from qfleet.core.metrics import Metrics
@@ -118,9 +119,10 @@ class Actor:
         metrics: Metrics,
         weights: WeightSource | None = None,
         recorder: Recorder | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
-        self.weights, self.recorder = weights, recorder
+        self.weights, self.recorder, self.clock = weights, recorder, clock
         self._hinted = recorder is not None and recorder.priority is not None
         self.steps = 0
         self.timer = PhaseTimer(metrics, (ENV, ACT, STORE, WAIT), TIMED_STEPS)
@@ -150,7 +152,7 @@ class Actor:
             return False
         self.receive_step()
         self._refresh()
-        arm = self.explorer.params(self.recorder.replay.steps if self.recorder is not None else self.steps)
+        arm = self.explorer.params(self.steps if self.clock is None else self.clock.steps)
         self._sent, self._fresh = self._choose(arm), False
         self.timer.lap(ACT)
         self.env.send(self._sent[0])
@@ -159,8 +161,8 @@ class Actor:
         self.timer.lap(STORE)
         taken = self.env.lanes - int(np.count_nonzero(self._last))
         self.steps += taken
-        if self.recorder is not None:
-            self.recorder.replay.count_steps(taken)
+        if self.clock is not None:
+            self.clock.count_steps(taken)
         if self.timer.end_step():
             self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
             if arm.index is not None:

@@ -91,18 +91,13 @@ class Sample:
 
 
 class ExperienceSink(Protocol):
-    """Where actors put what they saw. `None` means: wait. `tick` counts environment steps when they are taken."""
+    """The part of a replay that actors write to. `add` returns None if the actor has to wait."""
 
-    @property
-    def steps(self) -> int:
-        """Environment steps of the whole run so far, as far as is known here."""
-
-    def count_steps(self, steps: int) -> None: ...
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
 
 
 class Replay(ExperienceSink, Protocol):
-    """Where experience rests, and learners take it from."""
+    """A store of experience that learners sample from."""
 
     def sample(self, n: int) -> Sample | None: ...
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None: ...

@@ -242,7 +242,7 @@ def run_actor(contact: Endpoint) -> int:
         layout = make_layout(config, env.spec)
         recorder = Recorder(policy.agent, layout, env.lanes, link.replay(layout, env.lanes), config.replay.alpha > 0)
         explorer = make_explorer(config, member.index)
-        actor = Actor(policy, env, explorer, link.metrics, link.weights, recorder)
+        actor = Actor(policy, env, explorer, link.metrics, link.weights, recorder, link.clock)
         workers: list[Worker] = [actor]
         if isinstance(explorer, AdaptiveExplorer):
             member.restore_state(explorer.load_state_dict)

@@ -107,9 +107,9 @@ class CoordinatorClient:
 
     def begin(self) -> None:
         """From now on the run's clock is what the registrar knew when it greeted us, and what came on top of it."""
-        pace, welcome = self.local_run.core.replay.rate_limiter, self.connection.welcome
-        self._reported_steps = pace.steps
-        self._base = welcome.steps - pace.steps - welcome.elsewhere
+        clock, welcome = self.local_run.core.clock, self.connection.welcome
+        self._reported_steps = clock.local_steps
+        self._base = welcome.steps - clock.local_steps - welcome.elsewhere
         self._update_remote_steps()
 
     def step(self) -> bool:
@@ -121,7 +121,7 @@ class CoordinatorClient:
         return False
 
     def _update_remote_steps(self) -> None:
-        self.local_run.core.replay.remote_steps = self._base + self.connection.remote_steps
+        self.local_run.core.clock.remote_steps = self._base + self.connection.remote_steps
 
     def report(self, stand: bool = False) -> None:
         """Tell what is new; how things stand only now and then, unless `stand` asks for it."""
@@ -139,7 +139,7 @@ class CoordinatorClient:
                 outbox.count(tag, by)
         for ret, length in handed["episodes"]:
             outbox.episode(0, ret, length)
-        if steps := cell.replay.rate_limiter.steps - self._reported_steps:
+        if steps := cell.clock.local_steps - self._reported_steps:
             self._reported_steps += steps
             outbox.count_steps(steps)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qfleet.core.clock import RunClock
 from qfleet.core.env import OBS_PREFIX
 from qfleet.core.replay import Chunk, Sample
 from qfleet.core.rng import restore_rng
@@ -47,9 +48,10 @@ class LazySample(Sample):
 class DeviceReplay(ReplayStore[Chunk]):
     """Every column as one tensor on the device: observations row by row, all else as records side by side."""
 
-    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device) -> None:
+    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device,
+                 clock: RunClock | None = None) -> None:
         self.priorities = DevicePriorities(slot_count(layout, cfg) * layout.starts, cfg.alpha, device)
-        super().__init__(layout, cfg, self.priorities)
+        super().__init__(layout, cfg, self.priorities, clock)
         plan_device_memory(layout, cfg, None)
         self._device = device
         self._record = record_dtype(layout)
@@ -82,14 +84,13 @@ class DeviceReplay(ReplayStore[Chunk]):
         at, sample, least = self.draw(n)
         rows = sample.rows | {OBS_PREFIX + name: leaf for name, leaf in sample.leaves.items()}
         leaves = at.cpu().numpy()
-        peak = (
-            (self._size * self.priorities.share(least)) ** -self._cfg.beta(self.steps) if self._cfg.alpha > 0 else 1.0
-        )
+        beta = self._cfg.beta(self.clock.steps)
+        peak = (self._size * self.priorities.share(least)) ** -beta if self._cfg.alpha > 0 else 1.0
         return Sample(leaves + self._key_offset[leaves // self._layout.starts], sample.weight, rows, peak)
 
     def prepare(self) -> None:
         """What the next draw depends on besides the device."""
-        self.priorities.set_beta(self._cfg.beta(self.steps))
+        self.priorities.set_beta(self._cfg.beta(self.clock.steps))
 
     def draw(self, n: int) -> tuple[torch.Tensor, Sample, torch.Tensor]:
         """Leaves [n] and their windows, without a word to the host; and the smallest leaf."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qfleet.core.clock import RunClock
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Chunk, Sample
 from qfleet.maths.aligned import aligned_tensor
@@ -28,9 +29,10 @@ class HostReplay(ReplayStore[PackedChunk]):
     chunks end with short episodes, arrays grow until the capacity is held, or `max_bytes` taken.
     """
 
-    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1) -> None:
+    def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1,
+                 clock: RunClock | None = None) -> None:
         self._priorities = Priorities(slot_count(layout, cfg) * layout.starts, cfg.alpha)
-        super().__init__(layout, cfg, self._priorities)
+        super().__init__(layout, cfg, self._priorities, clock)
         self._device = device
         self._fixed = sum(fixed_bytes(layout, self._slots))
         if cfg.max_bytes is not None and self._fixed >= cfg.max_bytes:
@@ -50,7 +52,7 @@ class HostReplay(ReplayStore[PackedChunk]):
     def sample(self, n: int) -> Sample | None:
         if not self.claim(n):
             return None
-        leaves, weight, peak = self._priorities.draw(self._rng.random(n), self._cfg.beta(self.steps), self._size)
+        leaves, weight, peak = self._priorities.draw(self._rng.random(n), self._cfg.beta(self.clock.steps), self._size)
         slot = leaves // self._layout.starts
         return Sample(keys=leaves + self._key_offset[slot], weight=aligned_tensor(weight).to(self._device),
                       rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts), max_weight=peak)

@@ -1,43 +1,47 @@
-"""How fast experience is reused: arithmetic on two counters, no locks, no clocks."""
+"""Limits how often experience is reused: arithmetic on two counters, without locks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from qfleet.core.clock import RunClock
+
 
 class RateLimiter:
-    """Keeps the samples drawn close to `samples_per_insert` times the steps taken.
+    """Keeps the number of drawn samples close to `samples_per_insert` times the local steps of the clock.
 
-    Counting begins at `min_steps`, or when something can first be sampled if that is later: no burst catches up on a
-    warm-up. Sampling waits when the budget is spent; inserting waits once more than `behind` samples of it are unspent
-    (None = never). A slack of 0 is lock-step.
+    Counting begins at `min_steps`, or when a window can first be sampled if that is later, so that no burst follows a
+    warm-up. Sampling waits when the budget is spent; inserting waits once more than `error_buffer` samples of it are
+    unspent (None = never). An error buffer of 0 is lock-step.
     """
 
-    def __init__(self, samples_per_insert: float, min_steps: int, error_buffer: float | None = None) -> None:
+    def __init__(self, samples_per_insert: float, min_steps: int, error_buffer: float | None = None,
+                 clock: RunClock | None = None) -> None:
+        self.clock = RunClock() if clock is None else clock
         self.samples_per_insert = samples_per_insert
         self.min_steps = min_steps
         self.error_buffer = error_buffer
-        self.steps = 0
         self.samples = 0
         self._origin: tuple[int, int] | None = None
 
-    def count_steps(self, steps: int) -> None:
-        """Count environment steps when they are taken, not when their chunk arrives."""
-        self.steps += steps
+    @property
+    def steps(self) -> int:
+        """Local environment steps, counted when they are taken, not when their chunk arrives."""
+        return self.clock.local_steps
 
     def restart_at(self, steps: int) -> None:
-        """Go on from a step clock with an empty store: it fills by `min_steps` again before anything is drawn."""
-        self.steps = steps
+        """Resume a step clock with an empty store: `min_steps` more are collected before anything is drawn."""
+        self.clock.local_steps = steps
         self.min_steps += steps
 
     def resume_share(self, steps: int, samples: int, opened: bool) -> None:
-        """Go on with a share of the counts of a run that was divided otherwise; what is owed begins anew."""
-        self.steps, self.samples = steps, samples
+        """Resume with a share of the counts of a run that had other learners; the budget starts from here."""
+        self.clock.local_steps, self.samples = steps, samples
         self._origin = (max(steps, self.min_steps), samples) if opened else None
 
     def start_counting(self) -> None:
-        """There is something to sample: when it has warmed up, steps earn samples. Once open, it stays so."""
+        """Start the budget after the warm-up, now that there is a window to sample. Later calls change nothing."""
         if self._origin is None:
             self._origin = (max(self.steps, self.min_steps), 0)
 
@@ -46,7 +50,7 @@ class RateLimiter:
 
     @property
     def budget(self) -> float:
-        """How many samples may have been drawn by now."""
+        """Samples that may have been drawn by now."""
         if self._origin is None:
             return 0.0
         steps, samples = self._origin
@@ -63,7 +67,7 @@ class RateLimiter:
         return self._origin is not None and self.steps >= self._origin[0] and self.samples + n <= self.budget
 
     def batches_allowed(self, n: int) -> int:
-        """How often n samples may be drawn, one after the other, before another step is taken."""
+        """Number of batches of n samples that may be drawn before another step is taken."""
         ready = self._origin is not None and self.steps >= self._origin[0]
         count, budget = 0, self.budget
         while ready and self.samples + (count + 1) * n <= budget:
@@ -78,9 +82,9 @@ class RateLimiter:
                 "samples_per_insert": self.samples_per_insert}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.samples = int(state["steps"]), int(state["samples"])
+        self.clock.local_steps, self.samples = int(state["steps"]), int(state["samples"])
         origin = state["origin"]
         self._origin = None if origin is None else (int(origin[0]), int(origin[1]))
         if self._origin is not None and state["samples_per_insert"] != self.samples_per_insert:
-            # A ratio changed on resume holds from now on; judged by the past it would stall or burst.
+            # A ratio changed on resume holds from now on; applied to the past it would stall or burst.
             self._origin = (max(self.steps, self._origin[0]), self.samples)

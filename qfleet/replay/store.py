@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from qfleet.core.clock import RunClock
 from qfleet.core.replay import Chunk, Sample, Segment
 from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.config import ReplayConfig
@@ -59,7 +60,7 @@ class ReplayStore(ABC, Generic[H]):
     chunks; where episodes are shorter than chunks, a store that can `_resize` makes more, and any other one evicts.
     """
 
-    def __init__(self, layout: Layout, cfg: ReplayConfig, shares: PriorityIndex) -> None:
+    def __init__(self, layout: Layout, cfg: ReplayConfig, shares: PriorityIndex, clock: RunClock | None) -> None:
         self._layout, self._cfg, self._priority_index = layout, cfg, shares
         self._slots = slot_count(layout, cfg)
         self._sizes = np.zeros(self._slots, np.int64)
@@ -67,12 +68,12 @@ class ReplayStore(ABC, Generic[H]):
         self._prints = np.zeros(self._slots, np.uint32)
         self._lengths = np.zeros(self._slots, np.int64)  # of chunks, in steps
         self._codec = Codec(layout)
-        self.rate_limiter = RateLimiter(cfg.samples_per_insert, cfg.min_steps)
+        self.clock = RunClock() if clock is None else clock
+        self.rate_limiter = RateLimiter(cfg.samples_per_insert, cfg.min_steps, clock=self.clock)
         self._first = self._next = 0
         self._size = self._held = 0  # windows, steps
         self._warned = False
         self._dropped = 0  # chunks that did not decode
-        self.remote_steps = 0  # steps that other replays of the run have counted, as far as is known
 
     @abstractmethod
     def sample(self, n: int) -> Sample | None:
@@ -124,13 +125,6 @@ class ReplayStore(ABC, Generic[H]):
         """The priorities [S] behind saved leaves [S]."""
         return leaves ** (1 / self._cfg.alpha) if self._cfg.alpha > 0 else None
 
-    @property
-    def steps(self) -> int:
-        return self.rate_limiter.steps + self.remote_steps
-
-    def count_steps(self, steps: int) -> None:
-        self.rate_limiter.count_steps(steps)
-
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
         """Store a chunk with the priorities [S] of its starts (None: the largest seen); its serial, or None = wait."""
         if not self.rate_limiter.may_insert():
@@ -168,7 +162,7 @@ class ReplayStore(ABC, Generic[H]):
                    "replay/bytes_per_step": self.nbytes / max(1, self._held),
                    "replay/samples_per_insert": self.rate_limiter.ratio, "replay/clamped_priorities": clamped}
         if self._cfg.alpha > 0:
-            figures["replay/beta"] = self._cfg.beta(self.steps)
+            figures["replay/beta"] = self._cfg.beta(self.clock.steps)
         if self._dropped:
             figures["replay/dropped_chunks"] = self._dropped
         return {name: float(value) for name, value in figures.items()}

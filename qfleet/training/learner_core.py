@@ -12,6 +12,7 @@ import torch
 from qfleet.actor.actor import Recorder
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
+from qfleet.core.clock import RunClock
 from qfleet.core.env import EnvSpec
 from qfleet.core.evaluation import Score
 from qfleet.core.replay import Sample
@@ -54,9 +55,11 @@ class LearnerCore:
         self.layout = Layout(
             spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows
         )
+        self.clock = RunClock()
         given = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
         self.replay: HostReplay | DeviceReplay = (
-            DeviceReplay(*given) if plan.replay.store == "device" else HostReplay(*given, plan.decode_threads))
+            DeviceReplay(*given, self.clock) if plan.replay.store == "device"
+            else HostReplay(*given, plan.decode_threads, self.clock))
         self.stop = StopRule(plan, self.progress)
         self.best = outside.best_score(None)
         self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
@@ -68,7 +71,7 @@ class LearnerCore:
         self.learner.publish()
 
     def progress(self) -> Progress:
-        return Progress(self.replay.steps, self.learner.updates)
+        return Progress(self.clock.steps, self.learner.updates)
 
     def recorder(self, lanes: int) -> Recorder:
         """For an actor that lives in the same process. Where a GPU learns, emulators are what a run waits for: they

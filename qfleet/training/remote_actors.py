@@ -98,7 +98,7 @@ class MessageHandler:
     def _apply(self, index: int, delivery: DecodedMessage) -> None:
         replay, meter = self.core.replay, self.core.meter
         if not self.closing:
-            replay.count_steps(delivery.steps)
+            self.core.clock.count_steps(delivery.steps)
             self.member_steps[index] += delivery.steps
             for packed, priority in delivery.chunks:
                 if replay.add_packed(packed, priority) is None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from qfleet.core.clock import RunClock
 from qfleet.core.errors import ProcessFault
 from qfleet.core.schedule import Progress, Schedule
 from qfleet.replay.redistribute import redistribute
@@ -76,14 +77,14 @@ class ConsensusStop(StopRule):
 class RankSync:
     """What ranks tell each other beside gradients."""
 
-    def __init__(self, crew: ProcessGroup, inline: SingleProcessRun, stop: ConsensusStop) -> None:
-        self.group, self.stop, self.replay = crew, stop, inline.core.replay
+    def __init__(self, group: ProcessGroup, clock: RunClock, stop: ConsensusStop) -> None:
+        self.group, self.stop, self.clock = group, stop, clock
 
     def local_state(self) -> list[float]:
-        return [float(self.replay.rate_limiter.steps), float(self.stop.proposal)]
+        return [float(self.clock.local_steps), float(self.stop.proposal)]
 
     def receive_states(self, told: RankRows) -> None:
-        self.replay.remote_steps = int(sum(row[0] for row in told)) - int(told[self.group.rank][0])
+        self.clock.remote_steps = int(sum(row[0] for row in told)) - int(told[self.group.rank][0])
         self.stop.receive_votes(row[1] for row in told)
 
     def run_together(self, work: Callable[[], Any] | None) -> list[int]:
@@ -197,7 +198,7 @@ class ReplicaRun:
         self.core, self.checkpointer = inline.core, inline.checkpointer
         cell = self.core
         cell.stop = stop = ConsensusStop(inline.plan, cell.progress, crew.size == 1)
-        self.rank_sync = rank_sync = RankSync(crew, inline, stop)
+        self.rank_sync = rank_sync = RankSync(crew, cell.clock, stop)
         cell.learner.set_sync(
             AllReduce(
                 inline.plan.learner, crew, cfg.shard_optimizer, rank_sync.local_state,
@@ -273,15 +274,16 @@ def restore_rank(
     `total` is the run's clock if that has gone on since.
     """
     parts, pieces, replay = per_rank_states(state), segments_by_rank(segments), inline.core.replay
+    clock = inline.core.clock
     total = saved_steps(state) if total is None else total
     if len(parts) == size:
         mine = {**state, **parts[rank]}
         mine["learner"] = {**state["learner"], **parts[rank].get("learner", {})}
-        replay.remote_steps = total - mine["clock"]["steps"]
+        clock.remote_steps = total - mine["clock"]["steps"]
         inline.restore(mine, pieces.get(rank, []))
         return
     steps = total // size + (rank < total % size)
-    replay.remote_steps = total - steps
+    clock.remote_steps = total - steps
     least = replay.rate_limiter.min_steps
     inline.restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
     shards = [(part["replay"], pieces.get(index, [])) for index, part in enumerate(parts) if part["replay"] is not None]

@@ -136,7 +136,7 @@ class SingleProcessRun:
             self.weights if GraphPolicy.why_not_captured(policy) else self.weights.completed
         )  # others wait for the GPU anyway
         return Actor(policy, seat.env, seat.explorer, self.core.meter, weights,
-                     self.core.recorder(seat.env.lanes))
+                     self.core.recorder(seat.env.lanes), self.core.clock)
 
     def _seeds(self) -> list[list[int]]:
         """For every actor the seeds of its lanes."""

@@ -31,7 +31,7 @@ from qfleet.transport.fleet_pb2 import STOP, WAIT, ExchangeReply, ExchangeReques
 from qfleet.transport.grpc_channel import PROTOCOL, Channel, fatal_error, summarize_error
 from qfleet.transport.outbox import Outbox, Stopwatch
 from qfleet.transport.registry import ACTOR
-from qfleet.transport.remote import NewestWeights, RemoteReplay, RemoteWeights
+from qfleet.transport.remote import NewestWeights, RemoteClock, RemoteReplay, RemoteWeights
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,12 @@ class FleetConnection:
     def replay(self, layout: Layout, lanes: int) -> RemoteReplay:
         """Where an actor with so many lanes puts its experience: about one chunk of each may be on its way."""
         self.metrics.most_steps = lanes * layout.chunk_steps
-        return RemoteReplay(self.metrics, layout, lambda: self.progress().steps)
+        return RemoteReplay(self.metrics, layout)
+
+    @property
+    def clock(self) -> RemoteClock:
+        """The run's step clock for an actor of this process."""
+        return RemoteClock(self.metrics, lambda: self.progress().steps)
 
     def progress(self) -> Progress:
         """The run's clocks as last heard, with the steps taken here that are still under way."""

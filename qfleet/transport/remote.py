@@ -32,18 +32,10 @@ NEWEST_S = 60.0
 class RemoteReplay:
     """Packs chunks in the caller's thread and queues them; `None` from `add` means that the queue is full: wait."""
 
-    def __init__(self, outbox: Outbox, layout: Layout, clock: Callable[[], int]) -> None:
-        self._outbox, self._codec, self._starts, self._clock = outbox, Codec(layout), layout.starts, clock
+    def __init__(self, outbox: Outbox, layout: Layout) -> None:
+        self._outbox, self._codec, self._starts = outbox, Codec(layout), layout.starts
         self._encoding, self._stalled = Stopwatch(outbox, "wire/encode_ms"), Stopwatch(outbox, "wire/stall_ms")
         self._added = 0
-
-    @property
-    def steps(self) -> int:
-        """The run's clock as it was last heard, and what was done here since."""
-        return self._clock()
-
-    def count_steps(self, steps: int) -> None:
-        self._outbox.count_steps(steps)
 
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
         if self._outbox.full:
@@ -62,6 +54,20 @@ class RemoteReplay:
         self._encoding.end()
         self._added += 1
         return self._added - 1
+
+
+class RemoteClock:
+    """The run's step clock in an actor process: the last value received, plus the steps that were taken here since."""
+
+    def __init__(self, outbox: Outbox, steps: Callable[[], int]) -> None:
+        self._outbox, self._steps = outbox, steps
+
+    @property
+    def steps(self) -> int:
+        return self._steps()
+
+    def count_steps(self, steps: int) -> None:
+        self._outbox.count_steps(steps)
 
 
 class RemoteWeights:

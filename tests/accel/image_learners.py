@@ -32,7 +32,7 @@ def replay_of(agent, alpha=0.6, reward=1.0):
         extras = {name: (3 * rng.random((2, *shape))).astype(dtype)
                   for name, (shape, dtype) in {**agent.stored_states, **agent.columns}.items()}
         row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last, extras)
-        replay.count_steps(2)
+        replay.clock.count_steps(2)
         for _, chunk in chunker.append(*row):
             replay.add(chunk)
     return replay

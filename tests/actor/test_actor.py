@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent
+from fakes import SPEC, ListClock, ListMetrics, TapeEnv, TapeReplay, linear_agent
 
 from qfleet.accel.graph_policy import GraphPolicy
 from qfleet.actor import actor as actors
@@ -28,7 +28,7 @@ def actor_with(lengths, truncate=False, chunk_steps=4, future=1, agent=None, pri
     layout = Layout(SPEC, Window(future=future), chunk_steps, agent.columns, agent.stored_states)
     recorder = Recorder(agent, layout, env.lanes, replay, prioritised)
     policy = Policy(agent, 0, torch.device("cpu"))
-    actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder)
+    actor = Actor(policy, env, Constant(0.0, env.lanes), metrics, weights, recorder, ListClock())
     actor.begin(list(range(env.lanes)))
     return actor, env, replay, metrics, weights, tape
 
@@ -75,10 +75,10 @@ def test_truncation_keeps_the_discount():
 
 
 def test_autoreset_steps_are_no_environment_steps():
-    actor, _, replay, _, _, _ = actor_with([2, 9])
+    actor, _, _, _, _, _ = actor_with([2, 9])
     for _ in range(5):
         actor.step()
-    assert replay.ticks == [2, 2, 1, 2, 2]
+    assert actor.clock.counts == [2, 2, 1, 2, 2]
     assert actor.steps == 9
 
 

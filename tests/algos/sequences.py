@@ -23,7 +23,7 @@ def played(env_id, build, lanes=3, steps=400, explorer=None, chunk_steps=16, **k
     replay = HostReplay(layout, cfg, 0, torch.device("cpu"))
     policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, explorer or Constant(0.5, lanes), EpisodeCounter(0, lanes), None,
-                  Recorder(agent, layout, lanes, replay, True))
+                  Recorder(agent, layout, lanes, replay, True), replay.clock)
     actor.begin(range(lanes))
     for _ in range(steps):
         assert actor.step()

@@ -38,7 +38,7 @@ def played(env_id, switches, prioritised=True, lanes=3, steps=160, algo="dqn"):
     replay = Listening(layout, cfg, 0, torch.device("cpu"))
     policy = Policy(agent, 0, torch.device("cpu"))
     actor = Actor(policy, env, Constant(0.5, lanes), EpisodeCounter(0, lanes), None,
-                  Recorder(agent, layout, lanes, replay, prioritised))
+                  Recorder(agent, layout, lanes, replay, prioritised), replay.clock)
     actor.begin(range(lanes))
     for _ in range(steps):
         assert actor.step()

@@ -84,7 +84,7 @@ def test_rows_of_a_small_learner():
 class Unseen(GraphGradient):
     """Runs operations that the counter does not see, as a CUDA graph does."""
 
-    recorded = True
+    captured = True
 
     def __call__(self, sample):
         with _disable_current_modes():
@@ -161,7 +161,7 @@ def test_a_stage_needs_experience_to_learn_from():
         stage.learn(1)
     stage.fill(64)
     assert stage.learn(3) == 3 == stage.learner.updates
-    assert stage.replay.steps > 64 and stage.play() == 8
+    assert stage.replay.clock.steps > 64 and stage.play() == 8
     stage.close()
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from fakes import SPEC, ListMetrics, TapeEnv, TapeReplay, linear_agent, sample_of
+from fakes import SPEC, ListClock, ListMetrics, TapeEnv, TapeReplay, linear_agent, sample_of
 
 from qfleet.actor.actor import TIMED_STEPS, Actor, Recorder
 from qfleet.actor.policy import Policy
@@ -64,7 +64,8 @@ def test_a_pause_belongs_to_its_tag_until_the_next_start_that_goes_on(clock):
 def actor_of(replay, metrics):
     agent, env = linear_agent(), TapeEnv([9, 5])
     recorder = Recorder(agent, Layout(SPEC, Window(), 4, agent.columns), env.lanes, replay)
-    actor = Actor(Policy(agent, 0, torch.device("cpu")), env, Constant(0.0, 2), metrics, Mailbox(), recorder)
+    actor = Actor(Policy(agent, 0, torch.device("cpu")), env, Constant(0.0, 2), metrics, Mailbox(), recorder,
+                  ListClock())
     actor.begin([0, 1])
     return actor
 

@@ -123,6 +123,6 @@ def replay_for(layout: Layout, seed: int = 0, **cfg: float) -> HostReplay | Devi
 
 def play(twin: Twin, chunker: Chunker, replay: HostReplay | DeviceReplay, steps: int) -> None:
     for _ in range(steps):
-        replay.count_steps(twin.lanes)
+        replay.clock.count_steps(twin.lanes)
         for _, chunk in append(chunker, twin):
             assert replay.add(chunk) is not None

@@ -30,7 +30,7 @@ def short_episodes(window, steps=400, seed=0, capacity=300, **cfg):
 def trained(replay, layout):
     """The rows, by key, that are trained by any window that can be drawn."""
     past, found = layout.window.past, set()
-    replay.count_steps(1)
+    replay.clock.count_steps(1)
     for _ in range(40):
         rows = replay.sample(64).rows
         part = slice(past, past + layout.window.unroll)
@@ -102,7 +102,7 @@ def test_a_resumed_replay_has_as_much_room_and_continues_bitwise(steps):
     two = restored(layout, one, capacity=300, alpha=0.6)
     assert two.metrics() == one.metrics()
     for _ in range(80):
-        one.count_steps(2), two.count_steps(2)
+        one.clock.count_steps(2), two.clock.count_steps(2)
         for _, chunk in append(chunker, twin):
             assert one.add(chunk) == two.add(chunk)
         a, b = one.sample(8), two.sample(8)

@@ -31,7 +31,7 @@ def test_actions_come_back(shape):
             for name, values in Codec(layout).unpack(PackedChunk.from_bytes(data, layout)).columns.items():
                 np.testing.assert_array_equal(values, chunk.columns[name])
             replay.add(chunk)
-        replay.count_steps(2)
+        replay.clock.count_steps(2)
     sample = replay.sample(64)
     assert sample.rows["action"].shape == (64, 3, *shape) and sample.rows["action"].dtype == torch.float32
     for name, row in zip(sample.rows["obs.obs"], sample.rows["action"], strict=True):

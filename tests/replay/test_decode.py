@@ -38,7 +38,7 @@ def filled(layout, chunks, threads=1):
                        chunk_steps=layout.chunk_steps)
     replay = HostReplay(layout, cfg, 1, torch.device("cpu"), threads)
     for chunk in chunks:
-        replay.count_steps(layout.chunk_steps)
+        replay.clock.count_steps(layout.chunk_steps)
         replay.add(chunk, np.random.default_rng(4).random(layout.starts) + 0.1)
     return replay
 

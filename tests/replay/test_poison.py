@@ -40,7 +40,7 @@ def chunks(count):
 def draws(replay, count=20):
     """Sample so often that every chunk is met; which serials were."""
     met = set()
-    replay.count_steps(1)
+    replay.clock.count_steps(1)
     for _ in range(count):
         met |= set((replay.sample(64).keys // LAYOUT.starts).tolist())
     replay.check_valid()
@@ -50,7 +50,7 @@ def draws(replay, count=20):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chunk_from_elsewhere_that_does_not_decode_is_dropped_and_counted(make, kind):
     replay, (one, two) = make(), chunks(2)
-    replay.count_steps(80)
+    replay.clock.count_steps(80)
     assert replay.add_packed(one) == 0
     assert "replay/dropped_chunks" not in replay.metrics()
     assert replay.add_packed(poisoned(LAYOUT, two)[kind]) is None
@@ -65,7 +65,7 @@ def saved_with_poison(monkeypatch):
         capacity=400, min_steps=0, samples_per_insert=1e9, alpha=0.6, chunk_steps=40)), chunks(3)
     with monkeypatch.context() as patch:
         patch.setattr(HostReplay, "_from_packed", lambda self, packed: packed)
-        replay.count_steps(120)
+        replay.clock.count_steps(120)
         for packed in (one, poisoned(LAYOUT, two)["corrupt"], three):
             replay.add_packed(packed)
     return replay.state_dict(), {segment.name: b"".join(segment.blocks()) for segment in replay.segments()}

@@ -13,11 +13,11 @@ def opened(**arguments) -> RateLimiter:
 
 def test_no_sample_before_min_steps_and_no_burst_after():
     pace = opened(samples_per_insert=8, min_steps=100)
-    pace.count_steps(99)
+    pace.clock.count_steps(99)
     assert not pace.may_sample(1)
-    pace.count_steps(1)
+    pace.clock.count_steps(1)
     assert not pace.may_sample(32)
-    pace.count_steps(4)
+    pace.clock.count_steps(4)
     assert pace.may_sample(32)
     pace.count_samples(32)
     assert not pace.may_sample(1)
@@ -25,28 +25,28 @@ def test_no_sample_before_min_steps_and_no_burst_after():
 
 def test_counting_waits_for_something_to_sample():
     pace = RateLimiter(samples_per_insert=8, min_steps=10)
-    pace.count_steps(500)
+    pace.clock.count_steps(500)
     assert not pace.may_sample(1)
     pace.start_counting()
     assert not pace.may_sample(32)
-    pace.count_steps(4)
+    pace.clock.count_steps(4)
     assert pace.may_sample(32) and not pace.may_sample(33)
 
 
 def test_an_emptied_replay_warms_up_again():
     pace = RateLimiter(samples_per_insert=1, min_steps=10)
     pace.restart_at(50)
-    pace.count_steps(4)
+    pace.clock.count_steps(4)
     pace.start_counting()
-    pace.count_steps(6)
+    pace.clock.count_steps(6)
     assert pace.steps == 60 and not pace.may_sample(1)
-    pace.count_steps(5)
+    pace.clock.count_steps(5)
     assert pace.may_sample(5) and not pace.may_sample(6)
 
 
 def test_opening_twice_changes_nothing():
     pace = opened(samples_per_insert=1, min_steps=10)
-    pace.count_steps(50)
+    pace.clock.count_steps(50)
     pace.count_samples(30)
     pace.start_counting()
     assert pace.budget == 40 and pace.may_sample(10) and not pace.may_sample(11)
@@ -54,9 +54,9 @@ def test_opening_twice_changes_nothing():
 
 def test_actors_wait_for_a_learner_that_lags():
     pace = opened(samples_per_insert=2, min_steps=0, error_buffer=10)
-    pace.count_steps(5)
+    pace.clock.count_steps(5)
     assert pace.may_insert()
-    pace.count_steps(1)
+    pace.clock.count_steps(1)
     assert not pace.may_insert()
     pace.count_samples(2)
     assert pace.may_insert()
@@ -64,7 +64,7 @@ def test_actors_wait_for_a_learner_that_lags():
 
 def test_actors_never_wait_by_default():
     pace = opened(samples_per_insert=1000, min_steps=0)
-    pace.count_steps(10**9)
+    pace.clock.count_steps(10**9)
     assert pace.may_insert()
 
 
@@ -73,7 +73,7 @@ def test_the_long_run_ratio_is_the_one_asked_for(per_insert):
     pace, start = opened(samples_per_insert=per_insert, min_steps=64), 2**31 - 2
     pace.load_state_dict({"steps": start, "samples": 0, "origin": [start, 0], "samples_per_insert": per_insert})
     for _ in range(1000):
-        pace.count_steps(16)
+        pace.clock.count_steps(16)
         while pace.may_sample(32):
             pace.count_samples(32)
     assert pace.steps == start + 16_000
@@ -82,12 +82,12 @@ def test_the_long_run_ratio_is_the_one_asked_for(per_insert):
 
 def test_a_ratio_changed_on_resume_holds_from_then_on():
     pace = opened(samples_per_insert=1, min_steps=0)
-    pace.count_steps(1000)
+    pace.clock.count_steps(1000)
     pace.count_samples(1000)
     changed = RateLimiter(samples_per_insert=8, min_steps=0)
     changed.load_state_dict(pace.state_dict())
     assert not changed.may_sample(1)
-    changed.count_steps(2)
+    changed.clock.count_steps(2)
     assert changed.may_sample(16) and not changed.may_sample(17)
 
 
@@ -97,7 +97,7 @@ def test_batches_are_those_that_can_be_drawn(ratio):
     assert pace.batches_allowed(4) == 0
     pace.start_counting()
     for _ in range(200):
-        pace.count_steps(3)
+        pace.clock.count_steps(3)
         promised, drawn = pace.batches_allowed(4), 0
         while pace.may_sample(4):
             pace.count_samples(4)

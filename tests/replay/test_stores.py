@@ -56,7 +56,7 @@ def test_windows_equal_the_twin(future, chunk_steps, seed, alpha, steps):
     chunker, replay = Chunker(layout, 2), replay_for(layout, seed, capacity=100, alpha=alpha)
     play(twin, chunker, replay, steps)
     replay.check_valid()
-    replay.count_steps(1)
+    replay.clock.count_steps(1)
     sample = replay.sample(16)
     if sample is None:
         assert replay.metrics()["replay/size"] == 0
@@ -86,7 +86,7 @@ def test_twelve_thousand_windows_in_all_give_the_naive_n_step_return(n):
     for _, chunk in append(chunker, twin, end=True) + chunker.flush():
         replay.add(chunk)
     drawn = set()
-    replay.count_steps(1)
+    replay.clock.count_steps(1)
     for _ in range(4):
         rows = replay.sample(1000).rows
         step = n_step(rows["reward"].double(), rows["discount"].double(), rows["last"], 0.9, n)
@@ -281,7 +281,7 @@ def test_pace_holds_sampling_back():
 
 def test_nothing_to_sample_means_wait():
     replay = replay_for(layout_for(Window(), 10))
-    replay.count_steps(1000)
+    replay.clock.count_steps(1000)
     assert replay.sample(4) is None
 
 
@@ -315,7 +315,7 @@ def test_a_restored_replay_continues_bitwise(seed, alpha, steps):
         one.update(sample.keys, twin.rng.random(8))
     two = restored(layout, *saved(one), alpha=alpha, capacity=200)
     for _ in range(40):
-        one.count_steps(2), two.count_steps(2)
+        one.clock.count_steps(2), two.clock.count_steps(2)
         for _, chunk in append(chunker, twin):
             assert one.add(chunk) == two.add(chunk)
         if (a := one.sample(8)) is None:

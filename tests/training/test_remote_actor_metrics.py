@@ -82,7 +82,7 @@ def test_time_that_messages_are_held_back_is_told(fleet):
     pace = fleet.core.replay.rate_limiter
     pace.error_buffer = 0.0
     pace.start_counting()
-    pace.count_steps(pace.min_steps + 100)
+    pace.clock.count_steps(pace.min_steps + 100)
     fleet.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=incarnation, sequence=1, steps=7))
     emitted(fleet)
     assert not fleet.message_handler.step()

@@ -36,7 +36,7 @@ def test_an_actor_tells_and_hears(tmp_path):
         assert (line.welcome.index, line.welcome.incarnation, line.welcome.actors) == (0, 1, 2)
         assert line.welcome.config_yaml == "seed: 1\n" and line.welcome.spec_json == "{}"
         replay = line.replay(LAYOUT, 2)
-        replay.count_steps(5)
+        line.clock.count_steps(5)
         assert replay.add(some_chunk(3)) == 0 and replay.add(some_chunk(4), None) == 1
         line.metrics.episode(1, 2.5, 7)
         here.drain_until(lambda: sum(len(message.parcels) for message in here.stored) == 2)
@@ -45,7 +45,7 @@ def test_an_actor_tells_and_hears(tmp_path):
         assert [episode for delivery in got for episode in delivery.episodes] == [(1, 2.5, 7)]
         here.published.update_progress(1000, 50, "training")
         eventually(lambda: line.progress() == Progress(1000, 50))
-        assert replay.steps == 1000 and not line.final
+        assert line.clock.steps == 1000 and not line.final
         here.published.request_final_evaluation()
         eventually(lambda: line.final)
         here.published.stop()
@@ -57,12 +57,12 @@ def test_the_clock_counts_what_is_not_confirmed_yet(tmp_path):
     with cell(tmp_path / "c") as here:
         here.published.update_progress(100, 0, "training")
         with link(here.unix, start=False) as line:
-            replay = line.replay(LAYOUT, 2)
-            replay.count_steps(7)
-            assert replay.steps == 107
+            line.replay(LAYOUT, 2)
+            line.clock.count_steps(7)
+            assert line.clock.steps == 107
             line.start()
             eventually(lambda: len(here.inbox) == 1)
-            eventually(lambda: replay.steps == 100)
+            eventually(lambda: line.clock.steps == 100)
 
 
 def test_an_evaluation_arrives_with_its_weights(tmp_path):
@@ -197,9 +197,9 @@ def test_a_full_inbox_holds_the_actor_back_and_then_drains(tmp_path, monkeypatch
 def test_who_is_too_far_ahead_of_what_was_confirmed_waits(tmp_path):
     with cell(tmp_path / "c") as here, link(here.unix, start=False) as line:
         replay = line.replay(LAYOUT, 2)
-        replay.count_steps(2 * LAYOUT.chunk_steps - 1)
+        line.clock.count_steps(2 * LAYOUT.chunk_steps - 1)
         assert replay.add(some_chunk()) is not None
-        replay.count_steps(1)
+        line.clock.count_steps(1)
         assert replay.add(some_chunk()) is None
         line.start()
         eventually(lambda: replay.add(some_chunk()) is not None)
