@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,14 @@ def missing_paths(text: str) -> list[str]:
     return [path for path in named if not (ROOT / path).exists()]
 
 
+def missing_imports(text: str) -> list[str]:
+    """Names that Python code of a page imports from the package and that are not there."""
+    code = "".join(body for language, body in fences(text) if language == "python")
+    named = [(module, name.split()[0]) for module, names in re.findall(r"^from (qfleet[\w.]*) import (.+)$", code, re.M)
+             for name in names.split(",")]
+    return [f"{module}.{name}" for module, name in named if not hasattr(importlib.import_module(module), name)]
+
+
 def source_tags() -> set[str]:
     text = "".join(path.read_text() for path in (ROOT / "qfleet").rglob("*.py"))
     return {tag for quoted in re.findall(r'"([^"\n]+)"', text) for tag in TAG.findall(quoted) if tag == quoted}
@@ -132,6 +141,11 @@ def test_keys_exist(page):
 @pytest.mark.parametrize("page", by_name(PAGES))
 def test_files_that_are_named_exist(page):
     assert missing_paths(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", by_name(PAGES))
+def test_imports_that_are_shown_work(page):
+    assert missing_imports(page.read_text()) == []
 
 
 def test_every_page_is_reached_from_the_readme():
@@ -180,4 +194,5 @@ def test_unknown_names_are_found():
     assert unknown_keys("set `replay.alhpa`, agent.n_step=3 env.kwargs.size=5 env.kwarg.size=5") == \
         ["env.kwarg", "replay.alhpa"]
     assert unknown_keys("`run.share_cores`") == ["run.share_cores"] and unknown_keys("`run.share_cores`", past=True) == []
+    assert missing_imports("```python\nfrom qfleet.config import Config as Section, Typo\n```\n") == ["qfleet.config.Typo"]
     assert missing_paths("see qfleet/core/agent.py and qfleet/typos.py") == ["qfleet/typos.py"]
