@@ -25,6 +25,7 @@ from evidence import (
     settings_of,
 )
 from learn import MATRIX
+
 from qfleet.runconfig.resolution import recipe_names
 
 PAGE = ROOT / "docs" / "results.md"

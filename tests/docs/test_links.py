@@ -193,6 +193,8 @@ def test_unknown_names_are_found():
     assert unknown_verbs("see `qfleet\nevaluate x`, or\n\n    qfleet gaze x") == ["gaze", "evaluate"]
     assert unknown_keys("set `replay.alhpa`, agent.n_step=3 env.kwargs.size=5 env.kwarg.size=5") == \
         ["env.kwarg", "replay.alhpa"]
-    assert unknown_keys("`run.share_cores`") == ["run.share_cores"] and unknown_keys("`run.share_cores`", past=True) == []
-    assert missing_imports("```python\nfrom qfleet.config import Config as Section, Typo\n```\n") == ["qfleet.config.Typo"]
+    assert unknown_keys("`run.share_cores`") == ["run.share_cores"]
+    assert unknown_keys("`run.share_cores`", past=True) == []
+    code = "```python\nfrom qfleet.config import Config as Section, Typo\n```\n"
+    assert missing_imports(code) == ["qfleet.config.Typo"]
     assert missing_paths("see qfleet/core/agent.py and qfleet/typos.py") == ["qfleet/typos.py"]
