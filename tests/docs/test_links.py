@@ -156,6 +156,12 @@ def test_every_page_is_reached_from_the_readme():
     assert [page.name for page in PAGES if page.name != "README.md" and page not in linked] == []
 
 
+def test_the_design_page_and_its_decisions_are_short():
+    decisions = list(ROOT.glob("docs/decisions/*.md"))
+    assert decisions and len((ROOT / "docs/design.md").read_text().splitlines()) <= 150
+    assert [page.name for page in decisions if len(page.read_text().splitlines()) >= 40] == []
+
+
 def test_every_verb_has_a_section():
     headings = set(re.findall(r"^## ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), re.M))
     assert {verb.name for verb in commands.VERBS if not verb.hidden} <= headings
