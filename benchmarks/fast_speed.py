@@ -59,8 +59,8 @@ def noise(layout: Any, actions: int) -> Any:
             columns[column.name] = abs(values) % 4 if values.dtype.kind == "i" else values
     columns |= {"action": rng.integers(actions, size=layout.rows).astype(np.int32),
                 "discount": np.ones(layout.rows, np.float32), "last": np.zeros(layout.rows, bool)}
-    marks = (layout.starts, len(layout.marks))
-    columns |= {column.name: np.zeros((*marks, *column.shape), column.dtype) for column in layout.state_columns}
+    states = (layout.starts, len(layout.state_rows))
+    columns |= {column.name: np.zeros((*states, *column.shape), column.dtype) for column in layout.state_columns}
     return Chunk(columns, np.ones(layout.starts, bool))
 
 
@@ -178,11 +178,11 @@ def layers(args: argparse.Namespace) -> None:
     """How far torso and head in bfloat16 are from those in float32, gradients too: by our kernels, and by torch's."""
     import torch
 
-    from qfleet.accel.kernels import bf16, compile, conv_epilogue_source, value_head_source
+    from qfleet.accel.kernels import bf16, conv_epilogue_source, kernel_compiler, value_head_source
     from qfleet.networks import heads, patch_conv
     from qfleet.networks.torsos import nature
 
-    assert compile.compile_kernel("lay") is not None, "no kernels of our own here"
+    assert kernel_compiler.compile_kernel("lay") is not None, "no kernels of our own here"
     pictures = torch.randint(256, (512, 4, 84, 84), dtype=torch.uint8, device="cuda")
     features = torch.randn(512, 3136, device="cuda").relu()
     for part, norm in itertools.product(("torso", "head"), ("none", "layer")):

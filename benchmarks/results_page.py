@@ -25,7 +25,8 @@ from evidence import (
     settings_of,
 )
 from learn import MATRIX
-from qfleet.runconfig.resolve import recipe_names
+
+from qfleet.runconfig.resolution import recipe_names
 
 PAGE = ROOT / "docs" / "results.md"
 TITLES = {"learn": "CartPole, Catch, Pendulum", "learn_control": "Continuous control",

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ["*.md", "LICENSE", "docs/*.md", "docs/assets/*", "examples/**/*.*", "benchmarks/*.py",
-         "benchmarks/results/**/*.*", "qfleet/**/*.py", "qfleet/recipes/*.yaml"]
+PARTS = ["*.md", "LICENSE", "docs/*.md", "docs/decisions/*.md", "docs/assets/*", "examples/**/*.*",
+         "benchmarks/*.py", "benchmarks/results/**/*.*", "qfleet/**/*.py", "qfleet/recipes/*.yaml"]
 
 
 def on_config(config):

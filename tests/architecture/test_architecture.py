@@ -5,6 +5,7 @@ The second half shows each rule a source that breaks it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,28 @@ def test_the_graph_has_no_cycle_but_among_the_roles():
         leaves = {name for name, others in below.items() if not others & below.keys()}
         assert leaves, below
         below = {name: others for name, others in below.items() if name not in leaves}
+
+
+def documented_graph() -> dict[str, set[str]]:
+    """Package -> the packages that it may import, read from the block in docs/design.md."""
+    text = (Path(__file__).parents[2] / "docs/design.md").read_text()
+    block = next(block for block in re.findall(r"^```\n(.*?)^```", text, re.M | re.S) if block.startswith("cli "))
+    graph: dict[str, set[str]] = {}
+    above, _, below = re.sub(r"\(.*\)", "", block).partition("\n───")
+    for part, shared in ((below.partition("\n")[2], {"core"}), (above, {"core", "config"})):
+        for line in reversed(part.strip().splitlines()):  # from the bottom, so that what is referred to is known
+            names, _, found = line.partition("──▶")
+            inherited = re.findall(r"all that (\S+) may import", found)
+            words = set(re.sub(r"and all.*|nothing else", "", found).replace(",", " ").split())
+            words = (words - {"roles"} | ROLES if "roles" in words else words) | shared
+            words |= {name for package in inherited for name in graph[package]}
+            for name in names.replace(",", " ").split():
+                graph |= dict.fromkeys(ROLES if name == "roles" else {name}, words)
+    return graph
+
+
+def test_the_design_page_shows_the_graph():
+    assert documented_graph() == {name: PACKAGES[name] for name in PACKAGES if name not in ("", "__main__", "core")}
 
 
 # ---- Each rule can fail ----

@@ -29,7 +29,7 @@ from qfleet.runconfig import resolution, resumable
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.rglob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|=[A-Z]$|\.\.\.|…|[\[<|]")
 """RUN, DIR, [options], a|b: the shape of a command rather than one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -18,6 +19,14 @@ TINY = ["total_steps=300", "env.lanes=2", "agent.hidden=[16]", "replay.chunk_ste
         "learner.batch_size=8", "replay.samples_per_insert=2", "eval.period_steps=null", "eval.episodes=2",
         "checkpoint.period_steps=null", "stop_at=null", "run.tensorboard=false"]
 MOST_LINES = 50
+MINIMAL = "minimal_dqn"
+"""The example that connects a run by hand. It is a script of its own, and docs/design.md begins with it."""
+
+ON_THE_PATH = {"core", "actor", "learner", "replay", "algos", "networks", "maths", "training"}
+"""Packages whose files have to be read to follow a step and an update."""
+
+MOST_FILES = 29
+"""Files of these packages that run in a step and an update, one that stores a chunk included."""
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -36,7 +45,9 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_example_has_a_page():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PAGES)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, MINIMAL}
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/design.md").read_text())
+    assert links[0] == f"../examples/{MINIMAL}.py"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -55,6 +66,41 @@ def test_excerpts_are_those_of_the_example(name, opening):
     assert len(lines) > 5
     text = (EXAMPLES / f"{name}.py").read_text()
     assert [line for line in lines if line not in text] == []
+
+
+def test_a_step_and_an_update_run_few_files(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    training = importlib.import_module(MINIMAL).Training(seed=0, explore_steps=500)
+    actor, learner, package = training.actor, training.learner, ROOT / "qfleet"
+    while learner.updates < 10:
+        actor.step()
+        learner.step()
+    files: set[str] = set()
+
+    def note(frame, event, argument):
+        files.add(frame.f_code.co_filename)
+
+    before = learner.updates
+    sys.setprofile(note)
+    try:
+        for _ in range(16):  # steps of a chunk
+            actor.step()
+            learner.step()
+    finally:
+        sys.setprofile(None)
+    training.env.close()
+    paths = [Path(name).relative_to(package) for name in files if Path(name).is_relative_to(package)]
+    found = sorted(str(path) for path in paths if path.parts[0] in ON_THE_PATH)
+    assert learner.updates > before and {"learner/learner.py", "replay/codec.py", "algos/dqn.py"} <= set(found)
+    assert len(found) <= MOST_FILES, found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_minimal_example_learns():
+    lines = run(str(EXAMPLES / f"{MINIMAL}.py"), "0", "6000", cwd=ROOT).stdout.splitlines()
+    assert len(lines) == 7 and lines[0].startswith("step ")
+    assert float(lines[-1].rpartition(" ")[2]) > 100, lines  # a random policy reaches 20 to 25
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from qfleet.cli import commands
 from qfleet.runconfig import describe
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")])
 SECTIONS = "env|agent|explore|replay|learner|eval|checkpoint|run|fleet"
 
 SHOWN_MISTAKES = {"learner.lerning_rate", "learner.learning_rat", "agent.n_stp"}
@@ -22,6 +23,9 @@ EXAMPLE_KEYS = {"agent.gap"}
 """Keys of algorithms in examples/."""
 
 SHOWN_WRONG_OPTIONS = {("train", "--seed"), ("train", "--env"), ("train", "--algo")}
+REMOVED_KEYS = {"learner.parts", "run.share_cores"}
+"""Keys that only the changelog may name."""
+
 OTHER_NAMES = {"run.json", "fleet.json", "exits.json"}
 """Look like keys and are none."""
 
@@ -91,8 +95,10 @@ def unknown_options(text: str) -> list[tuple[str, str]]:
     return unknown
 
 
-def unknown_keys(text: str) -> list[str]:
+def unknown_keys(text: str, past: bool = False) -> list[str]:
+    """Keys that are not there. A text about the `past` may name those that were removed."""
     known = set(re.findall(r"^\| `([\w.]+)`", describe.key_table(), re.M)) | SHOWN_MISTAKES | EXAMPLE_KEYS | OTHER_NAMES
+    known |= REMOVED_KEYS if past else set()
     set_somewhere = re.findall(rf"(?<![\w.])((?:{SECTIONS})\.[a-z_]+)(?:\.\w+)?=", text)
     named = [code for code in inline_code(text) if re.fullmatch(rf"(?:{SECTIONS})\.[a-z_]+", code)]
     return [key for key in [*set_somewhere, *named] if key not in known]
@@ -101,6 +107,14 @@ def unknown_keys(text: str) -> list[str]:
 def missing_paths(text: str) -> list[str]:
     named = re.findall(r"\b(?:qfleet|tests|benchmarks|examples|docs)/[\w/.-]*\w\.(?:py|md|yaml)\b", text)
     return [path for path in named if not (ROOT / path).exists()]
+
+
+def missing_imports(text: str) -> list[str]:
+    """Names that Python code of a page imports from the package and that are not there."""
+    code = "".join(body for language, body in fences(text) if language == "python")
+    named = [(module, name.split()[0]) for module, names in re.findall(r"^from (qfleet[\w.]*) import (.+)$", code, re.M)
+             for name in names.split(",")]
+    return [f"{module}.{name}" for module, name in named if not hasattr(importlib.import_module(module), name)]
 
 
 def source_tags() -> set[str]:
@@ -121,7 +135,7 @@ def test_commands_exist(page):
 
 @pytest.mark.parametrize("page", by_name(PAGES))
 def test_keys_exist(page):
-    assert unknown_keys(page.read_text()) == []
+    assert unknown_keys(page.read_text(), past=page.name == "CHANGELOG.md") == []
 
 
 @pytest.mark.parametrize("page", by_name(PAGES))
@@ -129,9 +143,23 @@ def test_files_that_are_named_exist(page):
     assert missing_paths(page.read_text()) == []
 
 
+@pytest.mark.parametrize("page", by_name(PAGES))
+def test_imports_that_are_shown_work(page):
+    assert missing_imports(page.read_text()) == []
+
+
 def test_every_page_is_reached_from_the_readme():
-    linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)\)", (ROOT / "README.md").read_text())}
+    design = ROOT / "docs/design.md"  # which lists the decisions
+    linked = {(page.parent / target).resolve() for page in (ROOT / "README.md", design)
+              for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text())}
+    assert design in linked
     assert [page.name for page in PAGES if page.name != "README.md" and page not in linked] == []
+
+
+def test_the_design_page_and_its_decisions_are_short():
+    decisions = list(ROOT.glob("docs/decisions/*.md"))
+    assert decisions and len((ROOT / "docs/design.md").read_text().splitlines()) <= 150
+    assert [page.name for page in decisions if len(page.read_text().splitlines()) >= 40] == []
 
 
 def test_every_verb_has_a_section():
@@ -171,4 +199,8 @@ def test_unknown_names_are_found():
     assert unknown_verbs("see `qfleet\nevaluate x`, or\n\n    qfleet gaze x") == ["gaze", "evaluate"]
     assert unknown_keys("set `replay.alhpa`, agent.n_step=3 env.kwargs.size=5 env.kwarg.size=5") == \
         ["env.kwarg", "replay.alhpa"]
-    assert missing_paths("see qfleet/core/types.py and qfleet/typos.py") == ["qfleet/typos.py"]
+    assert unknown_keys("`run.share_cores`") == ["run.share_cores"]
+    assert unknown_keys("`run.share_cores`", past=True) == []
+    code = "```python\nfrom qfleet.config import Config as Section, Typo\n```\n"
+    assert missing_imports(code) == ["qfleet.config.Typo"]
+    assert missing_paths("see qfleet/core/agent.py and qfleet/typos.py") == ["qfleet/typos.py"]

@@ -49,6 +49,11 @@ def broken(site: Path) -> list[str]:
     return found
 
 
+def documents() -> list[str]:
+    """Every page below docs/, decisions included, without its ending."""
+    return [str(path.relative_to(ROOT).with_suffix("")) for path in (ROOT / "docs").rglob("*.md")]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
@@ -60,8 +65,7 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_there(site):
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert {path.parent.name for path in site.glob("docs/*/index.html")} == pages
+    assert {path.parent for path in site.glob("docs/**/index.html")} == {site / page for page in documents()}
     assert "deep Q-learning" in (site / "index.html").read_text()
 
 
@@ -76,7 +80,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 def test_every_page_is_in_the_navigation(site):
     home = (site / "index.html").read_text()
-    assert [path.stem for path in (ROOT / "docs").glob("*.md") if f"docs/{path.stem}/" not in home] == []
+    assert [page for page in documents() if f"{page}/" not in home] == []
 
 
 def test_broken_links_are_found(tmp_path):
