@@ -91,7 +91,7 @@ def stored_q(agent, spec):
         decision = agent.act(*args)
         return dataclasses.replace(decision, extras=decision.extras | {"seen": decision.extras["q"]})
 
-    return dataclasses.replace(agent, columns={**agent.columns, "seen": ((spec.actions,), "float32")}, act=act)
+    return dataclasses.replace(agent, columns={**agent.columns, "seen": ((spec.num_actions,), "float32")}, act=act)
 
 
 @pytest.mark.slow

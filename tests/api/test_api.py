@@ -330,14 +330,14 @@ def test_a_writer_that_cannot_be_had_is_missed_before_anything_is_written(monkey
 
 
 def test_an_interrupted_exact_run_says_where_it_goes_on(capsys, monkeypatch):
-    original = api.session.JsonlWriter.write
+    original = api.attempt.JsonlWriter.write
 
     def write(self, record):
         original(self, record)
         if record["step"] >= 450:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(api.session.JsonlWriter, "write", write)
+    monkeypatch.setattr(api.attempt.JsonlWriter, "write", write)
     exact = ["run.exact_resume=true", "env.max_episode_steps=50", "checkpoint.period_steps=200", "total_steps=5000"]
     assert main(["train", "cartpole", *TINY, *exact, "run.name=x"]) == 130
     saved = Checkpoints(Path("runs/x/checkpoints"), 9).newest().manifest.step

@@ -126,7 +126,7 @@ def test_send_returns_while_the_step_runs(toy, tmp_path):
     env.reset([1, 2, 3])
     env.send(np.zeros(LANES, np.int64))  # would block for 100 s if it waited
     assert alive(pid_of(tmp_path))
-    assert env.recv().cut.all()
+    assert env.recv().aborted.all()
 
 
 @pytest.mark.parametrize("what", REASONS)
@@ -300,7 +300,7 @@ def test_a_frame_larger_than_the_pipe_does_not_block(toy):
     env.reset([1, 2, 3])
     env.send(np.zeros(LANES, int))
     env._child.post(isolated.Frame("step", arrays={"actions": np.zeros(1 << 20, np.int64)}))  # nobody reads it
-    assert env.recv().cut.all()
+    assert env.recv().aborted.all()
 
 
 def test_close_leaves_nothing_behind(toy, tmp_path):

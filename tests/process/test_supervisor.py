@@ -246,7 +246,7 @@ def test_after_a_sleep_nobody_is_late(who, tmp_path):
         from supervised import *
         home = Path({str(tmp_path)!r})
         supervisor = Supervisor([child(home, "a")], print, QUICK, print)
-        until(lambda: (life := supervisor._wards["a"].life) and life.beats, supervisor)
+        until(lambda: (life := supervisor._states["a"].handle) and life.beats, supervisor)
         print(supervisor.pid("a"), flush=True)
         until((home / "end").exists, supervisor)
         print(supervisor.total_restarts, supervisor.pid("a"), flush=True)

@@ -19,7 +19,7 @@ ALONE = """
 import sys
 sys.modules["numba"] = None
 import test_uncompiled
-assert not test_uncompiled.COMPILED
+assert not test_uncompiled.HAS_NUMBA
 print(test_uncompiled.fingerprint())
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qfleet.report.bottleneck import SPEEDUPS
 from qfleet.report.progress import ProgressView, SafeStream
 from qfleet.report.status import SHOWN_METRICS, RunGoal, RunStatus, format_duration, format_number, format_size
 
@@ -298,4 +300,5 @@ def test_what_went_before_is_caught_up_with_at_once():
     ({"total_steps": 2e5, "total_updates": 7}, RunGoal(200_000, 7)),
     ({"total_steps": "many", "replay": [1]}, RunGoal(None)), ({}, RunGoal(None))])
 def test_the_goal_is_read_from_a_config_whatever_is_in_it(settings, goal):
-    assert RunGoal.from_settings(settings) == goal
+    without_capture = tuple(word for word in SPEEDUPS if "capture" not in word)  # of no use on a CPU
+    assert RunGoal.from_settings(settings) == dataclasses.replace(goal, faster=without_capture)

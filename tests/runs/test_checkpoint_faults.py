@@ -146,7 +146,8 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
-from qfleet.core.types import EnvSpec, Leaf, Segment
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.core.replay import Segment
 
 root = Path(sys.argv[1])
 meta = CheckpointMeta("seed: 1", EnvSpec("x", {"obs": Leaf((4,), "float32", "vector")}, 2))
@@ -157,7 +158,7 @@ def save_for_ever(done):
     found = checkpoints.newest()
     step = 0
     if found:
-        checkpoints.follow(found)
+        checkpoints.resume_from(found)
         step = found.state()["step"]
     while True:
         step += 1

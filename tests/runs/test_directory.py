@@ -144,7 +144,7 @@ def test_one_process_cannot_write_twice(tmp_path):
 HOLD = """
 import sys
 from qfleet.runs.directory import RunDirectory
-from qfleet.core.types import UserError
+from qfleet.core.errors import UserError
 from pathlib import Path
 try:
     RunDirectory(Path(sys.argv[1])).lock()

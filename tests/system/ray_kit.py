@@ -213,14 +213,14 @@ class Obeying:
         ray.get([cell.begin.remote(1, store), sender.begin.remote(1, tell, cell)])
         deadline = time.monotonic() + 150
         while (look := ray.get(sender.look.remote())).code is None:  # calls of this process are not lost
-            word = ray.get(cell.look.remote()).word
+            word = ray.get(cell.look.remote()).message
             if (word and json.loads(word)["repeats"] >= repeats) or time.monotonic() > deadline:
                 sender.leave.remote()
             time.sleep(0.1)
-        found = json.loads(ray.get(cell.look.remote()).word)
+        found = json.loads(ray.get(cell.look.remote()).message)
         for each in (cell, sender):
             ray.kill(each)
-        return found | {"code": look.code, "told": look.word}
+        return found | {"code": look.code, "told": look.message}
 
     def remove(self) -> dict[str, Any]:
         self.cluster.remove_node(self.added.pop(), allow_graceful=False)

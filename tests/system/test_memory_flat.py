@@ -29,13 +29,13 @@ def growth(steps):
     return median(0.9, 2) - median(0.4, 0.5)
 
 flat = growth(20_000)
-lost, land = [], Actor.land
+lost, receive = [], Actor.receive_step
 
 def leaky(self):
     lost.append(bytearray(b"x") * 8192 * self.env.lanes)
-    return land(self)
+    return receive(self)
 
-Actor.land = leaky
+Actor.receive_step = leaky
 print(flat, growth(6_000))
 """
 

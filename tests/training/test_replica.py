@@ -80,8 +80,8 @@ def test_only_the_first_evaluates_and_records_for_all(crews):
     ranks, worlds, _ = crews.run(2, "eval.period_steps=40")
     assert worlds[0].tape.count("eval") >= 2 and worlds[1].tape.count("eval") == 0
     assert worlds[1].tape.count("best") == 0 and worlds[0].tape.count("save") == worlds[1].tape.count("save") == 1
-    assert worlds[0].saved[-1].state["meter"]["episodes"] == ranks[0].cell.meter.episodes
-    assert ranks[0].cell.meter.episodes > ranks[1].cell.meter.episodes > 0
+    assert worlds[0].saved[-1].state["meter"]["episodes"] == ranks[0].core.meter.episodes
+    assert ranks[0].core.meter.episodes > ranks[1].core.meter.episodes > 0
     assert any("comm/bytes_per_update" in record for record in worlds[0].records)
 
 
@@ -92,10 +92,10 @@ def test_updates_are_limited_exactly(crews):
 
 def test_a_good_score_ends_all_at_once(crews):
     ranks, worlds, reasons = crews.run(2, "stop_at=1", "eval.period_steps=60")
-    assert reasons == ["stop_at"] * 2 and ranks[0].cell.progress() == ranks[1].cell.progress()
+    assert reasons == ["stop_at"] * 2 and ranks[0].core.progress() == ranks[1].core.progress()
     assert worlds[0].tape.count("eval") == 1
     judged = next(record for record in worlds[0].records if "eval/mean_reward" in record)
-    assert judged["updates"] <= ranks[1].cell.learner.updates <= judged["updates"] + 2, "told with the next vote"
+    assert judged["updates"] <= ranks[1].core.learner.updates <= judged["updates"] + 2, "told with the next vote"
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -113,7 +113,7 @@ def test_a_wish_of_one_is_the_end_of_all(crews, told):
 
     ranks, worlds, reasons = crews.run(2, "total_steps=5000", before=before)
     assert reasons == ["preempted"] * 2
-    assert ranks[0].cell.progress() == ranks[1].cell.progress() and ranks[0].cell.progress().steps < 200
+    assert ranks[0].core.progress() == ranks[1].core.progress() and ranks[0].core.progress().steps < 200
     assert [world.tape.count("save") for world in worlds] == [1, 1]
 
 
@@ -129,7 +129,7 @@ def test_a_rank_without_anything_to_sample_delays_and_does_not_hang(crews):
             rank.core.replay.sample = late
 
     ranks, _, reasons = crews.run(2, "total_steps=400", before=before)
-    assert reasons == ["total_steps"] * 2 and ranks[0].cell.learner.updates == ranks[1].cell.learner.updates > 10
+    assert reasons == ["total_steps"] * 2 and ranks[0].core.learner.updates == ranks[1].core.learner.updates > 10
 
 
 def test_a_failing_evaluation_ends_all(crews):
@@ -160,7 +160,7 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_number(crews, firs
     extra = ["learner.batch_size=12", "replay.min_steps=36", f"replay.alpha={alpha}"]
     ranks, worlds, _ = crews.run(first, *extra)
     state, pieces = merged(worlds)
-    progress = ranks[0].cell.progress()
+    progress = ranks[0].core.progress()
     sizes = sum(rank.core.replay.metrics()["replay/size"] for rank in ranks)
     seen = []
 
@@ -168,16 +168,16 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_number(crews, firs
         rank.restore(state, [(name, io.BytesIO(data)) for name, data in pieces])
         seen.append((rank.core.progress(), rank.core.replay.metrics()["replay/size"]))
         rank.core.replay.check_valid()
-        assert torch.equal(rank.core.learner.flat.master, ranks[0].cell.learner.flat.master)
+        assert torch.equal(rank.core.learner.flat.master, ranks[0].core.learner.flat.master)
 
     others, _, reasons = crews.run(then, *extra, "total_steps=300", before=before)
     assert {at for at, _ in seen} == {progress} and reasons == ["total_steps"] * then
     # Those who go on as they were close the chunks of the episodes that were running; shares are of whole chunks.
     assert sum(size for _, size in seen) >= sizes
-    assert len({rank.core.progress() for rank in others}) == 1 and others[0].cell.progress().steps >= 300
-    assert others[0].cell.learner.updates > progress.updates
-    assert all(torch.equal(rank.core.learner.flat.master, others[0].cell.learner.flat.master) for rank in others)
-    assert others[0].cell.meter.episodes > ranks[0].cell.meter.episodes
+    assert len({rank.core.progress() for rank in others}) == 1 and others[0].core.progress().steps >= 300
+    assert others[0].core.learner.updates > progress.updates
+    assert all(torch.equal(rank.core.learner.flat.master, others[0].core.learner.flat.master) for rank in others)
+    assert others[0].core.meter.episodes > ranks[0].core.meter.episodes
 
 
 def test_names_of_segments_tell_whose_they_are():

@@ -63,7 +63,7 @@ def test_every_rank_adds_its_part_and_files_are_shared(crews, tmp_path):
     assert all((folders[-1] / name).stat().st_ino == (folders[-2] / name).stat().st_ino for name in shared)
     others, _ = run(crews, tmp_path, 4, "total_steps=4400", checkpoint=last)
     assert all(rank.core.progress().steps >= 4400 for rank in others)
-    assert others[0].cell.learner.updates > ranks[0].cell.learner.updates
+    assert others[0].core.learner.updates > ranks[0].core.learner.updates
     assert len(store.newest().state()["ranks"]) == 3
 
 
@@ -84,7 +84,7 @@ def test_a_rank_that_cannot_write_spoils_one_checkpoint_and_no_run(crews, tmp_pa
 
     ranks, store = run(crews, tmp_path, 2, spoil=spoil)
     assert len(store.series()) == 3 and store.newest().manifest.step >= 4000
-    assert ranks[0].cell.meter.counters["fault/checkpoints_failed"] == 1, "one checkpoint, however many ranks"
+    assert ranks[0].core.meter.counters["fault/checkpoints_failed"] == 1, "one checkpoint, however many ranks"
     assert not (tmp_path / "parts").exists()
     run(crews, tmp_path, 2, "total_steps=4400", checkpoint=store.newest())
 
