@@ -149,7 +149,7 @@ def test_room_is_made_within_the_limit_of_bytes_and_said_otherwise(caplog):
     with caplog.at_level(logging.WARNING):
         _, _, _, replay = short_episodes(SEQUENCES[0], max_bytes=limit)
     assert replay._slots == roomy._slots == 15 and replay.nbytes <= limit
-    assert "no more than about" in caplog.text and caplog.text.count("replay.max_bytes") == 1
+    assert "holds only about" in caplog.text and caplog.text.count("replay.max_bytes") == 1
     replay.check_valid()
 
 

@@ -81,18 +81,18 @@ def test_frames_with_a_right_checksum_but_wrong_insides_raise_value_error(body, 
 def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
     layout = layout_for(Window(), 8)
     packed = Codec(layout).pack(some_chunk(layout))
-    with pytest.raises(ValueError, match="another layout"):
+    with pytest.raises(ValueError, match="the chunk has another layout"):
         PackedChunk.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
     arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     del arrays["dense.reward"]
-    with pytest.raises(ValueError, match="other columns"):
+    with pytest.raises(ValueError, match="the chunk has the columns"):
         PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
     bomb = zstandard.ZstdCompressor().compress(bytes(10**7))
     arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     arrays["data.obs.image"] = np.frombuffer(bomb, np.uint8)
     arrays["ends.obs.image"] = np.array([len(bomb)], np.uint32)
     assert layout.blocks == 1
-    with pytest.raises(ValueError, match="announces 10000000 bytes"):
+    with pytest.raises(ValueError, match="declares 10000000 bytes"):
         PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
     arrays["data.obs.image"] = np.frombuffer(b"not zstd", np.uint8)
     arrays["ends.obs.image"] = np.array([8], np.uint32)
@@ -118,7 +118,7 @@ def test_compressed_numbers_that_are_not_finite_are_found_without_a_draw():
     layout = layout_for(Window(), 40)
     codec, chunk = Codec(layout), some_chunk(layout)
     chunk.columns["obs.wide"][7, 3] = np.nan
-    with pytest.raises(ValueError, match=r"obs\.wide of a chunk is not finite"):
+    with pytest.raises(ValueError, match=r"obs\.wide of the chunk is not finite"):
         codec.verify(codec.pack(chunk))
 
 

@@ -359,7 +359,7 @@ def test_damaged_or_missing_segments_are_refused():
         restored(layout, state, {key: value for key, value in files.items() if key != name}, alpha=0.6, capacity=2000)
     with pytest.raises(ValueError, match="leaves"):
         restored(layout, state | {"leaves": state["leaves"][:-1]}, files, alpha=0.6, capacity=2000)
-    with pytest.raises(ValueError, match="not the one that its priorities"):
+    with pytest.raises(ValueError, match="does not match its saved priorities"):
         restored(layout, state | {"leaves": np.roll(state["leaves"], 1)}, files, alpha=0.6, capacity=2000)
 
 
