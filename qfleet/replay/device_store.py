@@ -170,7 +170,7 @@ class DeviceReplay(ReplayStore[Chunk]):
             self._send(self._frames[column.name][at:at + rows], torch.from_numpy(values).view(copy_dtype(column)))
         for name, states in self._states.items():
             self._send(states[slot], torch.from_numpy(np.require(chunk.columns[name], requirements=["C", "W"])))
-        # Not a checksum of the contents: process, slot and serial identify them without reading them back.
+        # Not a checksum of the contents: store instance, slot and serial identify them without a read-back.
         return zlib.crc32(b"%d %d %d" % (self._session, slot, self._next))
 
     def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:

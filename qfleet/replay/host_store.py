@@ -36,7 +36,7 @@ class HostReplay(ReplayStore[PackedChunk]):
         self._device = device
         self._fixed = sum(fixed_bytes(layout, self._slots))
         if cfg.max_bytes is not None and self._fixed >= cfg.max_bytes:
-            raise UserError(f"replay.max_bytes={cfg.max_bytes} is below the {self._fixed} bytes of arrays that "
+            raise UserError(f"replay.max_bytes={cfg.max_bytes} does not exceed the {self._fixed} bytes of arrays that "
                             f"replay.capacity={cfg.capacity} needs: raise max_bytes or lower the capacity")
         # Zeroed pages use no memory until they are written, so memory use grows as the store fills.
         self._dense = np.zeros((self._slots, layout.rows), layout.dense_dtype)

@@ -56,8 +56,8 @@ class ReplayStore(ABC, Generic[StoredT]):
     Chunks are numbered by an increasing serial. Chunk `serial` is stored in slot `serial % slots`; the live chunks are
     `first <= serial < next`. A key is `serial * S + start`; once its chunk is evicted it is stale and ignored.
 
-    The oldest chunks are evicted when the stored steps would exceed the capacity, which has slots for that many full
-    chunks. If episodes are shorter than chunks, a store that implements `_resize` adds slots; others evict.
+    The oldest chunks are evicted when the stored steps would exceed the capacity. There is one slot per full chunk of
+    the capacity; if episodes are shorter than chunks, a store that implements `_resize` adds slots, and others evict.
     """
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, priority_index: PriorityIndex,
@@ -78,7 +78,7 @@ class ReplayStore(ABC, Generic[StoredT]):
 
     @abstractmethod
     def sample(self, n: int) -> Sample | None:
-        """Sample n windows, stratified by priority; None if the store is empty or the rate limiter says wait."""
+        """Sample n windows, stratified by priority; None if the store is empty or the rate limiter refuses."""
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ class ReplayStore(ABC, Generic[StoredT]):
         return None if stored is None else self._insert(stored, priority)
 
     def claim(self, n: int) -> bool:
-        """Count n samples if the rate limiter allows them; return False otherwise."""
+        """Count n samples if the store is not empty and the rate limiter allows them; return False otherwise."""
         if self._size == 0 or not self.rate_limiter.may_sample(n):
             return False
         self.rate_limiter.count_samples(n)
@@ -280,12 +280,12 @@ class ReplayStore(ABC, Generic[StoredT]):
 
     def _grow(self) -> bool:
         """Add slots, for when all are occupied by fewer steps than the capacity; return False if that is impossible."""
-        wanted = int(GROWTH_MARGIN * self._slots * self._cfg.capacity / self._steps)
-        wanted = min(self._cfg.capacity, max(self._slots + 1, wanted))
-        while wanted > self._slots:
-            if self._resize(wanted):
+        target = int(GROWTH_MARGIN * self._slots * self._cfg.capacity / self._steps)
+        target = min(self._cfg.capacity, max(self._slots + 1, target))
+        while target > self._slots:
+            if self._resize(target):
                 return True
-            wanted = (wanted + self._slots) // 2
+            target = (target + self._slots) // 2
         if not self._warned:
             log.warning("replay.capacity=%d, but the replay holds only about %d steps: episodes end before chunks "
                         "of replay.chunk_steps=%d are full, and there is no memory for more chunks; lower "
