@@ -65,7 +65,8 @@ class DevicePriorities:
 
     @torch.no_grad()
     def update_async(self, at: torch.Tensor, priority: torch.Tensor, finite: torch.Tensor) -> None:
-        """`update` without synchronisation; at [B], priority [B]. Changes nothing if `finite` is false."""
+        """`update` without synchronisation; at [B], priority [B]. No effect if `finite`, the check of loss and gradient
+        as a bool scalar on the device, is false."""
         if self.alpha == 0:
             return
         given = priority.double()

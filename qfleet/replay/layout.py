@@ -1,6 +1,6 @@
 """Layout of a chunk: its columns and rows, shared by chunker, codec, stores and gatherer.
 
-    Example: rows of a chunk with context 3, 8 starts, look-ahead 2 (windows of 3 rows)
+    Example: rows of a chunk with context 3, 8 starts, look-ahead 2 (windows of 3 rows):
 
         c c c S S S S S S S S a a          the next chunk begins with the last 5 of these rows:
                         c c c S S ...      context for stacking, and the former look-ahead rows

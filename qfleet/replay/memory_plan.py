@@ -53,8 +53,7 @@ def slot_count(layout: Layout, cfg: ReplayConfig) -> int:
 
 
 def fixed_bytes(layout: Layout, chunks: int) -> tuple[int, int]:
-    """Bytes allocated for `chunks` slots: dense columns with block offsets, and the sum tree (2 x a power of two
-    float64)."""
+    """Bytes of `chunks` slots: (dense columns with block offsets, sum tree of 2 x a power of two float64)."""
     per_slot = layout.rows * layout.dense_dtype.itemsize
     per_slot += layout.starts * len(layout.state_rows) * sum(column.row_bytes for column in layout.state_columns)
     per_slot += len(layout.blocked) * (BLOB_OVERHEAD + 4 * layout.blocks)
@@ -97,8 +96,7 @@ def plan_memory(layout: Layout, cfg: ReplayConfig, available_bytes: int | None =
 
 
 def saved_bytes(layout: Layout, cfg: ReplayConfig, steps: float) -> int:
-    """Approximate bytes of a replay in a checkpoint after `steps` steps: packed chunks in whole segments, and
-    priorities."""
+    """Approximate bytes of a replay in a checkpoint after `steps` steps: whole segments of chunks, and priorities."""
     kept = min(slot_count(layout, cfg), steps // layout.chunk_steps + CHUNKS_PER_SEGMENT)
     per_slot = fixed_bytes(layout, 1)[0] + 8 * layout.starts
     blocks = layout.rows * sum(column.row_bytes / (IMAGE_RATIO if column.image else 1) for column in layout.blocked)
@@ -126,9 +124,9 @@ def plan_device_memory(layout: Layout, cfg: ReplayConfig, free_bytes: int | None
     """Plan a replay on a device with `free_bytes` of memory (None: unknown); raise UserError if it cannot fit."""
     columns, priorities = device_bytes(layout, cfg)
     planned = MemoryPlan(columns, 0, priorities, free_bytes, None)
-    fraction = None if free_bytes is None else int(FREE_FRACTION * free_bytes)
+    free_limit = None if free_bytes is None else int(FREE_FRACTION * free_bytes)
     for limit, name in ((cfg.max_bytes, f"replay.max_bytes={cfg.max_bytes}"),
-                        (fraction, f"the limit, {FREE_FRACTION:.0%} of the free memory,")):
+                        (free_limit, f"the limit, {FREE_FRACTION:.0%} of the free memory,")):
         if limit is not None and planned.total > limit:
             fitting = int(cfg.capacity * limit / planned.total) // layout.chunk_steps * layout.chunk_steps
             raise UserError(

@@ -51,13 +51,13 @@ def restored(layout, replay, **cfg):
 def test_the_store_holds_as_many_steps_as_the_capacity(window):
     layout, twin, _, replay = short_episodes(window)
     rows = trained(replay, layout)
-    held = len(rows)
-    assert 300 - layout.chunk_steps < held <= 300
-    assert replay.metrics()["replay/steps"] == held, "every stored step is counted exactly once"
+    stored_steps = len(rows)
+    assert 300 - layout.chunk_steps < stored_steps <= 300
+    assert replay.metrics()["replay/steps"] == stored_steps, "every stored step is counted exactly once"
     assert not any(twin.rows[lane][t].last for lane, t in map(place, rows))
     newest = {lane: max(t for each, t in map(place, rows) if each == lane) for lane in (0, 1)}
     played = sum(not row.last for lane, t in newest.items() for row in twin.rows[lane][:t + 1])
-    assert played > 2 * held, "older steps were evicted"
+    assert played > 2 * stored_steps, "older steps were evicted"
     replay.check_valid()
 
 
@@ -142,26 +142,26 @@ def test_impossible_saved_counts_are_refused():
 
 
 def test_growth_stops_at_max_bytes_with_a_warning(caplog):
-    _, twin, chunker, roomy = short_episodes(SEQUENCES[0], steps=20)
-    while roomy.state_dict()["next"] < 15 and len(twin.rows[0]) < 200:
-        play(twin, chunker, roomy, 1)
-    limit = roomy.nbytes + 100
+    _, twin, chunker, unlimited = short_episodes(SEQUENCES[0], steps=20)
+    while unlimited.state_dict()["next"] < 15 and len(twin.rows[0]) < 200:
+        play(twin, chunker, unlimited, 1)
+    limit = unlimited.nbytes + 100
     with caplog.at_level(logging.WARNING):
         _, _, _, replay = short_episodes(SEQUENCES[0], max_bytes=limit)
-    assert replay._slots == roomy._slots == 15 and replay.nbytes <= limit
+    assert replay._slots == unlimited._slots == 15 and replay.nbytes <= limit
     assert "holds only about" in caplog.text and caplog.text.count("replay.max_bytes") == 1
     replay.check_valid()
 
 
 def test_a_larger_max_bytes_holds_more_steps():
-    layout, _, _, roomy = short_episodes(SEQUENCES[0])
-    fixed, held = sum(fixed_bytes(layout, 15)), []
+    layout, _, _, unlimited = short_episodes(SEQUENCES[0])
+    fixed, stored_steps = sum(fixed_bytes(layout, 15)), []
     for factor in (3, 4, 5, 6, 8, 100):
         _, _, _, replay = short_episodes(SEQUENCES[0], max_bytes=factor * fixed + 40_000)
         assert replay.nbytes <= factor * fixed + 40_000
-        held.append(replay.metrics()["replay/steps"])
-    assert held[-1] == roomy.metrics()["replay/steps"] and held[-1] > 1.5 * held[0]
-    assert all(more > less - layout.chunk_steps for less, more in itertools.pairwise(held)), held
+        stored_steps.append(replay.metrics()["replay/steps"])
+    assert stored_steps[-1] == unlimited.metrics()["replay/steps"] and stored_steps[-1] > 1.5 * stored_steps[0]
+    assert all(more > less - layout.chunk_steps for less, more in itertools.pairwise(stored_steps)), stored_steps
 
 
 def test_a_device_store_does_not_grow_and_warns(caplog):
@@ -171,9 +171,9 @@ def test_a_device_store_does_not_grow_and_warns(caplog):
             layout, _, _, replay = short_episodes(SEQUENCES[0])
     finally:
         replay_twin.chosen["store"] = "host"
-    state, held = replay.state_dict(), replay.metrics()["replay/steps"]
+    state, stored_steps = replay.state_dict(), replay.metrics()["replay/steps"]
     assert state["next"] - state["first"] == slot_count(layout, replay._cfg) == 15
-    assert held == len(trained(replay, layout)) < 150
+    assert stored_steps == len(trained(replay, layout)) < 150
     assert "use replay.store=host" in caplog.text
     replay.check_valid()
 

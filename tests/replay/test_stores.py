@@ -42,8 +42,8 @@ def compare_window(sample, item, twin, layout):
         assert sample.rows["reward"][item, past + row] == np.float32(true.reward)
         assert sample.rows["discount"][item, past + row] == true.discount
         for name in SPEC.observation:
-            shown = sample.rows[OBS_PREFIX + name][item, past + row].numpy()
-            np.testing.assert_array_equal(shown, twin.stacked(name, lane, t + row))
+            stacked = sample.rows[OBS_PREFIX + name][item, past + row].numpy()
+            np.testing.assert_array_equal(stacked, twin.stacked(name, lane, t + row))
         if true.last:
             break
     return lane, t
@@ -253,8 +253,8 @@ def test_max_bytes_evicts_the_oldest(store):
             filled(capacity=600, max_bytes=20_000)
         return
     layout = layout_for(Window(), 10)
-    roomy = filled(alpha=0.3, capacity=600, steps=290)[-1]
-    limit = roomy.nbytes - 20_000
+    unlimited = filled(alpha=0.3, capacity=600, steps=290)[-1]
+    limit = unlimited.nbytes - 20_000
     twin = Twin(2, 0)
     chunker, tight = Chunker(layout, 2), replay_for(layout, alpha=0.3, capacity=600, max_bytes=limit)
     for _ in range(40):
