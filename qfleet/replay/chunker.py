@@ -1,4 +1,4 @@
-"""Turns the rows of N lanes into self-contained chunks, every frame kept once."""
+"""Chunker: cuts the rows of N lanes into self-contained chunks that store every frame once."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from qfleet.replay.layout import Layout
 
 
 class Chunker:
-    """Gathers one row per lane and step, and cuts a chunk out of every lane that is full.
+    """Buffers one row per lane and step, and emits a chunk for every lane whose buffer is full.
 
-    A lane is one endless stream: windows that span the end of an episode are cut at its `last` row by whoever
-    reads them. With whole windows a chunk ends with its episode instead, so that none crosses into another.
-    Rows that are not there (before the stream, after a short chunk) are zeros with `last = True`.
+    A lane is one continuous stream: a window may span the end of an episode, and its reader truncates it at
+    the first `last` row. With `window.within_episode` a chunk ends with its episode instead, so that no
+    window spans two episodes. Missing rows (before the stream, after a short chunk) are zeros with `last = True`.
 
-        burn-in 2, 4 trained rows, look-ahead 1, stride 2; an episode of five steps, its final row is F:
+        burn-in 2, 4 trained rows, look-ahead 1, stride 2; an episode of five steps with the final row F:
 
             _ _ 0 1 2 3 4 F            start 0 trains steps 0 to 3; its burn-in is padding
                 0 1 2 3 4 F _          start 2 trains steps 2 to 4
                     2 3 4 F _ _ _      start 4 trains step 4
 
-    A stream may begin with more `padding`, so many rows for each lane; see `staggered`.
+    `padding` [N] adds rows of padding at the start of each lane's stream; see `staggered_padding`.
     """
 
     def __init__(self, layout: Layout, lanes: int, padding: Sequence[int] = ()) -> None:
@@ -40,31 +40,31 @@ class Chunker:
 
     def append(self, obs: Obs, action: np.ndarray, reward: np.ndarray, discount: np.ndarray, last: np.ndarray,
                extras: Mapping[str, np.ndarray] | None = None) -> list[tuple[int, Chunk]]:
-        """Take one row of every lane, [N, ...]; return (lane, chunk) for the lanes that became full."""
+        """Append one row per lane, [N, ...]; return (lane, chunk) for every lane whose buffer is full."""
         row = {"action": action, "reward": reward, "discount": discount, "last": last, **(extras or {})}
         for name, leaf in self._layout.spec.observation.items():
             row[OBS_PREFIX + name] = obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:]
         for name, rows in self._rows.items():
             rows[self._lanes, self._fill] = row[name]
         self._fill += 1
-        whole = self._layout.window.within_episode
+        within_episode = self._layout.window.within_episode
         due = self._fill == self._layout.rows
-        if whole:
+        if within_episode:
             due |= last
         chunks = list[tuple[int, Chunk]]()
         for lane in due.nonzero()[0].tolist():
-            if whole and last[lane]:
+            if within_episode and last[lane]:
                 chunks += self._close(lane)
             else:
                 chunks.append((lane, self._cut(lane)))
         return chunks
 
     def last_rows(self) -> dict[str, np.ndarray]:
-        """A copy of the row that each lane was given last [N, ...]; anything where a stream has just begun."""
+        """Copy of the newest row of every lane, [N, ...]; undefined for a lane whose stream has no rows yet."""
         return {name: rows[self._lanes, self._fill - 1] for name, rows in self._rows.items()}
 
     def flush(self) -> list[tuple[int, Chunk]]:
-        """Ship what is left, in short chunks, and begin new streams; meant for when every lane has just ended."""
+        """Emit the buffered rows as short chunks and start new streams; call it when every episode has just ended."""
         return [item for lane in range(len(self._lanes)) for item in self._close(lane)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Chunker:
             rows[:] = state["rows." + name]
 
     def _close(self, lane: int) -> list[tuple[int, Chunk]]:
-        """Cut chunks until no row of the lane is left to start from; look-ahead rows may need a second one."""
+        """Cut chunks until no window can start in the lane; look-ahead rows may need a second chunk."""
         chunks = []
         while not self._rows["last"][lane, self._layout.context:self._fill[lane]].all():
             chunks.append((lane, self._cut(lane)))
@@ -84,7 +84,7 @@ class Chunker:
         return [(lane, chunk) for lane, chunk in chunks if chunk.valid.any()]
 
     def _cut(self, lane: int) -> Chunk:
-        """Copy the lane's rows into a chunk, and move those that the next chunk needs to the front."""
+        """Copy the lane's rows into a chunk and move the rows that the next chunk shares to the front."""
         fill, steps = int(self._fill[lane]), self._layout.chunk_steps
         columns = {name: rows[lane].copy() for name, rows in self._rows.items()}
         for name, values in columns.items():
@@ -98,20 +98,21 @@ class Chunker:
         return Chunk(columns, valid_starts(self._layout, columns["last"], fill))
 
     def _restart(self, lane: int) -> None:
-        before = self._layout.context + self._layout.lead + self._padding[lane]
+        """Start a new stream in the lane: its buffer holds only padding."""
+        padding = self._layout.context + self._layout.lead + self._padding[lane]
         for name, rows in self._rows.items():
-            rows[lane, :before] = name == "last"
-        self._fill[lane] = before
+            rows[lane, :padding] = name == "last"
+        self._fill[lane] = padding
 
 
 def staggered_padding(layout: Layout, lanes: int) -> list[int]:
-    """Paddings with which the chunks of lanes that begin together come one by one: else all of them come at once."""
+    """Padding per lane that spreads the chunks of N lanes over the steps of a chunk; without it all come at once."""
     stride = layout.window.stride
     return [lane * layout.chunk_steps // lanes // stride * stride for lane in range(lanes)]
 
 
 def valid_starts(layout: Layout, last: np.ndarray, fill: int) -> np.ndarray:
-    """Bool [S]: the first trained row is real and not final, and the window complete or ended by a `last` row."""
+    """Mask of valid starts, bool [S]: first trained row real and not final, window complete or with a final row."""
     start = layout.context + np.arange(layout.starts) * layout.window.stride
     first = start + layout.window.past
     stop = np.minimum(start + layout.window.length, fill)

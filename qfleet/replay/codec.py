@@ -1,8 +1,8 @@
-"""Compresses the wide columns of a chunk in blocks of consecutive rows, without loss.
+"""Lossless codec for chunks: wide columns are delta-encoded and compressed in blocks of consecutive rows.
 
-Between two steps of a game few pixels change. So a block keeps its first row as it is and of every other row only the
-XOR with the row before, mostly zeros, and zstd's fastest level does the rest: 50-260 bytes per 84x84 Atari frame, where
-frames packed one by one need 3-6 times as much.
+Few pixels change between two steps of a game. A block therefore stores its first row unchanged and every other row as
+its XOR with the previous row, which is mostly zeros, and compresses the result with zstd at its fastest level. An
+84x84 Atari frame takes 50-260 bytes; frames that are compressed one by one take 3-6 times as much.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from qfleet.core.replay import Chunk
 from qfleet.replay.layout import Column, Layout
 
 LEVEL = 1
-MOST_WINDOW = 1 << 27
-"""Bytes of history that a frame may ask its decoder to keep: zstd's own limit where frames are read as a stream."""
+MAX_WINDOW_BYTES = 1 << 27
+"""Largest zstd window of a block, bytes: zstd's own limit for streaming decompression, which `deltas` uses."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A blocked column of one chunk: compressed blocks one after the other, block i ending at byte `ends[i]`."""
+    """A compressed column of one chunk: concatenated blocks, block i ends at byte `ends[i]`."""
 
     data: bytes
     ends: np.ndarray
@@ -36,7 +36,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class PackedChunk:
-    """A chunk as it travels, rests and is saved: blocked columns compressed, others, and states, as they are."""
+    """A chunk for transport, host storage and checkpoints: wide columns compressed, others and states unchanged."""
 
     dense: dict[str, np.ndarray]
     blocked: dict[str, Blocks]
@@ -57,45 +57,46 @@ class PackedChunk:
 
     @staticmethod
     def from_bytes(data: bytes, layout: Layout) -> PackedChunk:
-        """Read a packed chunk of this layout; anything else raises ValueError."""
+        """Parse a packed chunk; raise ValueError if it is malformed or has another layout."""
         arrays = array_codec.from_bytes(data)
-        wanted: dict[str, tuple[str, tuple[int, ...]]] = {"valid": ("bool", (layout.starts,))}
-        wanted |= {"dense." + c.name: (c.dtype, (layout.rows, *c.shape)) for c in layout.dense}
-        wanted |= {
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {"valid": ("bool", (layout.starts,))}
+        expected |= {"dense." + c.name: (c.dtype, (layout.rows, *c.shape)) for c in layout.dense}
+        expected |= {
             "dense." + c.name: (c.dtype, (layout.starts, len(layout.state_rows), *c.shape))
             for c in layout.state_columns
         }
-        wanted |= {"ends." + c.name: ("uint32", (layout.blocks,)) for c in layout.blocked}
-        free = {"data." + c.name for c in layout.blocked}
-        if set(arrays) != set(wanted) | free:
-            raise ValueError(f"a chunk of other columns: {sorted(arrays)} instead of {sorted({*wanted, *free})}")
-        for name, (dtype, shape) in wanted.items():
+        expected |= {"ends." + c.name: ("uint32", (layout.blocks,)) for c in layout.blocked}
+        variable = {"data." + c.name for c in layout.blocked}
+        if set(arrays) != set(expected) | variable:
+            raise ValueError(f"the chunk has the columns {sorted(arrays)} instead of {sorted({*expected, *variable})}")
+        for name, (dtype, shape) in expected.items():
             if arrays[name].dtype != np.dtype(dtype) or arrays[name].shape != shape:
-                raise ValueError(f"a chunk of another layout: {name} is {arrays[name].dtype} {arrays[name].shape} "
-                                 f"instead of {dtype} {shape}")
+                raise ValueError(f"the chunk has another layout: {name} is {arrays[name].dtype} "
+                                 f"{arrays[name].shape} instead of {dtype} {shape}")
         blocked = {c.name: Blocks(arrays["data." + c.name].tobytes(), arrays["ends." + c.name]) for c in layout.blocked}
         for column in layout.blocked:
-            _check(layout, column, blocked[column.name])
+            _check_blocks(layout, column, blocked[column.name])
         dense = {c.name: arrays["dense." + c.name] for c in layout.dense + layout.state_columns}
         return PackedChunk(dense, blocked, arrays["valid"])
 
 
-def _check(layout: Layout, column: Column, blocks: Blocks) -> None:
-    """Refuse blocks whose borders or announced sizes are not the layout's, before anything is decompressed."""
+def _check_blocks(layout: Layout, column: Column, blocks: Blocks) -> None:
+    """Raise ValueError if offsets or declared sizes of the blocks do not match the layout; decompresses nothing."""
     ends = blocks.ends.astype(np.int64)
     if (np.diff(ends, prepend=0) <= 0).any() or ends[-1] != len(blocks.data):
-        raise ValueError(f"the blocks of {column.name} do not add up to its {len(blocks.data)} bytes")
+        raise ValueError(f"the block offsets of {column.name} do not match its {len(blocks.data)} bytes")
     for block in range(layout.blocks):
         try:
             size = zstandard.get_frame_parameters(blocks[block]).content_size
         except zstandard.ZstdError as error:
             raise ValueError(f"block {block} of {column.name} is not zstd: {error}") from None
-        if size != layout.rows_of_block(block) * column.row_bytes:
-            raise ValueError(f"block {block} of {column.name} announces {size} bytes, which is not a block of its rows")
+        expected = layout.rows_of_block(block) * column.row_bytes
+        if size != expected:
+            raise ValueError(f"block {block} of {column.name} declares {size} bytes instead of {expected}")
 
 
 class Codec:
-    """Packs and unpacks chunks of one layout; `unpack(pack(chunk))` is the chunk. Not for several threads at once."""
+    """Packs and unpacks chunks of one layout; `unpack(pack(chunk))` equals the chunk. Not thread-safe."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -108,7 +109,7 @@ class Codec:
         return PackedChunk(dense, blocked, chunk.valid)
 
     def unpack(self, packed: PackedChunk) -> Chunk:
-        """Decode a chunk; ValueError if its blocks do not decode to their rows, or to numbers that are not finite."""
+        """Decode a chunk; raise ValueError if a block does not decode to its rows or a float is not finite."""
         columns = dict(packed.dense)
         for column in self._layout.blocked:
             columns[column.name] = self._decompress(column, packed.blocked[column.name])
@@ -116,45 +117,51 @@ class Codec:
         return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
 
     def verify(self, packed: PackedChunk) -> None:
-        """Raise ValueError where `unpack` would. Integers are not delta-decoded: any bytes are valid integers."""
+        """Raise ValueError if `unpack` would. Integer columns are not delta-decoded: any bytes are valid integers."""
         for column in self._layout.blocked:
-            decode = self._decompress if np.dtype(column.dtype).kind == "f" else self._differences
+            decode = self._decompress if np.dtype(column.dtype).kind == "f" else self._decompress_deltas
             decode(column, packed.blocked[column.name])
 
     def deltas(self, frames: Sequence[bytes], out: np.ndarray) -> None:
-        """Decompress blocks, one after the other, into out, uint8 [rows, row_bytes]: of each its first row, then what
-        changed from row to row. It is one call for all of them, during which other threads have the interpreter."""
+        """Decompress consecutive blocks into out, uint8 [rows, row_bytes], without undoing the XOR of rows.
+
+        One zstd call decodes all blocks and releases the GIL meanwhile.
+        """
         reader = self._decompressor.stream_reader(b"".join(frames), read_across_frames=True)
         if (got := reader.readinto(out.reshape(-1))) != out.nbytes:
-            raise ValueError(f"blocks of {out.nbytes} bytes are cut off after {got}")
-        if reader.read(1):  # what one block had too much would have shifted all that came after it
-            raise ValueError(f"blocks of {out.nbytes} bytes go on after them")
+            raise ValueError(f"the blocks decode to {got} bytes instead of {out.nbytes}")
+        if reader.read(1):  # surplus bytes of one block would have shifted all later blocks
+            raise ValueError(f"the blocks decode to more than {out.nbytes} bytes")
 
     def _decompress(self, column: Column, blocks: Blocks) -> np.ndarray:
-        rows, size = self._differences(column, blocks), self._layout.block_rows
+        rows, size = self._decompress_deltas(column, blocks), self._layout.block_rows
         for at in range(0, self._layout.rows, size):
             rows[at:at + size] = np.bitwise_xor.accumulate(rows[at:at + size], axis=0)
         values = rows.view(column.dtype).reshape(self._layout.rows, *column.shape)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ValueError(f"column {column.name} of a chunk is not finite")
+            raise ValueError(f"column {column.name} of the chunk is not finite")
         return values
 
-    def _differences(self, column: Column, blocks: Blocks) -> np.ndarray:
-        """Rows as `deltas` gives them, uint8 [R, row_bytes]. Each block must be one whole frame and nothing else: then
-        `deltas` decodes any selection of blocks."""
+    def _decompress_deltas(self, column: Column, blocks: Blocks) -> np.ndarray:
+        """Decompress one column into rows, uint8 [R, row_bytes], without undoing the XOR of rows.
+
+        Raises ValueError unless every block is exactly one complete zstd frame; only then can `deltas` decode any
+        selection of blocks.
+        """
         rows, size = np.empty((self._layout.rows, column.row_bytes), np.uint8), self._layout.block_rows
         for block in range(self._layout.blocks):
-            room = rows[block * size:(block + 1) * size].reshape(-1)
+            target = rows[block * size:(block + 1) * size].reshape(-1)
             try:
                 window = zstandard.get_frame_parameters(blocks[block]).window_size
                 data = self._decompressor.decompress(blocks[block], allow_extra_data=False)
             except zstandard.ZstdError as error:
                 raise ValueError(f"block {block} of {column.name} does not decode: {error}") from None
-            if len(data) != len(room):
-                raise ValueError(f"block {block} of {column.name} has {len(data)} bytes instead of {len(room)}")
-            if window > MOST_WINDOW:
-                raise ValueError(f"block {block} of {column.name} asks for {window} bytes of history")
-            room[:] = np.frombuffer(data, np.uint8)
+            if len(data) != len(target):
+                raise ValueError(f"block {block} of {column.name} has {len(data)} bytes instead of {len(target)}")
+            if window > MAX_WINDOW_BYTES:
+                raise ValueError(f"block {block} of {column.name} has a zstd window of {window} bytes, the limit is "
+                                 f"{MAX_WINDOW_BYTES}")
+            target[:] = np.frombuffer(data, np.uint8)
         return rows
 
     def _compress(self, values: np.ndarray) -> Blocks:

@@ -1,4 +1,4 @@
-"""The replay section of a config."""
+"""Config section `replay`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qfleet.core.replay import Window
 
 
 class ReplayConfig(Config):
-    """The replay section: capacity, memory, replay ratio and prioritisation."""
+    """Config section `replay`: capacity, memory, replay ratio and prioritisation."""
 
     capacity: PositiveCount = Field(
         100_000, description="capacity, environment steps; the oldest are dropped. gradients=allreduce divides it "
@@ -37,16 +37,16 @@ class ReplayConfig(Config):
     def inactive(self) -> dict[str, str]:
         if self.alpha > 0:
             return {}
-        why = "replay.alpha=0 samples uniformly, which needs no importance weights"
-        return {"beta_start": why, "beta_end": why, "beta_steps": why}
+        reason = "replay.alpha=0 samples uniformly, which needs no importance weights"
+        return {"beta_start": reason, "beta_end": reason, "beta_steps": reason}
 
     def beta(self, steps: int) -> float:
-        """Importance exponent after `steps` environment steps; it stays at `beta_end` afterwards."""
+        """Importance-sampling exponent β after `steps` environment steps; constant after `beta_steps`."""
         done = min(1.0, steps / self.beta_steps)
         return self.beta_start + done * (self.beta_end - self.beta_start)
 
     def problems(self, batch_size: int, window: Window, lanes: int) -> list[str]:
-        """What contradicts itself or the rest of the run: one sentence each, naming value, limit and remedy."""
+        """Contradictions within the section or with the rest of the run; each message names value, limit and remedy."""
         found = []
         if batch_size > self.capacity:
             found.append(f"learner.batch_size={batch_size} exceeds replay.capacity={self.capacity}: "
@@ -59,8 +59,8 @@ class ReplayConfig(Config):
                          f"{self.chunk_steps}: lower agent.n_step or raise replay.chunk_steps")
         if self.chunk_steps % window.stride:
             nearest = (self.chunk_steps // window.stride + 1) * window.stride
-            found.append(f"replay.chunk_steps={self.chunk_steps} is not a multiple of {window.stride}, the distance of "
-                         f"window starts: set it to {nearest}")
+            found.append(f"replay.chunk_steps={self.chunk_steps} is not a multiple of {window.stride}, the distance "
+                         f"between window starts: set it to {nearest}")
         if self.capacity < self.chunk_steps * lanes:
             found.append(f"replay.capacity={self.capacity} is below one chunk per lane, {lanes} lanes x "
                          f"replay.chunk_steps={self.chunk_steps}: raise the capacity or lower chunk_steps or env.lanes")

@@ -1,7 +1,7 @@
-"""The replay that lives where the learner computes: raw frames, each kept once, gathered and stacked there.
+"""Replay in the memory of the learner's device: raw frames, each stored once, gathered and stacked on the device.
 
-No byte of a batch crosses from the host to the GPU, and nothing is compressed but what is saved. It takes about 7.7 KB
-per Atari step, so that a million steps are 8 GB. On a CPU it is the same store with tensors of the CPU.
+Sampling copies nothing from the host to the GPU, and only checkpoints are compressed. An Atari step takes about
+7.7 KB, a million steps 8 GB. With device=cpu the same store uses CPU tensors.
 
 Shapes: B windows, T rows of a window, C context rows before it, K frames of a stack.
 """
@@ -33,7 +33,7 @@ NO_KEYS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class LazySample(Sample):
-    """A batch whose observations are gathered when they are asked for: of most rows of a window nobody ever asks."""
+    """A batch that gathers observations on access: most rows of a window are never read."""
 
     gather_obs: Callable[[int | torch.Tensor | None], dict[str, torch.Tensor]] = field(kw_only=True)
 
@@ -46,7 +46,7 @@ class LazySample(Sample):
 
 
 class DeviceReplay(ReplayStore[Chunk]):
-    """Every column as one tensor on the device: observations row by row, all else as records side by side."""
+    """Replay on a device: one tensor per observation column, and one tensor of records for all other columns."""
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device,
                  clock: RunClock | None = None) -> None:
@@ -61,19 +61,19 @@ class DeviceReplay(ReplayStore[Chunk]):
         self._obs_columns = [column for column in layout.columns if column.name.startswith(OBS_PREFIX)]
         rows = self._slots * layout.rows
         self._records = torch.zeros((rows, self._record.itemsize), dtype=torch.uint8, device=device)
-        # The row after the last stays zero: it is what a stack shows before its episode began.
+        # The extra row at the end stays zero: stacks use it for frames before their episode began.
         self._frames = {
             column.name: torch.zeros(
                 (rows + 1, column.row_bytes // copy_dtype(column).itemsize), dtype=copy_dtype(column), device=device
             )
             for column in self._obs_columns
         }
-        self._nothing = rows
+        self._zero_row = rows
         self._states = {c.name: torch.zeros((self._slots, layout.starts, len(layout.state_rows), *c.shape),
                                             dtype=getattr(torch, c.dtype), device=device) for c in layout.state_columns}
         self._window = torch.arange(-layout.context, layout.window.length, device=device)
         slot, start = torch.arange(self._slots, device=device), torch.arange(layout.starts, device=device)
-        self._firsts = (slot[:, None] * layout.rows + layout.context + start * layout.window.stride).flatten()
+        self._first_rows = (slot[:, None] * layout.rows + layout.context + start * layout.window.stride).flatten()
         self.rng = torch.Generator(device).manual_seed(seed)
         self._session = secrets.randbits(32)
 
@@ -85,39 +85,39 @@ class DeviceReplay(ReplayStore[Chunk]):
         rows = sample.rows | {OBS_PREFIX + name: leaf for name, leaf in sample.leaves.items()}
         leaves = at.cpu().numpy()
         beta = self._cfg.beta(self.clock.steps)
-        peak = (self._size * self.priorities.share(least)) ** -beta if self._cfg.alpha > 0 else 1.0
-        return Sample(leaves + self._key_offset[leaves // self._layout.starts], sample.weight, rows, peak)
+        max_weight = (self._size * self.priorities.probability(least)) ** -beta if self._cfg.alpha > 0 else 1.0
+        return Sample(leaves + self._key_offset[leaves // self._layout.starts], sample.weight, rows, max_weight)
 
     def prepare(self) -> None:
-        """What the next draw depends on besides the device."""
+        """Copy to the device what the next draw needs from the host: β."""
         self.priorities.set_beta(self._cfg.beta(self.clock.steps))
 
     def draw(self, n: int) -> tuple[torch.Tensor, Sample, torch.Tensor]:
-        """Leaves [n] and their windows, without a word to the host; and the smallest leaf."""
+        """Sample leaves [n] and their windows without synchronisation; also return the smallest leaf value."""
         at, weight, least = self.priorities.draw(n, self.rng)
-        layout, first = self._layout, self._firsts.index_select(0, at)
+        layout, first = self._layout, self._first_rows.index_select(0, at)
         records = self._records.index_select(0, (first[:, None] + self._window).flatten())
-        whole = records.view(n, len(self._window), -1)
-        rows = {name: self._column(whole, name)[:, layout.context:] for name in self._record_columns}
+        windows = records.view(n, len(self._window), -1)
+        rows = {name: self._column(windows, name)[:, layout.context:] for name in self._record_columns}
         rows |= {name: states.flatten(0, 1).index_select(0, at) for name, states in self._states.items()}
-        ended = self._column(whole, "last")
-        # By place in the window: the newest final row up to there.
+        ended = self._column(windows, "last")
+        # For each position of the window: the newest final row up to it.
         final = torch.where(ended, self._window, -1 - layout.context).cummax(1).values if layout.context else ended
 
-        def look(row: int | torch.Tensor | None) -> dict[str, torch.Tensor]:
+        def gather_obs(row: int | torch.Tensor | None) -> dict[str, torch.Tensor]:
             return {
                 column.name[len(OBS_PREFIX) :]: self._stacks(column, first, final, row) for column in self._obs_columns
             }
 
-        return at, LazySample(NO_KEYS, weight, rows, gather_obs=look), least
+        return at, LazySample(NO_KEYS, weight, rows, gather_obs=gather_obs), least
 
     @property
     def nbytes(self) -> int:
-        held = [self._records, self._firsts, *self._frames.values(), *self._states.values()]
-        return self.priorities.nbytes + sum(values.nbytes for values in held)
+        tensors = [self._records, self._first_rows, *self._frames.values(), *self._states.values()]
+        return self.priorities.nbytes + sum(values.nbytes for values in tensors)
 
     def _column(self, records: torch.Tensor, name: str) -> torch.Tensor:
-        """One column [B, C + T, ...] of records [B, C + T, bytes]: a view."""
+        """View of one column [B, C + T, ...] in records [B, C + T, bytes]."""
         dtype, at = self._record.fields[name][:2]  # type: ignore[index]
         values = records[..., at:at + dtype.itemsize].view(getattr(torch, self._record_columns[name].dtype))
         return (
@@ -128,19 +128,22 @@ class DeviceReplay(ReplayStore[Chunk]):
 
     def _stacks(self, column: Column, first: torch.Tensor, final: torch.Tensor,
                 row: int | torch.Tensor | None) -> torch.Tensor:
-        """Observations [B, ...] at a row of each window, or [B, T, ...] at all of them; stacks begin with episodes."""
+        """Stacked observations [B, ...] at one row of each window, or [B, T, ...] at all rows.
+
+        Frames of an earlier episode are replaced by zeros.
+        """
         context, length = self._layout.context, self._layout.window.length
         if row is None:
             place = self._window[context:].expand(len(first), length)
         else:
             place = self._window[None, context + row:context + row + 1] if isinstance(row, int) else row[:, None]
         if column.stack > 1:
-            # Of each row, the final one of an episode before it, or an earlier one.
+            # For each row: the newest final row before it, if any.
             before = final[:, context - 1:context + length - 1]
             if row is not None:
                 before = before[:, row:row + 1] if isinstance(row, int) else before.gather(1, place)
-            shown = place[..., None] + self._window[context - column.stack + 1:context + 1]
-            index = torch.where(shown > before[..., None], first[:, None, None] + shown, self._nothing)
+            frame = place[..., None] + self._window[context - column.stack + 1:context + 1]
+            index = torch.where(frame > before[..., None], first[:, None, None] + frame, self._zero_row)
         else:
             index = first[:, None] + place
         frames = self._frames[column.name].index_select(0, index.flatten()).view(getattr(torch, column.dtype))
@@ -153,28 +156,28 @@ class DeviceReplay(ReplayStore[Chunk]):
     def _from_packed(self, packed: PackedChunk) -> Chunk:
         return self._codec.unpack(packed)
 
-    def _fits(self, held: Chunk) -> bool:
+    def _fits(self, chunk: Chunk) -> bool:
         return True
 
-    def _put(self, slot: int, held: Chunk) -> int:
+    def _put(self, slot: int, chunk: Chunk) -> int:
         rows, at = self._layout.rows, slot * self._layout.rows
         records = np.zeros(rows, self._record)
         for name in self._record_columns:
-            records[name] = held.columns[name].reshape(records[name].shape)
+            records[name] = chunk.columns[name].reshape(records[name].shape)
         self._send(self._records[at:at + rows], torch.from_numpy(records.view(np.uint8).reshape(rows, -1)))
         for column in self._obs_columns:
-            values = np.require(held.columns[column.name], requirements=["C", "W"]).reshape(rows, -1)
+            values = np.require(chunk.columns[column.name], requirements=["C", "W"]).reshape(rows, -1)
             self._send(self._frames[column.name][at:at + rows], torch.from_numpy(values).view(copy_dtype(column)))
         for name, states in self._states.items():
-            self._send(states[slot], torch.from_numpy(np.require(held.columns[name], requirements=["C", "W"])))
-        # Contents are not read again for a checksum: who wrote them, and when, says as much.
+            self._send(states[slot], torch.from_numpy(np.require(chunk.columns[name], requirements=["C", "W"])))
+        # Not a checksum of the contents: store instance, slot and serial identify them without a read-back.
         return zlib.crc32(b"%d %d %d" % (self._session, slot, self._next))
 
-    def _send(self, room: torch.Tensor, values: torch.Tensor) -> None:
-        room.copy_(values.pin_memory() if self._device.type == "cuda" else values, non_blocking=True)
+    def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        target.copy_(values.pin_memory() if self._device.type == "cuda" else values, non_blocking=True)
 
     def _drop(self, slot: int) -> None:
-        """What is there is overwritten in its time."""
+        """Do nothing: the next chunk in the slot overwrites the contents."""
 
     def _pack(self, slot: int, valid: np.ndarray) -> PackedChunk:
         rows, at = self._layout.rows, slot * self._layout.rows
@@ -195,5 +198,5 @@ class DeviceReplay(ReplayStore[Chunk]):
 
 
 def copy_dtype(column: Column) -> torch.dtype:
-    """What rows are moved in: eight bytes at a time where that is possible, which is eight times faster."""
+    """Dtype for copies of rows: words of eight bytes where the row size allows, which is eight times faster."""
     return torch.int64 if column.row_bytes % 8 == 0 else getattr(torch, column.dtype)

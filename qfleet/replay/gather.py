@@ -1,4 +1,4 @@
-"""Windows of rows out of stored chunks: dense columns by index, blocked ones decoded, observations stacked again.
+"""Gatherer: assembles batches of windows from stored chunks. Dense columns are indexed, blocked columns decoded.
 
 Shapes: B windows, T rows of a window, K frames of a stack, C context rows.
 """
@@ -16,30 +16,30 @@ from qfleet.replay.layout import Column, Layout
 
 
 class Gatherer:
-    """Reads windows [B, T, ...] from `dense` records [slots, R], from `states` [slots, S, M, ...] and from what
-    `decoder` reads.
+    """Reads windows [B, T, ...] from `dense` records [slots, R], `states` [slots, S, M, ...] and a `decoder`.
 
-    Tensors are made on `device`; for a GPU they are put together in pinned memory and copied without waiting.
+    Observations are stacked. Tensors are on `device`; for a GPU they are assembled in pinned memory and copied
+    asynchronously.
     """
 
     def __init__(self, layout: Layout, dense: np.ndarray, states: Mapping[str, np.ndarray],
                  decoder: Decoder, device: torch.device) -> None:
         self._layout = layout
-        self.read_from(dense)
+        self.set_records(dense)
         self._states = states
         self._decoder = decoder
         self._pinned = device.type == "cuda"
         self._device = device
         self._window = np.arange(-layout.context, layout.window.length)
 
-    def read_from(self, dense: np.ndarray) -> None:
-        """From now on the records lie there."""
+    def set_records(self, dense: np.ndarray) -> None:
+        """Read dense columns from another array; needed after the store was resized."""
         self._records = dense.reshape(-1)
 
     def windows(self, slots: np.ndarray, starts: np.ndarray) -> dict[str, torch.Tensor]:
-        """Rows of the windows that begin at start `starts[i]` of the chunk in `slots[i]`."""
+        """Columns of B windows; window i begins at start `starts[i]` of the chunk in `slots[i]`."""
         first = self._layout.context + starts * self._layout.window.stride
-        # Indices are added up along the batch, the long axis: broadcast over T they cost as much as a gather.
+        # The batch is the inner, long axis of this sum: broadcasting over T would cost as much as the gather.
         records = self._records.take((self._window[:, None] + (slots * self._layout.rows + first)).T)
         gathered = {}
         for column in self._layout.dense:
@@ -56,7 +56,7 @@ class Gatherer:
         return gathered
 
     def _alive(self, column: Column, ended: np.ndarray) -> np.ndarray:
-        """Bool [B, T, K]: the frame belongs to the same episode as the row that it is stacked for."""
+        """Mask of valid frames, bool [B, T, K]: frame k belongs to the same episode as row t."""
         length, context, depth = self._layout.window.length, self._layout.context, column.stack
         alive = np.ones((len(ended), length, depth), bool)
         for k in range(depth - 2, -1, -1):
@@ -65,7 +65,7 @@ class Gatherer:
         return alive
 
     def _restack(self, column: Column, frames: np.ndarray, alive: np.ndarray) -> np.ndarray:
-        """Frames [B, C + T, ...] of a dense column, stacked for each of the T rows."""
+        """Stack frames [B, C + T, ...] of a dense column for each of the T rows."""
         length, oldest = self._layout.window.length, self._layout.context - column.stack + 1
         stacks = np.stack([frames[:, oldest + k:oldest + k + length] for k in range(column.stack)], axis=2)
         stacks[~alive] = 0

@@ -1,4 +1,4 @@
-"""The replay that lives in main memory: compressed chunks, prioritised or uniform, evicted first in, first out."""
+"""Replay in main memory: compressed chunks, prioritised or uniform sampling, FIFO eviction."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from qfleet.replay.store import ReplayStore, move_slots
 
 
 class HostReplay(ReplayStore[PackedChunk]):
-    """Small columns as arrays, wide ones in compressed blocks, priorities in a sum tree.
+    """Replay in main memory: small columns as arrays, wide columns as compressed blocks, priorities in a sum tree.
 
-    With `cfg.max_bytes = None` only the capacity limits what is kept. Up to `threads` threads decompress a batch. Where
-    chunks end with short episodes, arrays grow until the capacity is held, or `max_bytes` taken.
+    With `cfg.max_bytes = None` only the capacity limits the size. Up to `threads` threads decompress a batch. If
+    chunks end with short episodes, the arrays grow until the store holds the capacity or reaches `max_bytes`.
     """
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, seed: int, device: torch.device, threads: int = 1,
@@ -36,9 +36,9 @@ class HostReplay(ReplayStore[PackedChunk]):
         self._device = device
         self._fixed = sum(fixed_bytes(layout, self._slots))
         if cfg.max_bytes is not None and self._fixed >= cfg.max_bytes:
-            raise UserError(f"replay.max_bytes={cfg.max_bytes} does not even hold the {self._fixed} bytes of arrays "
-                            f"that replay.capacity={cfg.capacity} needs: raise max_bytes or lower the capacity")
-        # Zeroed pages cost nothing until they are written, so a large capacity is paid for as it fills.
+            raise UserError(f"replay.max_bytes={cfg.max_bytes} does not exceed the {self._fixed} bytes of arrays that "
+                            f"replay.capacity={cfg.capacity} needs: raise max_bytes or lower the capacity")
+        # Zeroed pages use no memory until they are written, so memory use grows as the store fills.
         self._dense = np.zeros((self._slots, layout.rows), layout.dense_dtype)
         self._states = {c.name: np.zeros((self._slots, layout.starts, len(layout.state_rows), *c.shape), c.dtype)
                         for c in layout.state_columns}
@@ -52,21 +52,23 @@ class HostReplay(ReplayStore[PackedChunk]):
     def sample(self, n: int) -> Sample | None:
         if not self.claim(n):
             return None
-        leaves, weight, peak = self._priorities.draw(self._rng.random(n), self._cfg.beta(self.clock.steps), self._size)
+        beta = self._cfg.beta(self.clock.steps)
+        leaves, weight, max_weight = self._priorities.draw(self._rng.random(n), beta, self._size)
         slot = leaves // self._layout.starts
         return Sample(keys=leaves + self._key_offset[slot], weight=aligned_tensor(weight).to(self._device),
-                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts), max_weight=peak)
+                      rows=self._gatherer.windows(slot, leaves - slot * self._layout.starts), max_weight=max_weight)
 
     @property
     def nbytes(self) -> int:
-        """Small columns and tree at full capacity, and the compressed blocks held. Decoding a batch takes up to 8 MB
-        per thread beside it."""
+        """Bytes of the arrays and the sum tree at full capacity, and of the compressed blocks.
+
+        Decoding a batch takes up to 8 MB per thread in addition.
+        """
         return self._fixed + self._blob_bytes
 
     def check_valid(self) -> None:
         super().check_valid()
-        held = [data for column in self._data.values() for data in column if data]
-        assert self._blob_bytes == sum(map(len, held))
+        assert self._blob_bytes == sum(len(data) for column in self._data.values() for data in column)
         assert all(bool(data) == flag for column in self._data.values()
                    for data, flag in zip(column, self._occupied(), strict=True))
 
@@ -77,13 +79,16 @@ class HostReplay(ReplayStore[PackedChunk]):
         self._codec.verify(packed)
         return packed
 
-    def _fits(self, held: PackedChunk) -> bool:
-        needed = sum(len(blocks.data) for blocks in held.blocked.values())
+    def _fits(self, packed: PackedChunk) -> bool:
+        needed = sum(len(blocks.data) for blocks in packed.blocked.values())
         return self._cfg.max_bytes is None or self.nbytes + needed <= self._cfg.max_bytes
 
     def _resize(self, slots: int) -> bool:
-        """All arrays move, one after the other; compressed blocks stay where they are. False if that many slots, filled
-        as the present ones are, would exceed the limit of bytes: larger arrays leave less room for blocks."""
+        """Copy all arrays, one at a time, to arrays of `slots` slots; compressed blocks are not copied.
+
+        Returns False if that many slots, filled like the current ones, would exceed `max_bytes`: larger arrays leave
+        less room for blocks.
+        """
         if slots == self._slots:
             return True
         fixed = sum(fixed_bytes(self._layout, slots))
@@ -91,29 +96,29 @@ class HostReplay(ReplayStore[PackedChunk]):
         if slots > self._slots and self._cfg.max_bytes is not None and filled > self._cfg.max_bytes:
             return False
         leaves = self._priorities.get(np.arange(self._slots * self._layout.starts)).reshape(self._slots, -1)
-        places = *self._move(slots), slots
-        self._priorities.resize(move_slots(leaves, *places).reshape(-1))
-        self._dense = move_slots(self._dense, *places)
-        self._gatherer.read_from(self._dense)
-        # Decoder and gatherer hold these mappings: what is in them may be replaced.
+        mapping = *self._move_common(slots), slots
+        self._priorities.resize(move_slots(leaves, *mapping).reshape(-1))
+        self._dense = move_slots(self._dense, *mapping)
+        self._gatherer.set_records(self._dense)
+        # Decoder and gatherer refer to these dicts, so replace their values, not the dicts.
         for name, states in self._states.items():
-            self._states[name] = move_slots(states, *places)
+            self._states[name] = move_slots(states, *mapping)
         for name, data in self._data.items():
-            self._ends[name] = move_slots(self._ends[name], *places)
+            self._ends[name] = move_slots(self._ends[name], *mapping)
             self._data[name] = [b""] * slots
-            for old, new in zip(*map(np.ndarray.tolist, places[:2]), strict=True):
+            for old, new in zip(*map(np.ndarray.tolist, mapping[:2]), strict=True):
                 self._data[name][new] = data[old]
         self._fixed = fixed
         return True
 
-    def _put(self, slot: int, held: PackedChunk) -> int:
-        for name, values in held.dense.items():
+    def _put(self, slot: int, packed: PackedChunk) -> int:
+        for name, values in packed.dense.items():
             (self._states[name] if name in self._states else self._dense[name])[slot] = values
-        for name, blocks in held.blocked.items():
+        for name, blocks in packed.blocked.items():
             self._data[name][slot] = blocks.data
             self._ends[name][slot] = blocks.ends
             self._blob_bytes += len(blocks.data)
-        return zlib.crc32(held.to_bytes())
+        return zlib.crc32(packed.to_bytes())
 
     def _drop(self, slot: int) -> None:
         for column in self._data.values():

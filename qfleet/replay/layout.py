@@ -1,9 +1,9 @@
-"""Which columns and rows a chunk has: shared by those who cut, pack, store and gather it.
+"""Layout of a chunk: its columns and rows, shared by chunker, codec, stores and gatherer.
 
-    rows of a chunk, context 3, 8 starts, look-ahead 2 (window of 3 rows):
+    Example: rows of a chunk with context 3, 8 starts, look-ahead 2 (windows of 3 rows):
 
         c c c S S S S S S S S a a          the next chunk begins with the last 5 of these rows:
-                        c c c S S ...      context for stacking, and the rows that were only looked at
+                        c c c S S ...      context for stacking, and the former look-ahead rows
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from qfleet.core.errors import UserError
 from qfleet.core.replay import Chunk, Window
 
 BLOCKED_BYTES = 256
-"""Columns of at least this many bytes per row rest compressed; smaller ones as plain arrays."""
+"""Columns of at least this many bytes per row are stored compressed, smaller ones as plain arrays."""
 
 BLOCK_ROWS = 16
-"""Rows per compressed block, about: more compress better, fewer are quicker to open."""
+"""Approximate rows per compressed block: more rows compress better, fewer decompress faster."""
 
 Extras = Mapping[str, tuple[tuple[int, ...], str]]
-"""An agent's own columns: name -> (shape of a row, dtype)."""
+"""Columns that an agent adds: name -> (shape of a row, dtype)."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One named array of a chunk; a row of it has `shape`. Observations are restacked from `stack` rows."""
+    """A named array of a chunk with rows of `shape`. Observations are stacked from `stack` rows when sampled."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,10 +55,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of every chunk of a run. R = `rows`, S = `starts`; start i lies at row `context + i * stride`.
+    """The shape of every chunk of a run: R = `rows`, S = `starts`; start i is at row `context + i * stride`.
 
-    `states` are columns that are kept at M `marks` of each window only, rows counted from its start: a recurrent state
-    is as large as a small picture, and nothing but the first one of a window is of use.
+    `stored_states` are columns that are kept only at the M `state_rows` of each window, counted from its start: a
+    recurrent state is as large as a small image, and training needs only the first one of a window.
     """
 
     spec: EnvSpec
@@ -73,8 +73,8 @@ class Layout:
             raise UserError(f"chunks of {self.chunk_steps} steps cannot hold windows of {self.window.length} rows that "
                             f"start every {self.window.stride} steps: replay.chunk_steps must be a multiple of the "
                             "stride, and the stride no longer than the window")
-        if taken := {*self.extras, *self.stored_states} & {"action", "reward", "discount", "last"}:
-            raise ValueError(f"extras may not be called {sorted(taken)}: every row has columns of that name")
+        if reserved := {*self.extras, *self.stored_states} & {"action", "reward", "discount", "last"}:
+            raise ValueError(f"extra columns {sorted(reserved)} have reserved names: rename them")
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -87,12 +87,12 @@ class Layout:
 
     @cached_property
     def state_columns(self) -> tuple[Column, ...]:
-        """The columns of states: a chunk has [S, M, ...] of each."""
+        """The stored states as columns; a chunk has [S, M, ...] of each."""
         return tuple(Column(name, tuple(shape), dtype) for name, (shape, dtype) in self.stored_states.items())
 
     @cached_property
     def state_chunk_rows(self) -> np.ndarray:
-        """Int64 [S, M]: at which rows of a chunk states are kept."""
+        """Rows of a chunk at which states are stored, int64 [S, M]."""
         first = self.context + np.arange(self.starts) * self.window.stride
         return first[:, None] + np.array(self.state_rows)
 
@@ -102,7 +102,7 @@ class Layout:
 
     @cached_property
     def dense_dtype(self) -> np.dtype:
-        """The dense columns of one row side by side, so that a row is one access to memory and not one per column."""
+        """Record of the dense columns of one row, so that reading a row is one memory access, not one per column."""
         return np.dtype([(column.name, column.dtype, column.shape) for column in self.dense], align=True)
 
     @cached_property
@@ -115,7 +115,7 @@ class Layout:
 
     @cached_property
     def lead(self) -> int:
-        """Rows of padding before an episode, so that its first steps are trained, too, and not burnt in only."""
+        """Rows of padding before an episode, so that its first steps are trained and not used for burn-in only."""
         return self.window.past if self.window.within_episode else 0
 
     @cached_property
@@ -123,10 +123,10 @@ class Layout:
         return self.chunk_steps // self.window.stride
 
     def steps_of(self, last: np.ndarray) -> int:
-        """Environment steps that a chunk with these final rows and padding, bool [R], adds to what is kept.
+        """Number of environment steps in a chunk, given its column `last`, bool [R].
 
-        With whole windows a chunk ends with its episode, however short that is: counted are the rows that are trained
-        from its starts and neither padding nor final. Chunks of an endless stream are full.
+        With `window.within_episode` a chunk ends with its episode and may be short: the rows that are trained and
+        neither padding nor final count. All other chunks are full.
         """
         if not self.window.within_episode:
             return self.chunk_steps
@@ -139,7 +139,7 @@ class Layout:
 
     @cached_property
     def block_rows(self) -> int:
-        """Rows per block, chosen near BLOCK_ROWS so that no stump of a block is left at the end."""
+        """Rows per block: close to BLOCK_ROWS, such that the last block of a chunk is not much shorter."""
         return -(-self.rows // max(1, round(self.rows / BLOCK_ROWS)))
 
     @cached_property
@@ -147,7 +147,7 @@ class Layout:
         return -(-self.rows // self.block_rows)
 
     def blank(self) -> Chunk:
-        """A chunk of final rows without a valid start: it holds nothing that can be trained."""
+        """A chunk of padding without valid starts: nothing can be sampled from it."""
         columns = {c.name: np.zeros((self.rows, *c.shape), c.dtype) for c in self.columns}
         columns["last"][:] = True
         columns |= {

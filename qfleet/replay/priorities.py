@@ -1,4 +1,4 @@
-"""Which start is drawn how often: priorities cleaned at the door, and the weights that correct for them."""
+"""Proportional prioritisation (PER): priorities in a sum tree, and importance-sampling weights."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import numpy as np
 from qfleet.replay.sum_tree import SumTree
 
 MIN_PRIORITY, MAX_PRIORITY = 1e-6, 1e6
-"""Range of a priority: whatever lies outside, or is not a number, is clamped and counted."""
+"""Range of a priority. Values outside it and NaN are clamped and counted."""
 
 
 def clamp_priorities(priority: np.ndarray) -> tuple[np.ndarray, float, int]:
-    """Priorities within their range, the largest of those that were, and how many were not."""
+    """Return the clamped priorities, the largest one that needed no clamping, and the number of clamped ones."""
     given = np.asarray(priority, np.float64)
-    least, most = given.min(initial=1.0), given.max(initial=1.0)
-    if least >= MIN_PRIORITY and most <= MAX_PRIORITY:  # false for NaN
-        return given, float(most), 0
-    sane = (given >= MIN_PRIORITY) & (given <= MAX_PRIORITY)
-    # One absurd value must not raise every chunk to come, so only sane ones count as the largest.
-    most = float(given[sane].max(initial=0.0))
+    smallest, largest = given.min(initial=1.0), given.max(initial=1.0)
+    if smallest >= MIN_PRIORITY and largest <= MAX_PRIORITY:  # false for NaN
+        return given, float(largest), 0
+    in_range = (given >= MIN_PRIORITY) & (given <= MAX_PRIORITY)
+    # One clamped value must not raise the initial priority of all later chunks: only values in range count.
+    largest = float(given[in_range].max(initial=0.0))
     values = np.clip(
         np.nan_to_num(given, nan=MIN_PRIORITY, posinf=MAX_PRIORITY, neginf=MIN_PRIORITY), MIN_PRIORITY, MAX_PRIORITY
     )
-    return values, most, int((~sane).sum())
+    return values, largest, int((~in_range).sum())
 
 
 class Priorities:
-    """Leaves hold priority ** alpha, 0 for what must not be drawn. With alpha = 0 every valid start is equal.
+    """Priorities of all starts: leaves hold priority ** alpha, 0 for starts that must not be sampled.
 
-    New starts without a priority get the largest one seen, so that everything is soon looked at once.
+    With alpha = 0 all valid starts are equally likely. New starts without a priority get the largest priority seen, so
+    that every start is likely to be sampled soon.
     """
 
     def __init__(self, leaves: int, alpha: float) -> None:
@@ -41,24 +42,26 @@ class Priorities:
         self.clamped = 0
 
     def write(self, leaves: np.ndarray, priority: np.ndarray | None, valid: np.ndarray) -> None:
-        """Set fresh leaves [S]; those not valid become 0."""
+        """Set the leaves [S] of a new chunk; leaves that are not `valid` become 0."""
         if self.alpha == 0:
             values = np.ones(len(leaves))
         elif priority is None:
             values = np.full(len(leaves), self.largest ** self.alpha)
         else:
-            values = self._clean(np.where(valid, priority, 1.0)) ** self.alpha
+            values = self._clamp(np.where(valid, priority, 1.0)) ** self.alpha
         self.tree.set(leaves, np.where(valid, values, 0.0))
 
     def update(self, leaves: np.ndarray, priority: np.ndarray) -> None:
-        """Change leaves after a look at them; those that are 0 stay 0."""
+        """Set new priorities of sampled leaves; leaves that are 0 stay 0."""
         if self.alpha > 0:
-            self.tree.change(leaves, self._clean(priority) ** self.alpha)
+            self.tree.change(leaves, self._clamp(priority) ** self.alpha)
 
     def draw(self, uniforms: np.ndarray, beta: float, size: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Leaves int64 [B], one from each of B equal shares of the total (stratified), in ascending order, given B
-        numbers in [0, 1); importance weights float32 [B]: (N P(i)) ** -beta over their maximum, where N and the total
-        cancel out; and that maximum, for N = `size`."""
+        """Stratified sample: leaves int64 [B], one from each B-th of the total, ascending; `uniforms` [B] in [0, 1).
+
+        Also returns the importance weights, float32 [B]: (N P(i)) ** -beta divided by their maximum, where N and the
+        total cancel out; and that maximum, for N = `size`. Overwrites `uniforms`.
+        """
         uniforms += np.arange(len(uniforms))
         uniforms /= len(uniforms)
         leaves, values = self.tree.sample(uniforms)
@@ -68,9 +71,10 @@ class Priorities:
         weight = (least / values).astype(np.float32) ** np.float32(beta)
         return leaves, weight, float(size * least / self.tree.total) ** -beta
 
-    def _clean(self, priority: np.ndarray) -> np.ndarray:
-        values, most, clamped = clamp_priorities(priority)
-        self.largest = max(self.largest, most)
+    def _clamp(self, priority: np.ndarray) -> np.ndarray:
+        """Clamp priorities, and update the largest one seen and the count of clamped ones."""
+        values, largest, clamped = clamp_priorities(priority)
+        self.largest = max(self.largest, largest)
         self.clamped += clamped
         return values
 
@@ -81,11 +85,11 @@ class Priorities:
         self.tree.set(leaves, values)
 
     def fill(self, values: np.ndarray) -> None:
-        """Write all leaves at once."""
+        """Set all leaves."""
         self.tree.fill(values)
 
     def resize(self, values: np.ndarray) -> None:
-        """From now on there are as many leaves as these values, which they have."""
+        """Replace the tree by one with these leaves."""
         self.tree = SumTree(len(values))
         self.tree.fill(values)
 

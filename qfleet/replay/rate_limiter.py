@@ -1,4 +1,4 @@
-"""Limits how often experience is reused: arithmetic on two counters, without locks."""
+"""Rate limiter of a replay, after Reverb's SampleToInsertRatio: arithmetic on two counters, without locks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from qfleet.core.clock import RunClock
 
 
 class RateLimiter:
-    """Keeps the number of drawn samples close to `samples_per_insert` times the local steps of the clock.
+    """Keeps the number of samples close to `samples_per_insert` times the local steps of the clock.
 
-    Counting begins at `min_steps`, or when a window can first be sampled if that is later, so that no burst follows a
-    warm-up. Sampling waits when the budget is spent; inserting waits once more than `error_buffer` samples of it are
-    unspent (None = never). An error buffer of 0 is lock-step.
+    Counting begins at `min_steps`, or when a window can first be sampled if that is later, so that no burst follows the
+    warm-up. Sampling is refused when the budget is used up; inserting is refused while more than `error_buffer` samples
+    of the budget are unused (None = never). An error buffer of 0 is lock-step.
     """
 
     def __init__(self, samples_per_insert: float, min_steps: int, error_buffer: float | None = None,
@@ -27,21 +27,21 @@ class RateLimiter:
 
     @property
     def steps(self) -> int:
-        """Local environment steps, counted when they are taken, not when their chunk arrives."""
+        """Local environment steps, counted when they are taken, not when their chunk is inserted."""
         return self.clock.local_steps
 
     def restart_at(self, steps: int) -> None:
-        """Resume a step clock with an empty store: `min_steps` more are collected before anything is drawn."""
+        """Resume the step clock with an empty store: sampling starts after another `min_steps` steps."""
         self.clock.local_steps = steps
         self.min_steps += steps
 
-    def resume_share(self, steps: int, samples: int, opened: bool) -> None:
-        """Resume with a share of the counts of a run that had other learners; the budget starts from here."""
+    def resume_share(self, steps: int, samples: int, counting: bool) -> None:
+        """Resume with part of the counts of a run with another number of learners; the budget starts from here."""
         self.clock.local_steps, self.samples = steps, samples
-        self._origin = (max(steps, self.min_steps), samples) if opened else None
+        self._origin = (max(steps, self.min_steps), samples) if counting else None
 
     def start_counting(self) -> None:
-        """Start the budget after the warm-up, now that there is a window to sample. Later calls change nothing."""
+        """Start the budget after the warm-up, once a window can be sampled. Later calls have no effect."""
         if self._origin is None:
             self._origin = (max(self.steps, self.min_steps), 0)
 
@@ -50,7 +50,7 @@ class RateLimiter:
 
     @property
     def budget(self) -> float:
-        """Samples that may have been drawn by now."""
+        """Total number of samples allowed so far."""
         if self._origin is None:
             return 0.0
         steps, samples = self._origin
@@ -58,7 +58,7 @@ class RateLimiter:
 
     @property
     def ratio(self) -> float:
-        """Samples drawn per step, since counting began."""
+        """Samples per step since counting began."""
         if self._origin is None or self.steps <= self._origin[0]:
             return 0.0
         return (self.samples - self._origin[1]) / (self.steps - self._origin[0])
@@ -67,7 +67,7 @@ class RateLimiter:
         return self._origin is not None and self.steps >= self._origin[0] and self.samples + n <= self.budget
 
     def batches_allowed(self, n: int) -> int:
-        """Number of batches of n samples that may be drawn before another step is taken."""
+        """Number of batches of n samples allowed before the next step."""
         ready = self._origin is not None and self.steps >= self._origin[0]
         count, budget = 0, self.budget
         while ready and self.samples + (count + 1) * n <= budget:
@@ -86,5 +86,5 @@ class RateLimiter:
         origin = state["origin"]
         self._origin = None if origin is None else (int(origin[0]), int(origin[1]))
         if self._origin is not None and state["samples_per_insert"] != self.samples_per_insert:
-            # A ratio changed on resume holds from now on; applied to the past it would stall or burst.
+            # A ratio changed on resume applies to later steps only: applied to the past it would stall or burst.
             self._origin = (max(self.steps, self._origin[0]), self.samples)

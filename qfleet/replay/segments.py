@@ -1,6 +1,6 @@
-"""Stored chunks as immutable files: groups of consecutive serials.
+"""Segments: immutable checkpoint files of chunks with consecutive serials.
 
-    "QFSG" version:u16 chunks:u32 first serial:u64 | then per chunk, little-endian: length:u64, packed chunk
+    little-endian: "QFSG" version:u16 chunks:u32 first serial:u64 | then per chunk: length:u64, packed chunk
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ CHUNKS_PER_SEGMENT = 64
 
 MAGIC = b"QFSG"
 VERSION = 1
-_HEAD = struct.Struct("<4sHIQ")
+_HEADER = struct.Struct("<4sHIQ")
 _LENGTH = struct.Struct("<Q")
 
 SegmentSource = str | os.PathLike[str] | BinaryIO
-"""Where a segment's bytes come from: a file's path, or anything that can be read."""
+"""A segment's bytes: the path of a file, or a binary stream."""
 
 
 def split_segments(
-    first: int, stop: int, packed: Callable[[int], PackedChunk], prints: Callable[[int], int]
+    first: int, stop: int, packed: Callable[[int], PackedChunk], checksum: Callable[[int], int]
 ) -> list[Segment]:
-    """Segments of the chunks first..stop-1. Borders lie at multiples of GROUP, so full groups never change.
+    """Split the chunks first..stop-1 into segments at multiples of CHUNKS_PER_SEGMENT, so full segments never change.
 
-    A name holds the serials inside, so that a tail that grew, or a head that lost chunks, is another segment. It ends
-    with a checksum of the chunks' own (`prints`): a run that resumed from an older checkpoint counts the same serials
-    again, with other contents.
+    A name contains the first and last serial: a tail that grew, or a head that lost chunks, is a new segment. It ends
+    with a checksum over the `checksum` of its chunks: a run that resumes from an older checkpoint assigns the same
+    serials again, to other contents.
     """
-    borders = [first, *range((first // CHUNKS_PER_SEGMENT + 1) * CHUNKS_PER_SEGMENT, stop, CHUNKS_PER_SEGMENT), stop]
-    pairs = pairwise(borders) if first < stop else ()
-    return [Segment(_name(begin, end, prints), partial(_blocks, begin, end, packed)) for begin, end in pairs]
+    bounds = [first, *range((first // CHUNKS_PER_SEGMENT + 1) * CHUNKS_PER_SEGMENT, stop, CHUNKS_PER_SEGMENT), stop]
+    pairs = pairwise(bounds) if first < stop else ()
+    return [Segment(_name(begin, end, checksum), partial(_encode, begin, end, packed)) for begin, end in pairs]
 
 
-def _name(first: int, stop: int, prints: Callable[[int], int]) -> str:
-    inside = b"".join(struct.pack("<I", prints(serial)) for serial in range(first, stop))
-    return f"replay-{first:012d}-{stop - 1:012d}-{zlib.crc32(inside):08x}"
+def _name(first: int, stop: int, checksum: Callable[[int], int]) -> str:
+    checksums = b"".join(struct.pack("<I", checksum(serial)) for serial in range(first, stop))
+    return f"replay-{first:012d}-{stop - 1:012d}-{zlib.crc32(checksums):08x}"
 
 
-def _blocks(first: int, stop: int, packed: Callable[[int], PackedChunk]) -> Iterator[bytes]:
-    yield _HEAD.pack(MAGIC, VERSION, stop - first, first)
+def _encode(first: int, stop: int, packed: Callable[[int], PackedChunk]) -> Iterator[bytes]:
+    yield _HEADER.pack(MAGIC, VERSION, stop - first, first)
     for serial in range(first, stop):
         data = packed(serial).to_bytes()
         yield _LENGTH.pack(len(data)) + data
 
 
-def read_segments(pieces: Iterable[tuple[str, SegmentSource]], layout: Layout) -> Iterator[tuple[int, PackedChunk]]:
-    """(serial, chunk) of all segments, one after the other; malformed ones raise ValueError with their name."""
-    for name, source in pieces:
+def read_segments(segments: Iterable[tuple[str, SegmentSource]], layout: Layout) -> Iterator[tuple[int, PackedChunk]]:
+    """Yield (serial, chunk) of all segments; a malformed segment raises ValueError with its name."""
+    for name, source in segments:
         data = Path(source).read_bytes() if isinstance(source, (str, os.PathLike)) else source.read()
         try:
             yield from _parse(data, layout)
@@ -67,12 +67,12 @@ def read_segments(pieces: Iterable[tuple[str, SegmentSource]], layout: Layout) -
 
 
 def _parse(data: bytes, layout: Layout) -> Iterator[tuple[int, PackedChunk]]:
-    if len(data) < _HEAD.size:
+    if len(data) < _HEADER.size:
         raise ValueError(f"{len(data)} bytes are too few for a segment")
-    magic, version, count, first = _HEAD.unpack_from(data)
+    magic, version, count, first = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise ValueError(f"it begins with {magic!r} version {version} instead of {MAGIC!r} version {VERSION}")
-    at = _HEAD.size
+    at = _HEADER.size
     for serial in range(first, first + count):
         if len(data) - at < _LENGTH.size:
             raise ValueError(f"it ends before chunk {serial}")

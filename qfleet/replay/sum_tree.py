@@ -1,4 +1,4 @@
-"""A sum tree: draw leaves in proportion to their values, and change them, in logarithmic time."""
+"""Sum tree: samples leaves in proportion to their values, and updates them, in logarithmic time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from qfleet.maths.compiled import HAS_NUMBA, jit
 class SumTree:
     """Non-negative float64 leaves in one flat array: node i has children 2i and 2i + 1, the root is node 1.
 
-    A parent is always recomputed as left + right, never by a difference, so that no error accumulates and equal
-    leaves mean a bitwise equal tree. `set` and `sample` go through the tree level by level for all items at once:
-    the memory accesses of one level do not wait for each other. Ascending draws need not descend from the root: one
-    sweep along a level in the middle finds all their nodes there.
+    A parent is always recomputed as left + right, never by adding a difference, so that rounding errors do not
+    accumulate and equal leaves give a bitwise equal tree. `set` and `sample` traverse the tree level by level for all
+    items at once: the memory accesses of one level are independent. Ascending points need no descent from the root:
+    one sweep along a middle level finds their nodes there.
     """
 
     def __init__(self, leaves: int) -> None:
@@ -34,15 +34,15 @@ class SumTree:
         return self.leaves[indices]
 
     def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write leaves, int64 [n] and float64 [n]; of equal indices the last one wins."""
+        """Set leaves, indices int64 [n] and values float64 [n]; of duplicate indices the last one counts."""
         _set(self._nodes, indices + self._offset, values, self.depth)
 
     def change(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Like `set`, with positive values; leaves that are zero stay zero."""
+        """Set leaves to positive values; leaves that are zero stay zero."""
         _change(self._nodes, indices + self._offset, values, self.depth)
 
     def fill(self, values: np.ndarray) -> None:
-        """Write all leaves at once."""
+        """Set all leaves."""
         self.leaves[:] = values
         for level in range(self.depth - 1, -1, -1):
             first = 1 << level
@@ -50,7 +50,7 @@ class SumTree:
             self._nodes[first:2 * first] = children[0::2] + children[1::2]
 
     def sample(self, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Leaves int64 [n] and their values for ascending points [n] in [0, 1) of the total; never a zero leaf."""
+        """Leaves int64 [n] and their values at ascending fractions [n] in [0, 1) of the total; never a zero leaf."""
         if not self.total > 0:
             raise ValueError("nothing to sample: every leaf is zero")
         node, value = _sample(self._nodes, uniforms * self.total, self.depth)
@@ -59,7 +59,7 @@ class SumTree:
 
 
 def set_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
-    """The plain numpy form of `set`."""
+    """`SumTree.set` in NumPy, level by level."""
     nodes[node] = values
     for _ in range(depth):
         node = np.unique(node >> 1)
@@ -67,13 +67,13 @@ def set_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth
 
 
 def change_levelwise(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
-    """The plain numpy form of `change`."""
+    """`SumTree.change` in NumPy."""
     alive = nodes[node] > 0
     set_levelwise(nodes, node[alive], values[alive], depth)
 
 
 def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """The plain numpy form of `sample`: where a child is zero the other one is taken, whatever rounding says."""
+    """`SumTree.sample` in NumPy. If one child is zero, the other one is taken even if rounding says otherwise."""
     top = depth // 2
     level = nodes[1 << top:2 << top]
     after = np.cumsum(level)
@@ -90,11 +90,12 @@ def sample_levelwise(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[n
 
 @jit
 def set_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
+    """`SumTree.set` as compiled loops. Overwrites `node`."""
     for i in range(len(node)):
         nodes[node[i]] = values[i]
     for _ in range(depth):
         for i in range(len(node)):
-            # Equal neighbours share their parent from some level on; what is done need not be done again.
+            # From some level on neighbouring nodes have the same parent: compute it once.
             parent = node[i] >> 1
             node[i] = parent
             if i == 0 or node[i - 1] != parent:
@@ -103,6 +104,7 @@ def set_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth:
 
 @jit
 def change_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, depth: int) -> None:
+    """`SumTree.change` as compiled loops. Overwrites `node` and `values`."""
     for i in range(len(node)):
         if nodes[node[i]] == 0:
             values[i] = 0.0
@@ -111,6 +113,7 @@ def change_compiled(nodes: np.ndarray, node: np.ndarray, values: np.ndarray, dep
 
 @jit
 def sample_compiled(nodes: np.ndarray, mass: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """`SumTree.sample` as compiled loops. Overwrites `mass`."""
     top = depth // 2
     final = (2 << top) - 1
     while nodes[final] == 0:

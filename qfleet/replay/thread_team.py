@@ -1,4 +1,4 @@
-"""Threads that compute side by side and wait for each other once, at the end."""
+"""Fork-join thread pool: runs a few jobs in parallel and waits for all of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Result = TypeVar("Result")
 
 
 class ThreadTeam:
-    """`count` threads, of which the caller's is the first."""
+    """Runs jobs on `count` threads; the calling thread is one of them."""
 
     def __init__(self, count: int) -> None:
-        self._pool = ThreadPoolExecutor(count - 1, "hand") if count > 1 else None
+        self._pool = ThreadPoolExecutor(count - 1, "thread-team") if count > 1 else None
 
     def __call__(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Do these at once, no more than there are hands; what they return, in order."""
+        """Run at most `count` jobs in parallel and return their results in order."""
         if self._pool is None:
             return [job() for job in jobs]
         others = [self._pool.submit(job) for job in jobs[1:]]
         try:
             first = jobs[0]()
         finally:
-            wait(others)  # after a failure, too: nobody is left at work on what the caller may change
+            wait(others)  # also after a failure: no thread may still use memory that the caller changes next
         return [first, *(other.result() for other in others)]

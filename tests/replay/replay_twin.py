@@ -1,4 +1,4 @@
-"""The naive twin of chunker and replay: every lane is a plain list of rows, every frame a small array."""
+"""Naive twin of chunker and replay: each lane is a plain list of rows, each frame a small array."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SPEC = EnvSpec("twin", {
 }, num_actions=5)
 EXTRAS = {"row": ((), "int64")}
 STATES = {"state": ((2,), "int64")}
-"""A state is the key of its row, twice; stored at marks only."""
+"""A state is the key of its row, twice; stored only at `state_rows`."""
 
 
 def key(lane: int, t: int) -> int:
-    """What the column `row` holds; never 0, which is padding."""
+    """Value of the column `row`; never 0, which is padding."""
     return (lane + 1) * LANE + t
 
 
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass
 class Twin:
-    """Plays random episodes on N lanes; `rows[lane][t]` is what happened. The column `row` says which it is."""
+    """Generates random episodes on N lanes; `rows[lane][t]` is the true row, identified by the column `row`."""
 
     lanes: int
     seed: int
@@ -60,7 +60,7 @@ class Twin:
         self.rows = [[] for _ in range(self.lanes)]
 
     def advance(self, end: bool = False) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """One row per lane (`end`: a final one); stacked observations [N, ...] and the other columns [N]."""
+        """Append one row per lane (a final row if `end`); return stacked observations [N, ...] and columns [N]."""
         for lane in range(self.lanes):
             self.rows[lane].append(self._row(self.rows[lane], end))
         now = [len(rows) - 1 for rows in self.rows]
@@ -71,13 +71,14 @@ class Twin:
         columns["row"] = np.array([key(lane, t) for lane, t in enumerate(now)])
         return obs, columns
 
-    def _row(self, before: list[Row], end: bool) -> Row:
+    def _row(self, previous: list[Row], end: bool) -> Row:
         frames = {name: self.rng.integers(1, 255, leaf.frame_shape).astype(leaf.dtype)
                   for name, leaf in SPEC.observation.items()}
-        terminated = bool(before) and before[-1].discount == 0 and before[-1].action == 0 and not before[-1].last
-        if end or terminated or self.rng.random() < self.end_chance / 2:  # the last of these is a truncation
+        terminated = (bool(previous) and previous[-1].discount == 0 and previous[-1].action == 0
+                      and not previous[-1].last)
+        if end or terminated or self.rng.random() < self.end_chance / 2:  # the last condition is a truncation
             return Row(frames, 1, 0.0, 0.0, True)
-        # Discount 0 with action 0 terminates; with any other action it is a lost life, and the game goes on.
+        # Discount 0 with action 0 terminates; with any other action it is a lost life, and the episode continues.
         discount = float(self.rng.random() > self.end_chance)
         return Row(frames, int(self.rng.integers(5)), float(np.float32(self.rng.normal())), discount, False)
 
@@ -90,7 +91,7 @@ class Twin:
         return frames[0] if leaf.stack == 1 else np.concatenate(frames)
 
     def n_step(self, lane: int, t: int, n: int, gamma: float) -> tuple[float, float, int]:
-        """Return, discount of the bootstrap, and its t, one transition after the other."""
+        """n-step return, bootstrap discount and bootstrap t, computed one transition at a time."""
         ret, scale, steps = 0.0, 1.0, 0
         while steps < n and not self.rows[lane][t].last:
             ret += scale * self.rows[lane][t].reward
@@ -112,11 +113,11 @@ def append(chunker: Chunker, twin: Twin, end: bool = False) -> list[tuple[int, C
 
 STORES = {"host": HostReplay, "device": DeviceReplay}
 chosen = {"store": "host"}
-"""Which store `replay_for` makes: one suite of tests is for all of them."""
+"""Kind of store that `replay_for` creates, so that one test suite covers all of them."""
 
 
 def replay_for(layout: Layout, seed: int = 0, **cfg: float) -> HostReplay | DeviceReplay:
-    """A replay that never waits, unless told otherwise."""
+    """A replay without rate limiting, unless `cfg` says otherwise."""
     values = {"capacity": 1000, "min_steps": 0, "samples_per_insert": 1e9, "chunk_steps": layout.chunk_steps} | cfg
     return STORES[chosen["store"]](layout, ReplayConfig.model_validate(values), seed, torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""The chunker against a plain list of rows."""
+"""The chunker compared with a plain list of rows."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ WINDOWS = st.sampled_from([Window(), Window(future=3), Window(past=1, unroll=2, 
 
 
 def starts_of(chunks, layout):
-    """(lane, t) of the first trained row of every window that may begin, as the valid starts of all chunks say."""
+    """(lane, t) of the first trained row of every valid start of all chunks."""
     found = []
     for lane, chunk in chunks:
         rows = layout.context + np.arange(layout.starts) * layout.window.stride + layout.window.past
@@ -28,7 +28,7 @@ def starts_of(chunks, layout):
 
 @given(WINDOWS, st.integers(2, 5), st.integers(0, 2**16), st.integers(1, 40))
 @settings(deadline=None, max_examples=25)
-def test_every_row_is_in_its_place(window, half, seed, steps):
+def test_every_row_of_a_chunk_equals_the_twin(window, half, seed, steps):
     layout, twin = layout_for(window, 2 * half), Twin(2, seed)
     chunker = Chunker(layout, 2)
     for _ in range(steps):
@@ -55,7 +55,7 @@ def test_every_row_is_in_its_place(window, half, seed, steps):
 
 @given(st.integers(1, 4), st.integers(4, 9), st.integers(0, 2**16), st.integers(0, 40), st.booleans())
 @settings(deadline=None, max_examples=25)
-def test_flushed_streams_start_everywhere_once(future, chunk_steps, seed, steps, spread):
+def test_flushed_streams_have_one_start_per_step(future, chunk_steps, seed, steps, spread):
     layout, twin = layout_for(Window(future=future), chunk_steps), Twin(2, seed)
     chunker, chunks = Chunker(layout, 2, staggered_padding(layout, 2) if spread else ()), []
     for _ in range(steps):
@@ -66,32 +66,32 @@ def test_flushed_streams_start_everywhere_once(future, chunk_steps, seed, steps,
     assert chunker.flush() == []
     fresh = [chunk for _ in range(layout.rows - layout.context) for _, chunk in append(chunker, twin)]
     assert len(fresh) == 2
-    for chunk in fresh:  # a new stream: nothing of the old one is looked back at
+    for chunk in fresh:  # a new stream: its context holds no rows of the old one
         context = {name: values[:layout.context] for name, values in chunk.columns.items()}
         assert context["last"].all() and not context["obs.image"].any()
 
 
 @pytest.mark.parametrize("lanes", [3, 8, 12])
-def test_staggered_lanes_are_full_one_after_the_other(lanes):
+def test_staggered_lanes_spread_their_chunks_over_time(lanes):
     layout = layout_for(Window(future=2), 8)
     counts = {}
     for spread in (False, True):
         chunker, twin = Chunker(layout, lanes, staggered_padding(layout, lanes) if spread else ()), Twin(lanes, seed=2)
         counts[spread] = [len(append(chunker, twin)) for _ in range(40)]
         append(chunker, twin, end=True)
-        chunker.flush()  # as when a run is resumed, or cut at a checkpoint
+        chunker.flush()  # as when a run resumes, or ends its episodes at a checkpoint
         counts[spread] += [len(append(chunker, twin)) for _ in range(40)]
     assert max(counts[False]) == lanes
-    assert max(counts[True]) == -(-lanes // 8), "the same number, spread over the steps of a chunk"
+    assert max(counts[True]) == -(-lanes // 8), "chunks must be spread over the steps of a chunk"
     assert abs(sum(counts[True]) - sum(counts[False])) <= 2 * lanes
 
 
-def test_a_start_is_a_multiple_of_the_stride_away_from_the_padding():
+def test_staggered_padding_is_a_multiple_of_the_stride():
     layout = Layout(SPEC, Window(future=3, stride=4), 16)
     assert staggered_padding(layout, 5) == [0, 0, 4, 8, 12]
 
 
-def test_flush_without_final_rows_starts_no_open_window():
+def test_flush_without_final_rows_starts_no_incomplete_window():
     layout, twin = layout_for(Window(future=3), 8), Twin(1, seed=3, end_chance=0.0)
     chunker, chunks = Chunker(layout, 1), []
     for _ in range(12):
@@ -113,7 +113,7 @@ def test_no_unrolled_window_crosses_an_episode_and_every_step_of_it_is_trained(s
         begin = layout.context + int(np.flatnonzero(~chunk.columns["last"][layout.context:])[0])
         assert not chunk.columns["row"][:begin].any() or chunk.columns["row"][:begin].all(), "padding, or all context"
         ends = np.flatnonzero(chunk.columns["last"][begin:])
-        if len(ends):  # from the final row on there is only padding
+        if len(ends):  # only padding follows the final row
             rest = chunk.columns["row"][begin + ends[0] + 1:]
             assert chunk.columns["last"][begin + ends[0]:].all() and not rest.any()
     wanted = []
@@ -161,7 +161,7 @@ def test_layout_counts_rows_and_blocks():
         assert min(sized.rows_of_block(i) for i in range(sized.blocks)) > 0
 
 
-def test_layouts_that_cannot_be_are_refused():
+def test_impossible_layouts_are_refused():
     with pytest.raises(UserError, match="multiple of the stride"):
         Layout(SPEC, Window(unroll=4, stride=3), 8)
     with pytest.raises(ValueError, match="reward"):

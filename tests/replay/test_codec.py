@@ -1,13 +1,13 @@
-"""The codec gives back what it was given, and believes nothing that is malformed."""
+"""The codec is lossless and refuses malformed data."""
 
 import zlib
 
 import numpy as np
 import pytest
 import zstandard
+from corrupt_chunks import corrupt_chunks, raw_frame, with_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from poison_kit import poisoned, raw_frame, with_blocks
 from replay_twin import Twin, append, layout_for
 
 from qfleet.core import array_codec
@@ -37,7 +37,7 @@ def test_decoding_undoes_encoding(chunk_steps, future, seed):
     np.testing.assert_array_equal(again.valid, chunk.valid)
 
 
-def test_wide_columns_are_compressed_and_the_rest_is_not():
+def test_only_wide_columns_are_compressed():
     layout = layout_for(Window(), 16)
     packed = Codec(layout).pack(some_chunk(layout))
     assert set(packed.blocked) == {"obs.image", "obs.wide"}
@@ -65,7 +65,7 @@ def test_damaged_bytes_raise_value_error(data):
 
 @given(st.binary(max_size=120), st.integers(0, 4))
 @settings(deadline=None, max_examples=300)
-def test_frames_with_a_right_checksum_but_wrong_insides_raise_value_error(body, count):
+def test_malformed_frames_with_a_correct_checksum_raise_value_error(body, count):
     head = array_codec.MAGIC + array_codec.VERSION.to_bytes(2, "little") + count.to_bytes(2, "little")
     data = head + zlib.crc32(body).to_bytes(4, "little") + body
     if count == 0 and body == b"":
@@ -78,21 +78,21 @@ def test_frames_with_a_right_checksum_but_wrong_insides_raise_value_error(body, 
     pytest.fail("random bytes were read as arrays")
 
 
-def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
+def test_chunks_of_another_layout_or_with_wrong_block_sizes_are_refused():
     layout = layout_for(Window(), 8)
     packed = Codec(layout).pack(some_chunk(layout))
-    with pytest.raises(ValueError, match="another layout"):
+    with pytest.raises(ValueError, match="the chunk has another layout"):
         PackedChunk.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
     arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     del arrays["dense.reward"]
-    with pytest.raises(ValueError, match="other columns"):
+    with pytest.raises(ValueError, match="the chunk has the columns"):
         PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
     bomb = zstandard.ZstdCompressor().compress(bytes(10**7))
     arrays = dict(array_codec.from_bytes(packed.to_bytes()))
     arrays["data.obs.image"] = np.frombuffer(bomb, np.uint8)
     arrays["ends.obs.image"] = np.array([len(bomb)], np.uint32)
     assert layout.blocks == 1
-    with pytest.raises(ValueError, match="announces 10000000 bytes"):
+    with pytest.raises(ValueError, match="declares 10000000 bytes"):
         PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
     arrays["data.obs.image"] = np.frombuffer(b"not zstd", np.uint8)
     arrays["ends.obs.image"] = np.array([8], np.uint32)
@@ -100,28 +100,28 @@ def test_chunks_of_another_layout_or_with_lying_blocks_are_refused():
         PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
 
 
-def test_blocks_that_do_not_decode_to_their_rows_are_found_without_a_draw():
+def test_verify_finds_blocks_that_do_not_decode_to_their_rows():
     layout = layout_for(Window(), 40)
     codec, packed = Codec(layout), Codec(layout).pack(some_chunk(layout))
     assert layout.blocks > 2
     codec.verify(packed)
     sizes = [layout.rows_of_block(block) * layout.blocked[0].row_bytes for block in range(layout.blocks)]
     codec.verify(with_blocks(layout, packed, "obs.image", [raw_frame(bytes(size)) for size in sizes]))
-    for label, bad in poisoned(layout, packed).items():
+    for label, bad in corrupt_chunks(layout, packed).items():
         for read in (codec.verify, codec.unpack):
             with pytest.raises(ValueError, match=r"block 0 of obs\.image"):
                 read(bad)
                 pytest.fail(label)
 
 
-def test_compressed_numbers_that_are_not_finite_are_found_without_a_draw():
+def test_verify_finds_compressed_floats_that_are_not_finite():
     layout = layout_for(Window(), 40)
     codec, chunk = Codec(layout), some_chunk(layout)
     chunk.columns["obs.wide"][7, 3] = np.nan
-    with pytest.raises(ValueError, match=r"obs\.wide of a chunk is not finite"):
+    with pytest.raises(ValueError, match=r"obs\.wide of the chunk is not finite"):
         codec.verify(codec.pack(chunk))
 
 
-def test_objects_are_not_framed():
+def test_arrays_of_objects_are_refused():
     with pytest.raises(ValueError, match="dtype"):
         array_codec.to_bytes({"x": np.array([object()])})

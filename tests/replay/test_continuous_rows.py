@@ -1,4 +1,4 @@
-"""Continuous actions of any shape, from the chunker through the codec to windows: they come back as they were."""
+"""Continuous actions of any shape pass unchanged through chunker, codec and replay."""
 
 import numpy as np
 import pytest
@@ -13,16 +13,16 @@ from qfleet.replay.layout import Layout
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (10, 8)], ids=str)
-def test_actions_come_back(shape):
-    """The last one is so large that it rests compressed."""
+def test_actions_are_stored_without_loss(shape):
+    """The last shape is large enough to be compressed."""
     size = int(np.prod(shape))
     spec = EnvSpec("x", {"obs": Leaf((1,), "float32", "vector")}, 0, box=Box(shape, (-1.0,) * size, (1.0,) * size))
     layout = Layout(spec, Window(future=2), 8)
     chunker, replay = Chunker(layout, 2), replay_for(layout)
-    rng, done = np.random.default_rng(0), []
+    rng, actions = np.random.default_rng(0), []
     for t in range(60):
         action = rng.uniform(-1, 1, (2, *shape)).astype(np.float32)
-        done.append(action)
+        actions.append(action)
         last = np.full(2, t % 13 == 12)
         obs = {"obs": np.array([[t], [1000 + t]], np.float32)}
         zero = np.zeros(2, np.float32)
@@ -37,4 +37,4 @@ def test_actions_come_back(shape):
     for name, row in zip(sample.rows["obs.obs"], sample.rows["action"], strict=True):
         for seen, found in zip(name, row, strict=True):
             lane, t = divmod(int(seen), 1000)
-            np.testing.assert_array_equal(found.numpy(), done[t][lane])
+            np.testing.assert_array_equal(found.numpy(), actions[t][lane])

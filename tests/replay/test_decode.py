@@ -1,4 +1,4 @@
-"""Windows of compressed columns are what a naive reader finds in the chunks, however many threads decode them."""
+"""Windows of compressed columns equal those of a naive reader, for any number of threads."""
 
 import threading
 
@@ -15,7 +15,7 @@ from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
 
 SPEC = EnvSpec("columns", {
-    "odd": Leaf((4, 17, 17), "uint8", "image", stack=4),  # 289 bytes a row: no whole words
+    "odd": Leaf((4, 17, 17), "uint8", "image", stack=4),  # 289 bytes per row: not a multiple of a word
     "even": Leaf((2, 16, 16), "uint8", "image", stack=2),
     "plain": Leaf((65,), "float32", "vector"),
 }, num_actions=3)
@@ -24,7 +24,7 @@ KEPT = 12
 
 
 def chunks_for(layout):
-    """Random chunks, in which episodes end often."""
+    """Random chunks with many final rows."""
     rng, chunks = np.random.default_rng(3), []
     for _ in range(KEPT):
         columns = {c.name: rng.integers(0, 99, (layout.rows, *c.shape)).astype(c.dtype) for c in layout.columns}
@@ -44,7 +44,7 @@ def filled(layout, chunks, threads=1):
 
 
 def stack_at(chunk, column, row):
-    """The newest `stack` frames of the row's episode, zeros before its first."""
+    """The newest `stack` frames of the row's episode; zeros before its first frame."""
     frames, alive = [], True
     for back in range(column.stack):
         alive = alive and (back == 0 or not chunk.columns["last"][row - back])
@@ -57,7 +57,7 @@ def stack_at(chunk, column, row):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("chunk_steps", [10, 40])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_windows_are_those_of_the_chunks(monkeypatch, window, chunk_steps, threads, part_bytes):
+def test_windows_equal_those_of_a_naive_reader(monkeypatch, window, chunk_steps, threads, part_bytes):
     monkeypatch.setattr(decode, "PART_BYTES", part_bytes)
     layout = Layout(SPEC, window, chunk_steps)
     assert {c.name for c in layout.blocked} == {"obs.odd", "obs.even", "obs.plain"}
@@ -81,43 +81,43 @@ def test_windows_may_come_in_any_order():
         assert torch.equal(mixed[name][order], values), name
 
 
-def test_small_batches_are_not_handed_over(monkeypatch):
-    layout, busy = Layout(SPEC, Window(future=2), 40), []
+def test_small_batches_are_decoded_by_the_calling_thread(monkeypatch):
+    layout, used = Layout(SPEC, Window(future=2), 40), []
     replay, work = filled(layout, chunks_for(layout), threads=3), decode.Decoder._work
 
     def watched(self, *args):
-        busy.append(threading.get_ident())
+        used.append(threading.get_ident())
         work(self, *args)
 
     monkeypatch.setattr(decode.Decoder, "_work", watched)
     replay.sample(32)
-    assert set(busy) == {threading.get_ident()}
+    assert set(used) == {threading.get_ident()}
     monkeypatch.setattr(decode, "PART_BYTES", 20_000)
     replay.sample(32)
-    assert len(set(busy)) > 1
+    assert len(set(used)) > 1
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("damage", "error"), [(lambda data: b"", ValueError),
                                                (lambda data: b"?" + data[1:], zstandard.ZstdError)])
-def test_what_cannot_be_decoded_is_raised_where_the_batch_was_asked_for(monkeypatch, threads, damage, error):
+def test_decoding_errors_are_raised_by_sample(monkeypatch, threads, damage, error):
     monkeypatch.setattr(decode, "PART_BYTES", 20_000)
     layout = Layout(SPEC, Window(future=2), 40)
     replay = filled(layout, chunks_for(layout), threads)
-    held = replay._data["obs.odd"]
-    good = list(held)
-    held[KEPT // 2:] = [damage(data) for data in held[KEPT // 2:]]  # the first part meets nothing bad
+    stored = replay._data["obs.odd"]
+    good = list(stored)
+    stored[KEPT // 2:] = [damage(data) for data in stored[KEPT // 2:]]  # the first part is intact
     with pytest.raises(error):
         replay.sample(100)
-    held[:] = good
-    assert replay.sample(100) is not None, "and the threads are ready for the next"
+    stored[:] = good
+    assert replay.sample(100) is not None, "the threads can be used again"
 
 
-def test_what_a_block_has_too_much_does_not_shift_the_others():
+def test_surplus_bytes_of_a_block_do_not_shift_the_others():
     layout = Layout(SPEC, Window(future=2), 40)
     replay = filled(layout, chunks_for(layout))
     more = zstandard.compress(b"more")
     replay._data["obs.odd"][0] = more + replay._data["obs.odd"][0]
-    replay._ends["obs.odd"][0] += len(more)  # the first block is two frames now, of which the announced size is one's
-    with pytest.raises(ValueError, match="go on after them"):
+    replay._ends["obs.odd"][0] += len(more)  # the first block has two frames now; its declared size is that of one
+    with pytest.raises(ValueError, match="decode to more than"):
         replay._gatherer.windows(np.zeros(4, np.int64), np.arange(4))

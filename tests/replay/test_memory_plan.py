@@ -1,4 +1,4 @@
-"""Memory is judged before the run, from what the machine and its control groups say."""
+"""The memory plan, and the free memory of the machine and its control groups."""
 
 import pytest
 import torch
@@ -23,12 +23,12 @@ def test_a_million_atari_steps():
     assert planned.max_bytes == pytest.approx(0.8 * 8 * GB)
 
 
-def test_an_empty_store_counts_what_was_planned():
+def test_an_empty_store_has_the_planned_size():
     cfg = ReplayConfig(capacity=10_000)
     assert HostReplay(ATARI, cfg, 0, torch.device("cpu")).nbytes == plan_memory(ATARI, cfg, available_bytes=GB).fixed
 
 
-def test_vectors_are_not_expected_to_shrink():
+def test_vectors_are_planned_without_compression():
     wide = Layout(EnvSpec("w", {"obs": Leaf((100,), "float32", "vector")}, 2), Window(), 50)
     planned = plan_memory(wide, ReplayConfig(capacity=5000, chunk_steps=50), available_bytes=GB)
     assert planned.blob_bytes_estimate == 100 * 51 * 400
@@ -40,12 +40,12 @@ def test_vectors_are_not_expected_to_shrink():
     ({"capacity": 1_000_000, "max_bytes": 10**7}, GB, "max_bytes=10 MB does not hold replay.min_steps=1000"),
     ({"capacity": 32}, GB, "capacity=32 does not hold one chunk"),
 ])
-def test_plans_that_cannot_fit_are_refused_with_figures(cfg, available, message):
+def test_plans_that_cannot_fit_are_refused_with_the_sizes(cfg, available, message):
     with pytest.raises(UserError, match=message):
         plan_memory(ATARI, ReplayConfig.model_validate(cfg), available_bytes=available)
 
 
-def test_a_limit_below_the_estimate_is_the_users_choice():
+def test_max_bytes_may_be_below_the_estimate():
     assert plan_memory(ATARI, ReplayConfig(capacity=1_000_000, max_bytes=GB // 2), GB).max_bytes == GB // 2
 
 
@@ -60,7 +60,7 @@ def write(root, files):
         (root / name).write_text(text)
 
 
-def test_available_memory_is_the_least_of_all_limits(tmp_path):
+def test_available_memory_is_the_minimum_of_all_limits(tmp_path):
     write(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"})
     assert available_memory(tmp_path) == 4_096_000
     write(tmp_path, {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n",
@@ -74,11 +74,11 @@ def test_available_memory_is_the_least_of_all_limits(tmp_path):
     assert available_memory(tmp_path) == 50_000
 
 
-def test_this_machine_says_something():
+def test_available_memory_is_known_on_this_machine():
     assert available_memory() > 10**6
 
 
-def test_contradictions_are_named():
+def test_contradictory_settings_are_reported():
     cfg = ReplayConfig(capacity=100, min_steps=200, chunk_steps=6)
     found = "\n".join(cfg.problems(batch_size=128, window=Window(future=7, stride=4), lanes=32))
     for part in ("learner.batch_size=128 exceeds replay.capacity=100", "replay.min_steps=200 exceeds", "set it to 8",

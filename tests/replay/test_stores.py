@@ -1,4 +1,4 @@
-"""Both replays, on the host and on a device, against the naive twin and under bad treatment."""
+"""Host and device replay compared with the naive twin, and with invalid input."""
 
 import io
 
@@ -19,19 +19,19 @@ from qfleet.replay.chunker import Chunker
 
 @pytest.fixture(scope="module", params=["host", "device"], autouse=True)
 def store(request):
-    """Every test of this file is for every store."""
+    """Run every test of this file with every store."""
     replay_twin.chosen["store"] = request.param
     yield request.param
     replay_twin.chosen["store"] = "host"
 
 
 def compare_window(sample, item, twin, layout):
-    """Every row of a sampled window, up to its first final row, is the twin's; observations restacked. States are those
-    of the marked rows. The place of the first trained row."""
+    """Assert that a sampled window equals the twin's rows up to its first final row, with stacked observations and
+    the states of `state_rows`. Return lane and t of the first trained row."""
     past = layout.window.past
     lane, t = place(int(sample.rows["row"][item, past]))
-    marked = sample.rows["row"][item, list(layout.state_rows)]
-    assert torch.equal(sample.rows["state"][item], marked[:, None].repeat(1, 2))
+    state_keys = sample.rows["row"][item, list(layout.state_rows)]
+    assert torch.equal(sample.rows["state"][item], state_keys[:, None].repeat(1, 2))
     for row in range(-past, layout.window.length - past):
         if not sample.rows["row"][item, past + row]:  # padding before the episode, or after it
             assert sample.rows["last"][item, past + row] and not sample.rows["obs.image"][item, past + row].any()
@@ -42,8 +42,8 @@ def compare_window(sample, item, twin, layout):
         assert sample.rows["reward"][item, past + row] == np.float32(true.reward)
         assert sample.rows["discount"][item, past + row] == true.discount
         for name in SPEC.observation:
-            shown = sample.rows[OBS_PREFIX + name][item, past + row].numpy()
-            np.testing.assert_array_equal(shown, twin.stacked(name, lane, t + row))
+            stacked = sample.rows[OBS_PREFIX + name][item, past + row].numpy()
+            np.testing.assert_array_equal(stacked, twin.stacked(name, lane, t + row))
         if true.last:
             break
     return lane, t
@@ -66,7 +66,7 @@ def test_windows_equal_the_twin(future, chunk_steps, seed, alpha, steps):
         assert not twin.rows[lane][t].last
 
 
-def test_unrolled_windows_equal_the_twin_and_are_padded_after_the_end():
+def test_sequence_windows_equal_the_twin_and_are_padded_after_the_episode():
     layout, twin = layout_for(Window(past=1, unroll=3, future=2, stride=2), 8), Twin(3, seed=4)
     chunker, replay = Chunker(layout, 3), replay_for(layout)
     play(twin, chunker, replay, 80)
@@ -79,7 +79,7 @@ def test_unrolled_windows_equal_the_twin_and_are_padded_after_the_end():
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
-def test_twelve_thousand_windows_in_all_give_the_naive_n_step_return(n):
+def test_n_step_returns_of_sampled_windows_equal_the_naive_ones(n):
     layout, twin = layout_for(Window(future=n), 16), Twin(4, seed=n, end_chance=0.2)
     chunker, replay = Chunker(layout, 4), replay_for(layout, capacity=4000)
     play(twin, chunker, replay, 600)
@@ -117,9 +117,9 @@ def test_uniform_weights_are_exactly_one():
     assert torch.equal(sample.weight, torch.ones(32))
 
 
-def test_floats_of_a_batch_lie_where_kernels_round_alike(store):
-    """However the heap looks: at multiples of 64 bytes on the host, always equally far from them on a device."""
-    replay, heap, places = filled()[-1], [], {}
+def test_float_tensors_of_a_batch_have_a_constant_alignment(store):
+    """Rounding in kernels may depend on alignment: 64 bytes on the host, a constant offset on a device."""
+    replay, heap, alignment = filled()[-1], [], {}
     for draw in range(40):
         heap.append(bytearray(1000 + 137 * draw))
         size = 1 + draw % 7
@@ -127,11 +127,11 @@ def test_floats_of_a_batch_lie_where_kernels_round_alike(store):
         floats = {"weight": sample.weight} | {name: rows for name, rows in sample.rows.items()
                                               if rows.is_floating_point()}
         offsets = {name: values.data_ptr() % 64 for name, values in floats.items()}
-        assert len(offsets) > 2 and places.setdefault(size, offsets) == offsets
+        assert len(offsets) > 2 and alignment.setdefault(size, offsets) == offsets
         assert store == "device" or not any(offsets.values())
 
 
-def test_draws_follow_priorities_and_weights_undo_them():
+def test_samples_follow_priorities_and_weights_correct_for_them():
     replay = filled(alpha=1.0, beta_start=1.0, beta_end=1.0)[-1]
     keys = np.unique(np.concatenate([replay.sample(200).keys for _ in range(20)]))
     wanted = dict(zip(keys.tolist(), np.linspace(1.0, 4.0, len(keys)), strict=True))
@@ -152,7 +152,7 @@ def test_draws_follow_priorities_and_weights_undo_them():
     for drawn, value in wanted.items():
         expected = total * value / mass
         chi += (counts[drawn] - expected) ** 2 / expected
-    # Stratified draws scatter less than independent ones, for which chi is about the number of keys.
+    # Stratified samples vary less than independent ones, for which chi is about the number of keys.
     assert chi < 1.3 * len(keys)
 
 
@@ -170,16 +170,16 @@ def test_importance_weights_follow_beta_on_the_step_clock():
 
 @given(st.lists(st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30, 1e-30, 0.5, 7.0]), min_size=1, max_size=30))
 @settings(deadline=None, max_examples=25)
-def test_absurd_priorities_are_clamped_and_counted(values):
+def test_priorities_out_of_range_are_clamped_and_counted(values):
     replay = filled(steps=40)[-1]
     keys = replay.sample(len(values)).keys
     replay.update(keys, np.array(values, np.float32))
     replay.check_valid()
-    sane = [0.5, 7.0]
-    assert replay.metrics()["replay/clamped_priorities"] == sum(value not in sane for value in values)
+    in_range = [0.5, 7.0]
+    assert replay.metrics()["replay/clamped_priorities"] == sum(value not in in_range for value in values)
     sample = replay.sample(64)
     assert torch.isfinite(sample.weight).all() and (sample.weight > 0).all() and sample.weight.max() == 1
-    assert replay.state_dict()["priorities"]["largest"] == max([1.0, *(v for v in values if v in sane)])
+    assert replay.state_dict()["priorities"]["largest"] == max([1.0, *(v for v in values if v in in_range)])
 
 
 def test_new_chunks_enter_at_the_largest_priority_seen():
@@ -205,7 +205,7 @@ def test_given_priorities_count_only_for_valid_starts():
 def test_stale_keys_are_ignored():
     _, twin, chunker, replay = filled(alpha=1.0, capacity=100)
     old = replay.sample(32).keys
-    play(twin, chunker, replay, 60)  # more than the capacity: every chunk is another one by now
+    play(twin, chunker, replay, 60)  # more than the capacity: every chunk has been replaced
     before = replay.state_dict()["leaves"]
     replay.update(old, np.full(32, 1000.0))
     np.testing.assert_array_equal(replay.state_dict()["leaves"], before)
@@ -217,21 +217,21 @@ def test_stale_keys_are_ignored():
         replay.update(old, np.ones(3))
 
 
-def test_after_many_rounds_a_priority_still_belongs_to_the_item_that_it_was_given_to():
-    """In a ring that has gone round, and with chunks that come in between sampling and updating."""
+def test_priorities_stay_with_their_items_after_the_ring_buffer_wraps():
+    """Chunks are also inserted between sampling and updating."""
     layout, twin, chunker, replay = filled(alpha=1.0, capacity=100, steps=400)
 
-    def level():
+    def flatten():
         first, last = (replay.state_dict()[name] * layout.starts for name in ("first", "next"))
         replay.update(np.arange(first, last), np.full(last - first, 1e-3))
 
     for _ in range(20):
-        level()
+        flatten()
         before = replay.sample(256)
         play(twin, chunker, replay, 7)
         replay.update(before.keys, np.ones(256))
-        level()
-        chosen = int(before.keys.argmax())  # the newest of them, which is still there
+        flatten()
+        chosen = int(before.keys.argmax())  # the newest key, which is not evicted yet
         replay.update(before.keys[[chosen]], np.array([1e6]))
         assert set(replay.sample(64).rows["row"][:, 0].tolist()) == {int(before.rows["row"][chosen, 0])}
         replay.check_valid()
@@ -247,14 +247,14 @@ def test_capacity_evicts_the_oldest():
     replay.check_valid()
 
 
-def test_bytes_evict_the_oldest(store):
-    if store == "device":  # which takes the same bytes, full or empty
+def test_max_bytes_evicts_the_oldest(store):
+    if store == "device":  # allocates all memory at the start
         with pytest.raises(UserError, match=r"max_bytes=20000 is 20 KB: lower replay.capacity to \d+"):
             filled(capacity=600, max_bytes=20_000)
         return
     layout = layout_for(Window(), 10)
-    roomy = filled(alpha=0.3, capacity=600, steps=290)[-1]
-    limit = roomy.nbytes - 20_000
+    unlimited = filled(alpha=0.3, capacity=600, steps=290)[-1]
+    limit = unlimited.nbytes - 20_000
     twin = Twin(2, 0)
     chunker, tight = Chunker(layout, 2), replay_for(layout, alpha=0.3, capacity=600, max_bytes=limit)
     for _ in range(40):
@@ -267,7 +267,7 @@ def test_bytes_evict_the_oldest(store):
         compare_window(tight.sample(64), item, twin, layout)
 
 
-def test_pace_holds_sampling_back():
+def test_the_rate_limiter_limits_sampling():
     layout, twin = layout_for(Window(), 10), Twin(2, seed=0)
     chunker, replay = Chunker(layout, 2), replay_for(layout, min_steps=60, samples_per_insert=0.5)
     drawn = []
@@ -279,20 +279,20 @@ def test_pace_holds_sampling_back():
     assert replay.metrics()["replay/samples_per_insert"] == pytest.approx(8 * len(drawn) / 140)
 
 
-def test_nothing_to_sample_means_wait():
+def test_an_empty_store_returns_no_sample():
     replay = replay_for(layout_for(Window(), 10))
     replay.clock.count_steps(1000)
     assert replay.sample(4) is None
 
 
-def test_metrics_count_everything():
+def test_metrics_report_size_and_memory():
     replay = filled(alpha=0.6)[-1]
-    figures = replay.metrics()
+    metrics = replay.metrics()
     chunks = replay.state_dict()["next"] - replay.state_dict()["first"]
-    held = sum(len(block) for segment in replay.segments() for block in segment.blocks())
-    assert figures["replay/bytes"] > held / 2
-    assert figures["replay/bytes_per_step"] == pytest.approx(figures["replay/bytes"] / (chunks * 10))
-    assert 0 < figures["replay/size"] <= chunks * 10 and figures["replay/beta"] >= 0.4
+    saved_bytes = sum(len(block) for segment in replay.segments() for block in segment.blocks())
+    assert metrics["replay/bytes"] > saved_bytes / 2
+    assert metrics["replay/bytes_per_step"] == pytest.approx(metrics["replay/bytes"] / (chunks * 10))
+    assert 0 < metrics["replay/size"] <= chunks * 10 and metrics["replay/beta"] >= 0.4
 
 
 def saved(replay):
@@ -335,12 +335,12 @@ def test_segments_are_immutable_and_named_by_content():
     play(twin, chunker, replay, 500)
     _, late = saved(replay)
     assert len(early) == 2 and len(late) == 3
-    assert [name for name in early if name in late] == [next(iter(early))]  # the full group stays, the tail grew
+    assert [name for name in early if name in late] == [next(iter(early))]  # the full segment stays, the tail grew
     assert all(late[name] == data for name, data in early.items() if name in late)
     assert next(iter(late)).startswith("replay-000000000000-000000000063-")
     assert restored(layout, *saved(replay), alpha=0.6, capacity=2000).metrics() == replay.metrics()
     play(twin, chunker, replay, 300)
-    assert next(iter(saved(replay)[1])).startswith("replay-0000000000")  # a head that lost chunks is another segment
+    assert next(iter(saved(replay)[1])).startswith("replay-0000000000")  # a head that lost chunks is a new segment
     assert not next(iter(saved(replay)[1])).startswith("replay-000000000000-")
     other = filled(steps=400, capacity=2000, seed=1)[-1]
     assert not set(saved(other)[1]) & set(early)  # equal serials, other contents
@@ -359,7 +359,7 @@ def test_damaged_or_missing_segments_are_refused():
         restored(layout, state, {key: value for key, value in files.items() if key != name}, alpha=0.6, capacity=2000)
     with pytest.raises(ValueError, match="leaves"):
         restored(layout, state | {"leaves": state["leaves"][:-1]}, files, alpha=0.6, capacity=2000)
-    with pytest.raises(ValueError, match="not the one that its priorities"):
+    with pytest.raises(ValueError, match="does not match its saved priorities"):
         restored(layout, state | {"leaves": np.roll(state["leaves"], 1)}, files, alpha=0.6, capacity=2000)
 
 
@@ -376,8 +376,8 @@ def test_a_smaller_capacity_keeps_the_newest():
 def test_counters_beyond_two_to_the_31():
     layout, twin, chunker, replay = filled(alpha=0.6, capacity=100)
     state, start = replay.state_dict(), 2**31 - 2
-    pace = state["pace"] | {"steps": start, "samples": start, "origin": [start, start]}
-    empty = {"first": start, "next": start, "leaves": np.zeros(0), "lengths": np.zeros(0), "pace": pace}
+    limiter = state["pace"] | {"steps": start, "samples": start, "origin": [start, start]}
+    empty = {"first": start, "next": start, "leaves": np.zeros(0), "lengths": np.zeros(0), "pace": limiter}
     replay.load_state_dict(state | empty)
     play(twin, chunker, replay, 60)
     sample = replay.sample(32)

@@ -1,4 +1,4 @@
-"""The sum tree against plain arrays, compiled and uncompiled."""
+"""The sum tree compared with plain arrays, with and without numba."""
 
 import numpy as np
 import pytest
@@ -32,12 +32,12 @@ def test_tree_equals_plain_leaves(leaves, writes):
         np.testing.assert_allclose(tree.total, plain.sum(), rtol=1e-12)
     fresh = SumTree(leaves)
     fresh.fill(plain)
-    assert fresh.total == tree.total  # bitwise: parents are sums of children, however they came about
+    assert fresh.total == tree.total  # bitwise: parents are sums of children, regardless of the writes before
 
 
 @given(st.integers(1, 70), st.integers(0, 2**16))
 @settings(deadline=None)
-def test_compiled_and_plain_agree_bitwise(leaves, seed):
+def test_compiled_and_numpy_versions_agree_bitwise(leaves, seed):
     rng = np.random.default_rng(seed)
     tree = SumTree(leaves)
     offset = 1 << tree.depth
@@ -61,7 +61,7 @@ def test_compiled_and_plain_agree_bitwise(leaves, seed):
 
 @given(st.integers(1, 100), st.integers(0, 2**16))
 @settings(deadline=None)
-def test_zero_leaves_are_never_drawn(leaves, seed):
+def test_zero_leaves_are_never_sampled(leaves, seed):
     rng = np.random.default_rng(seed)
     values = rng.random(leaves) * rng.choice([0.0, 1e-6, 1.0, 1e6], leaves)
     values[rng.integers(leaves)] = 0.1
@@ -74,26 +74,26 @@ def test_zero_leaves_are_never_drawn(leaves, seed):
     np.testing.assert_array_equal(value, values[drawn])
 
 
-def test_draws_follow_the_cumulative_sum():
+def test_samples_follow_the_cumulative_sum():
     values = np.array([1.0, 0.0, 2.0, 5.0, 0.0])
     tree = SumTree(5)
     tree.fill(values)
     assert tree.sample(np.array([0.0, 0.124, 0.126, 0.37, 0.38, 0.99]))[0].tolist() == [0, 0, 2, 2, 3, 3]
 
 
-def test_change_leaves_zeros_alone():
+def test_change_keeps_zero_leaves_at_zero():
     tree = SumTree(4)
     tree.fill(np.array([1.0, 0.0, 2.0, 0.0]))
     tree.change(np.array([0, 1, 3]), np.array([5.0, 5.0, 5.0]))
     assert tree.leaves.tolist() == [5.0, 0.0, 2.0, 0.0] and tree.total == 7.0
 
 
-def test_an_empty_tree_refuses():
+def test_an_empty_tree_cannot_be_sampled():
     with pytest.raises(ValueError, match="every leaf is zero"):
         SumTree(4).sample(np.array([0.5]))
 
 
-def test_no_drift_after_many_writes():
+def test_rounding_errors_do_not_accumulate():
     rng, tree = np.random.default_rng(0), SumTree(64)
     for _ in range(2000):
         tree.set(rng.integers(0, 64, 8), rng.choice([1e-6, 1e6, 1.0], 8))

@@ -1,4 +1,4 @@
-"""Without numba replay is slower, and otherwise the same."""
+"""Replay gives the same results with and without numba."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from qfleet.maths.compiled import HAS_NUMBA
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.decode import plan_blocks, undo_deltas
 
-ALONE = """
+NO_NUMBA = """
 import sys
 sys.modules["numba"] = None
 import test_uncompiled
@@ -25,7 +25,7 @@ print(test_uncompiled.fingerprint())
 
 
 def fingerprint() -> str:
-    """A hash of everything that a fixed history of adds, samples and updates brings out."""
+    """Hash of all samples in a fixed sequence of adds, samples and updates."""
     twin, layout = Twin(2, seed=8), layout_for(Window(future=2), 20)
     chunker, replay, digest = Chunker(layout, 2), replay_for(layout, alpha=0.6), hashlib.sha256()
     for _ in range(10):
@@ -44,14 +44,15 @@ def test_samples_are_the_same_without_numba():
     assert HAS_NUMBA
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}
-    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-c", NO_NUMBA]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == fingerprint()
     assert done.stderr.count("numba cannot be imported") == 1
 
 
 @pytest.mark.parametrize("word", [np.uint8, np.uint64])
-def test_windows_unroll_the_same_compiled_and_not(word):
+def test_decoding_kernels_agree_compiled_and_uncompiled(word):
     rng = np.random.default_rng(0)
     for _ in range(20):
         size, depth, length, count = (int(rng.integers(1, most)) for most in (9, 4, 12, 6))
