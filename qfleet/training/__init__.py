@@ -1,1 +1,1 @@
-"""The run of one learner: loop, stop rule, evaluation, checkpoints, metrics."""
+"""Training of one learner process: main loop, stop rule, evaluation, checkpoints and metrics."""

@@ -1,4 +1,4 @@
-"""When and what to save. How it reaches the disk is the business of whoever is handed as `save`."""
+"""Checkpoint schedule and content. The `save` callback writes the files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CheckpointConfig(Config):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a run must remember."""
+    """Complete state of a run at one moment: enough to resume it."""
 
     progress: Progress
     policy: dict[str, torch.Tensor]
@@ -41,9 +41,11 @@ class Snapshot:
 
 
 class Checkpointer:
-    """Saves on schedule. With `cut`, a scheduled checkpoint is an episode boundary (exact resume).
+    """Saves a snapshot on schedule.
 
-    A disk that is full stops nothing: the failure is counted, the older checkpoint stays, the next one is tried.
+    With `end_episodes`, running episodes are truncated before a scheduled checkpoint, which makes resuming exact.
+    A failed write (full disk) does not end the run: the failure is counted, the previous checkpoint is kept, and the
+    next one is attempted on schedule.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Checkpointer:
         self.saved_at: Progress | None = None
 
     def step(self) -> bool:
+        """Save if a checkpoint is due; returns whether it was."""
         if not self.schedule.due(self.progress()):
             return False
         if self.end_episodes is not None:
@@ -70,7 +73,7 @@ class Checkpointer:
         return True
 
     def save(self) -> None:
-        """Save now, unless nothing has happened since the last time."""
+        """Save now, unless the last checkpoint is from the same step and update."""
         if self.saved_at == self.progress():
             return
         try:
@@ -78,14 +81,15 @@ class Checkpointer:
         except OSError as error:
             self.failed = True
             self.metrics.count("fault/checkpoints_failed")
-            older = "there is none yet" if self.saved_at is None else f"the one of step {self.saved_at.steps} stays"
-            log.warning("the checkpoint at step %d could not be saved (%s); training goes on, and %s",
-                        self.progress().steps, error, older)
+            earlier = ("there is no earlier checkpoint" if self.saved_at is None
+                       else f"the checkpoint of step {self.saved_at.steps} is kept")
+            log.warning("the checkpoint at step %d could not be saved (%s); training continues, %s",
+                        self.progress().steps, error, earlier)
             return
         self.failed = False
         self.saved_at = self.progress()
 
     def resume(self) -> None:
-        """Go on from a checkpoint that has just been loaded."""
+        """Continue the schedule after a checkpoint was loaded."""
         self.schedule.resume(self.progress())
         self.saved_at = self.progress()

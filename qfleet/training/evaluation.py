@@ -1,4 +1,4 @@
-"""Evaluation: an actor with a constant explorer and no recorder, whole episodes of frozen weights."""
+"""Evaluation: full episodes with fixed weights, played by an actor with constant ε and no recorder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from qfleet.explore.bandit import Bandit, BanditExplorer
 from qfleet.explore.constant import Constant
 
 ENDLESS_STEPS = 100_000
-"""Vector steps of an evaluation without the end of any episode; the longest Atari game takes 27,000."""
+"""Vector steps without the end of any episode before an evaluation fails; the longest Atari episode takes 27,000."""
 
-TRIALS = 5
-"""Episodes that an evaluator's bandit remembers, times its arms."""
+BANDIT_WINDOW_PER_ARM = 5
+"""Sliding window of the evaluator's bandit, in episodes per arm."""
 
-LOSSES_PER_LANE = 10
-"""Episodes that an evaluation may lose in a row, times its lanes: none that was lost counts, so it might never end."""
+MAX_FAULTS_PER_LANE = 10
+"""Environment faults per lane without a completed episode before an evaluation fails. An aborted episode does not
+count, so without this limit an evaluation might never end."""
 
 
 class EvalConfig(Config):
@@ -54,19 +55,17 @@ class EvalConfig(Config):
         0, description="record a video of one episode at every n-th evaluation, from the first on; 0 = never")
 
 
-
-
 class EvaluationAborted(Exception):
-    """An evaluation was told to stop before its last episode."""
+    """`stop` returned true before the last episode of an evaluation."""
 
 
 class EpisodeCounter:
-    """Counts the first episodes of every lane, a fixed number each, so that short ones are not favoured."""
+    """Keeps the first episodes of each lane, a fixed number per lane, so that short episodes are not favoured."""
 
     def __init__(self, episodes: int, lanes: int) -> None:
         self.quota = [episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)]
         self.results: list[list[tuple[float, int]]] = [[] for _ in range(lanes)]
-        self.completed = 0  # those beyond the quota, too
+        self.completed = 0  # includes episodes beyond the quota
 
     def episode(self, lane: int, ret: float, length: int) -> None:
         self.completed += 1
@@ -74,10 +73,10 @@ class EpisodeCounter:
             self.results[lane].append((ret, length))
 
     def write(self, values: Mapping[str, float]) -> None:
-        """Nothing but episodes counts here."""
+        """Ignored: only episodes are collected."""
 
     def count(self, name: str, by: int = 1) -> None:
-        """Nothing but episodes counts here."""
+        """Ignored: only episodes are collected."""
 
     @property
     def done(self) -> bool:
@@ -87,44 +86,51 @@ class EpisodeCounter:
 def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed: int,
              stop: Callable[[], bool] = lambda: False, on_episode: Callable[[int], None] = lambda episodes: None,
              explorer: Explorer | None = None) -> Score:
-    """Play whole episodes with the policy's weights; the same seed, the same episodes. BrokenOff if told to stop.
+    """Play full episodes with the policy's weights; the same seed gives the same episodes.
 
-    `told` hears how many episodes have ended so far. An `explorer` may take the place of the constant ε.
-    EnvFault if the environment loses episode after episode, UserError if none ever ends.
+    Args:
+        stop: checked before every step; true aborts the evaluation.
+        on_episode: called with the number of completed episodes whenever it grows.
+        explorer: replaces the constant `epsilon`.
+
+    Raises:
+        EvaluationAborted: `stop` returned true.
+        EnvFault: the environment aborts episode after episode.
+        UserError: no episode ends.
     """
-    tally = EpisodeCounter(episodes, env.lanes)
+    counter = EpisodeCounter(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
     policy.memory = None
-    actor = Actor(policy, env, explorer or Constant(epsilon, env.lanes), tally)
+    actor = Actor(policy, env, explorer or Constant(epsilon, env.lanes), counter)
     actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
-    completed, faults, waited = 0, env.faults(), 0
-    while not tally.done:
+    completed, faults, steps = 0, env.faults(), 0
+    while not counter.done:
         if stop():
             raise EvaluationAborted
         actor.step()
         actor.receive_step()
-        waited += 1
-        if tally.completed > completed:
-            completed, faults, waited = tally.completed, env.faults(), 0
+        steps += 1
+        if counter.completed > completed:
+            completed, faults, steps = counter.completed, env.faults(), 0
             on_episode(completed)
-        elif waited >= ENDLESS_STEPS:
-            raise UserError(f"{env.spec.id} was evaluated for {waited:,} steps without the end of an episode: set "
-                            "env.max_episode_steps, or eval.max_episode_steps for evaluations alone, so that episodes "
-                            "that never end are truncated")
-        elif env.faults() - faults >= LOSSES_PER_LANE * env.lanes:
-            raise EnvFault(f"{env.spec.id} lost {env.faults() - faults} episodes of an evaluation without completing "
-                           f"one between, in {env.lanes} lanes: mend what fails there (`qfleet check-env` plays it)")
-    if explorer is not None:  # it hears of an episode when the next one begins
+        elif steps >= ENDLESS_STEPS:
+            raise UserError(f"{env.spec.id} was evaluated for {steps:,} steps without the end of an episode: set "
+                            "env.max_episode_steps, or eval.max_episode_steps for evaluations alone, to truncate long "
+                            "episodes")
+        elif env.faults() - faults >= MAX_FAULTS_PER_LANE * env.lanes:
+            raise EnvFault(f"{env.spec.id} lost {env.faults() - faults} episodes of an evaluation in a row, in "
+                           f"{env.lanes} lanes: run `qfleet check-env` to find the error in the environment")
+    if explorer is not None:  # it receives the return of an episode at the first step of the next one
         actor.step()
         actor.receive_step()
-    flat = [result for lane in tally.results for result in lane]
+    flat = [result for lane in counter.results for result in lane]
     return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
 
 
 class Evaluator:
-    """Judges the newest weights whenever that is due; `on_score` gets the score and the weights it belongs to.
+    """Evaluates the newest weights on schedule; `on_score` receives the score and the evaluated weights.
 
-    `stop` breaks an evaluation off, which may take minutes, for somebody who cannot wait; it is made up for on resume.
+    `stop` aborts a running evaluation, which may take minutes; an aborted evaluation is repeated after a resume.
     """
 
     def __init__(
@@ -144,29 +150,30 @@ class Evaluator:
         self.count = 0
         self.evaluated_version = -1
         self.pending = False
-        self.recent_return: Callable[[], float | None] = lambda: None  # the mean return of training
-        self._saved_buffers: dict[str, torch.Tensor] = {}  # the agent's notes after the last evaluation
-        self.bandit = Bandit(policy.agent.arms, TRIALS * policy.agent.arms) if policy.agent.arms > 1 else None
+        self.recent_return: Callable[[], float | None] = lambda: None  # mean return of recent training episodes
+        self._saved_buffers: dict[str, torch.Tensor] = {}  # `eval_buffers` after the last evaluation
+        self.bandit = (
+            Bandit(policy.agent.arms, BANDIT_WINDOW_PER_ARM * policy.agent.arms) if policy.agent.arms > 1 else None)
 
     def step(self) -> bool:
-        """One whole evaluation, if one is due."""
+        """Run one full evaluation if one is due; returns whether it was."""
         if not (self.pending or (self.reached_from_return() and self.schedule.due(self.progress()))):
             return False
         self.evaluate()
         return True
 
     def reached_from_return(self) -> bool:
-        """Whether training has come far enough for evaluations (`from_return`)."""
+        """True if recent training returns have reached `from_return`, or if it is not set."""
         if self.cfg.from_return is None:
             return True
         recent = self.recent_return()
         return recent is not None and recent >= self.cfg.from_return
 
     def evaluate(self) -> None:
-        """Evaluate the newest weights now, unless they have just been judged."""
+        """Evaluate the newest weights now, unless that version was evaluated last."""
         self.pending = False
         self.policy.refresh(self.weights)
-        self.policy.flat.set_buffers(self._saved_buffers)  # newer than what weights that were published meanwhile hold
+        self.policy.flat.set_buffers(self._saved_buffers)  # newer than those in the fetched weights
         if self.evaluated_version == self.policy.version:
             return
         seed, begin = seed_for(self.seed, "evaluations", self.count), perf_counter()
@@ -186,10 +193,10 @@ class Evaluator:
         self.on_score(replace(score, seconds=perf_counter() - begin), self.policy.flat.state())
 
     def _try_arms(self, bandit: Bandit, seed: int) -> None:
-        """Episodes that do not count, to find out with which arm to play those that do."""
-        chooser = BanditExplorer(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
+        """Play trial episodes, which do not count, to select the arm for those that do."""
+        explorer = BanditExplorer(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
         evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed_for(seed, "trials"), self.stop,
-                 explorer=chooser)
+                 explorer=explorer)
         self.policy.save_persistent()
         self.policy.flat.set_buffers({"arm": torch.tensor(bandit.best())})
 
@@ -204,6 +211,6 @@ class Evaluator:
         self.schedule.resume(self.progress())
 
     def resume(self) -> None:
-        """Go on in a run that has got somewhere already, of whose evaluations nothing is known here."""
+        """Resume without saved evaluator state: derive schedule and count from the run's progress."""
         self.schedule.resume(self.progress())
         self.count = self.schedule.index

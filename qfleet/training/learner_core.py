@@ -1,4 +1,4 @@
-"""A cell: a learner with its own replay, and the books that are kept of both. Who acts is somebody else's business."""
+"""Learner, replay and metrics of one process. Independent of where the actors run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from qfleet.training.meter import Meter, Sink
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a run needs of the world around it: where figures, checkpoints and bad batches go, who films, and
-    who is told of the members of a fleet.
+    """Callbacks of a run: outputs for metrics, checkpoints, bad batches, videos and the member list.
 
-    `best` returns the score of the best policy that is saved. A snapshot remembers one, too, which may be older.
+    `best_score` returns the score of the best policy on disk. Its argument is the score in the loaded snapshot, which
+    may be older.
     """
 
     sinks: Sequence[Sink]
@@ -43,30 +43,30 @@ class Hooks:
     on_bad_batch: Callable[[Sample, int], None]
     record_video: Callable[[Policy, int], None] = lambda policy, evaluation: None
     write_members: Callable[[Sequence[Mapping[str, Any]]], None] = lambda members: None
-    best_score: Callable[[float | None], float | None] = lambda remembered: remembered
+    best_score: Callable[[float | None], float | None] = lambda loaded: loaded
 
 
 class LearnerCore:
-    """Learner, replay and meter, the run's two clocks, its end and its best score."""
+    """Learner, replay and meter of one process, with the run's step and update counts, stop rule and best score."""
 
-    def __init__(self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, outside: Hooks, weights: WeightStore) -> None:
-        self.agent, self.plan, self.hooks = agent, plan, outside
+    def __init__(self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, hooks: Hooks, weights: WeightStore) -> None:
+        self.agent, self.plan, self.hooks = agent, plan, hooks
         seed = plan.seed
         self.layout = Layout(
             spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows
         )
         self.clock = RunClock()
-        given = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
+        args = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
         self.replay: HostReplay | DeviceReplay = (
-            DeviceReplay(*given, self.clock) if plan.replay.store == "device"
-            else HostReplay(*given, plan.decode_threads, self.clock))
+            DeviceReplay(*args, self.clock) if plan.replay.store == "device"
+            else HostReplay(*args, plan.decode_threads, self.clock))
         self.stop = StopRule(plan, self.progress)
-        self.best = outside.best_score(None)
+        self.best = hooks.best_score(None)
         self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
-        self.meter = Meter(outside.sinks, self.progress, spec.frames_per_step, plan.log_schedule, self.gauges)
-        torch.manual_seed(seed_for(seed, "torch"))  # for layers that draw from torch's own generator, as dropout does
+        self.meter = Meter(hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule, self.gauges)
+        torch.manual_seed(seed_for(seed, "torch"))  # for layers that use torch's global generator, such as dropout
         self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
-                               outside.on_bad_batch)
+                               hooks.on_bad_batch)
         self.learner.max_updates = plan.total_updates
         self.learner.publish()
 
@@ -74,19 +74,22 @@ class LearnerCore:
         return Progress(self.clock.steps, self.learner.updates)
 
     def recorder(self, lanes: int) -> Recorder:
-        """For an actor that lives in the same process. Where a GPU learns, emulators are what a run waits for: they
-        would rest while the chunks of all lanes are stored at once. Chunks that end with episodes spread by themselves.
+        """Recorder for an actor in this process.
+
+        With a learner on a GPU the environments are the bottleneck, and they would be idle while the chunks of all
+        lanes are stored at once: chunk boundaries are staggered over the lanes. Chunks that end with episodes are
+        staggered anyway.
         """
-        spread = self.plan.device.type == "cuda" and not self.layout.window.within_episode
+        stagger = self.plan.device.type == "cuda" and not self.layout.window.within_episode
         return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0,
-                        staggered_padding(self.layout, lanes) if spread else ())
+                        staggered_padding(self.layout, lanes) if stagger else ())
 
     def record_evaluation(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
-        """Book an evaluation: a record, the best policy, and perhaps the end of the run."""
-        self._note(weights)
+        """Record a score: emit metrics, save the policy if it is the best, and check `stop_at`."""
+        self._copy_eval_buffers(weights)
         better = self.best is None or score.mean > self.best
         if better and self.hooks.save_best(score, self.progress(), weights):
-            self.best = score.mean  # not before it is on the disk: what could not be saved can still be beaten
+            self.best = score.mean  # only once saved: a score without a saved policy must not block later ones
         best = {} if self.best is None else {"eval/best_reward": self.best}
         if score.seconds is not None:
             best["eval/seconds"] = score.seconds
@@ -95,14 +98,14 @@ class LearnerCore:
                          "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
         self.stop.check_score(score.mean)
 
-    def _note(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take what an evaluator has written into its weights, so that all that is published and saved has it, too."""
+    def _copy_eval_buffers(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy the agent's `eval_buffers` from evaluated weights, so that published and saved weights contain them."""
         flat = self.learner.flat
         flat.set_buffers({name: weights[name] for name in self.agent.eval_buffers
                           if name in weights and weights[name].shape == flat.buffer(name).shape})
 
     def snapshot(self, others: Mapping[str, Any]) -> Snapshot:
-        """The cell's state and that of whoever belongs to it."""
+        """State of this core, plus the entries in `others`."""
         keep = self.plan.checkpoint.replay
         state = {"learner": self.learner.state_dict(), "meter": self.meter.state_dict(), "best": self.best,
                  "torch_rng": torch.get_rng_state(), "replay": self.replay.state_dict() if keep else None,
@@ -110,7 +113,7 @@ class LearnerCore:
         return Snapshot(self.progress(), self.learner.flat.state(), state, self.replay.segments() if keep else [])
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
-        """Go on from a snapshot. Whoever belongs to the cell takes its own state next, then `settle` is called."""
+        """Restore replay and learner. The caller then restores its own state and calls `finish_restore`."""
         if state["replay"] is not None:
             self.replay.load_state_dict(state["replay"])
             self.replay.load_segments(segments)
@@ -119,12 +122,12 @@ class LearnerCore:
         self.learner.load_state_dict(state["learner"])
 
     def republish(self) -> None:
-        """Hand out the learner's weights as they are: nobody remembers which ones were handed out last."""
+        """Publish the learner's current weights again, for a restore that does not know the last published version."""
         self.learner.load_state_dict(self.learner.state_dict() | {"published": -1})
         self.learner.publish_for_actors()
 
     def finish_restore(self, state: Mapping[str, Any]) -> None:
-        """The last part of a restoration: what depends on everything else, or is drawn from by it."""
+        """Last step of a restore: state that depends on the other parts, and torch's generator, which they may use."""
         self.meter.load_state_dict(state["meter"])
         self.best = self.hooks.best_score(state["best"])
         if self.best is not None:

@@ -1,4 +1,4 @@
-"""A run as data, and the one loop that drives it."""
+"""Resolved settings of a run, its stop rule, and the main loop."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.training.checkpointer import CheckpointConfig
 from qfleet.training.evaluation import EvalConfig
 
-NAP_S = 0.002
+IDLE_SLEEP_S = 0.002
+"""Sleep after a round of the main loop in which no worker was busy."""
 
 
 class Worker(Protocol):
-    """A role that acts on its own: `step` does what is due and says whether there was anything."""
+    """Part of the main loop: `step` does the work that is due and returns whether there was any."""
 
     def step(self) -> bool: ...
 
 
-def idle(nap_s: float) -> None:
-    """Serve nobody: sleep, if there is time to."""
-    if nap_s:
-        time.sleep(nap_s)
+def idle(sleep_s: float) -> None:
+    """Default for `serve` in `drive`: only sleep, and not at all for 0."""
+    if sleep_s:
+        time.sleep(sleep_s)
 
 
 def drive(workers: Sequence[Worker], stop: Callable[[], bool], serve: Callable[[float], None] = idle) -> None:
-    """Step all workers in turn until `stop`; between rounds serve others, napping when nobody was busy."""
+    """Step all workers in turn until `stop()`; call `serve` after each round, with a sleep if no worker was busy."""
     while not stop():
         busy = [worker.step() for worker in workers]
-        serve(0 if any(busy) else NAP_S)
+        serve(0 if any(busy) else IDLE_SLEEP_S)
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What the roles of a run are built from; every value is resolved.
+    """Settings that the parts of a run are built from; every value is resolved.
 
-    `slack_samples`: so many samples may the learner be behind before actors elsewhere have to wait for it.
-    `decode_threads` decompress its batches.
+    `slack_samples`: samples by which the learner may fall behind before remote actors have to wait for it.
+    `decode_threads`: threads that decompress its batches.
     """
 
     seed: int
@@ -66,7 +67,7 @@ class TrainingPlan:
 
 
 class StopRule:
-    """Knows when a run ends and why: `reason` is None while it goes on."""
+    """Decides when a run ends. `reason` says why; it is None while the run continues."""
 
     def __init__(self, plan: TrainingPlan, progress: Callable[[], Progress]) -> None:
         self.plan, self.progress = plan, progress
@@ -74,11 +75,11 @@ class StopRule:
 
     @property
     def is_external(self) -> bool:
-        """Whether somebody outside asked for the end, who will not wait long."""
+        """True after a signal: the process has to exit soon."""
         return self.reason in ("interrupted", "preempted")
 
     def check_score(self, mean: float) -> None:
-        """Judge a greedy evaluation against `stop_at`."""
+        """End the run if the mean return of an evaluation reaches `stop_at`."""
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:
             self.reason = "stop_at"
 

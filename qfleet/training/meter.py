@@ -1,4 +1,4 @@
-"""The meter: gathers figures from everybody and hands one record per log period to the sinks."""
+"""Metric aggregation: collects the metrics of all workers and writes one record per log period to the sinks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Protocol, cast
 from qfleet.core.errors import UserError
 from qfleet.core.schedule import Progress, Schedule
 
-RECENT = 100
+RECENT_EPISODES = 100
+"""Window of the mean training return and episode length."""
 
 
 class Sink(Protocol):
-    """Where records go: a file, a board, a terminal."""
+    """Output for metric records, such as a file, TensorBoard or a terminal."""
 
     def write(self, record: Mapping[str, Any]) -> None: ...
     def flush(self) -> None: ...
@@ -23,7 +24,7 @@ class Sink(Protocol):
 
 
 class FunctionSink:
-    """A function that is called with every record, as a sink."""
+    """Sink that calls a function with every record."""
 
     def __init__(self, function: Callable[[Mapping[str, Any]], object]) -> None:
         self._function = function
@@ -32,14 +33,17 @@ class FunctionSink:
         self._function(record)
 
     def flush(self) -> None:
-        """Nothing to flush."""
+        """Do nothing: a function has no buffer."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: a function holds no resource."""
 
 
 def as_sink(sink: Sink | Callable[[Mapping[str, Any]], object]) -> Sink:
-    """A sink, or a function as one; UserError now for what would fail in the middle of a training, or after it."""
+    """Return a sink unchanged and wrap a function as a sink.
+
+    UserError for an invalid sink, before training starts instead of in the middle of it.
+    """
     if isinstance(sink, type):
         raise UserError(f"sinks: {sink.__name__} is a class: pass an instance, such as {sink.__name__}()")
     name = getattr(sink, "__name__", type(sink).__name__)
@@ -61,16 +65,16 @@ def _require_call(name: str, function: Callable[..., object], call: str, *argume
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        raise UserError(f"sinks: {name} cannot be called as {call} is: {error}") from None
-    except ValueError:  # a builtin may have no signature to look at
+        raise UserError(f"sinks: {name} does not accept the call {call}: {error}") from None
+    except ValueError:  # some builtins have no signature
         return
 
 
 class Meter:
-    """Means over a log period, counters since the start, and the mean return of the last 100 episodes.
+    """Collects metrics: means per log period, counters since the start, mean return of the last 100 episodes.
 
     A record is flat: step, frames, updates, episodes, time_s (training time over all attempts), then tags.
-    `gauges` are asked for their figures when a record is made.
+    `gauges` are called whenever a record is emitted.
     """
 
     def __init__(
@@ -85,12 +89,12 @@ class Meter:
         self.frames_per_step, self.schedule = frames_per_step, schedule
         self.episodes = 0
         self.counters: dict[str, int] = defaultdict(int)
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
         self._sums: dict[str, tuple[float, int]] = {}
         self._elapsed, self._since = 0.0, time.monotonic()
-        self._mark = (0.0, Progress(0, 0))
-        self._told: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
-        self._handed: tuple[int, dict[str, int]] = (0, {})
+        self._rates_since = (0.0, Progress(0, 0))
+        self._emitted: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
+        self._drained: tuple[int, dict[str, int]] = (0, {})
 
     @property
     def seconds(self) -> float:
@@ -98,7 +102,7 @@ class Meter:
 
     @property
     def recent_return(self) -> float | None:
-        """The mean return of the last episodes."""
+        """Mean return of the last 100 training episodes; None before the first."""
         return sum(ret for ret, _ in self._recent) / len(self._recent) if self._recent else None
 
     def write(self, values: Mapping[str, float]) -> None:
@@ -106,7 +110,7 @@ class Meter:
             self.add(tag, value, 1)
 
     def add(self, tag: str, total: float, count: int) -> None:
-        """`count` measurements at once, made elsewhere."""
+        """Add `count` values with the given sum, for example from another process."""
         before, number = self._sums.get(tag, (0.0, 0))
         self._sums[tag] = (before + total, number + count)
 
@@ -118,34 +122,35 @@ class Meter:
         self._recent.append((ret, length))
 
     def drain(self) -> dict[str, Any]:
-        """What has come in since the last time, for another meter to `take`."""
-        episodes, counters = self._handed
-        self._handed = (self.episodes, dict(self.counters))
+        """Return everything collected since the last call, as input for another meter's `merge`."""
+        episodes, counters = self._drained
+        self._drained = (self.episodes, dict(self.counters))
         new = self.episodes - episodes
-        found = {"sums": {tag: list(pair) for tag, pair in self._sums.items()}, "new": new,
-                 "episodes": [list(pair) for pair in list(self._recent)[-min(new, RECENT):]] if new else [],
-                 "counters": {name: number - counters.get(name, 0) for name, number in self.counters.items()}}
+        recent = list(self._recent)[-min(new, RECENT_EPISODES):] if new else []
+        drained = {"sums": {tag: list(pair) for tag, pair in self._sums.items()}, "new": new,
+                   "episodes": [list(pair) for pair in recent],
+                   "counters": {name: number - counters.get(name, 0) for name, number in self.counters.items()}}
         self._sums.clear()
-        return found
+        return drained
 
-    def merge(self, handed: Mapping[str, Any]) -> None:
-        """Add what another meter handed over."""
-        for tag, (total, count) in handed["sums"].items():
+    def merge(self, drained: Mapping[str, Any]) -> None:
+        """Add the metrics drained from another meter."""
+        for tag, (total, count) in drained["sums"].items():
             self.add(tag, total, count)
-        for name, by in handed["counters"].items():
+        for name, by in drained["counters"].items():
             if by:
                 self.count(name, by)
-        self.episodes += handed["new"]
-        self._recent.extend((ret, length) for ret, length in handed["episodes"])
+        self.episodes += drained["new"]
+        self._recent.extend((ret, length) for ret, length in drained["episodes"])
 
     def step(self) -> bool:
-        """Emit a record when a log period has passed."""
+        """Emit a record if a log period has passed; never busy, so always False."""
         if self.schedule.due(self.progress()):
             self.emit()
         return False
 
     def emit(self, extra: Mapping[str, float] = {}) -> None:
-        """One record of everything since the last, with what is said beside it."""
+        """Write one record of everything since the last one, plus `extra`, to all sinks."""
         now, seconds = self.progress(), self.seconds
         record: dict[str, Any] = {
             "step": now.steps, "frames": now.steps * self.frames_per_step, "updates": now.updates,
@@ -158,30 +163,30 @@ class Meter:
             record |= gauge()
         record |= self.counters | dict(extra)
         self._sums.clear()
-        self._told = self._state()
+        self._emitted = self._changes()
         for sink in self.sinks:
             sink.write(record)
 
     def finish(self) -> None:
-        """The last record, unless nothing has happened since the one before; everything is on the disk afterwards.
+        """Emit the last record, unless nothing has changed since the previous one, and flush all sinks.
 
-        A meter without sinks keeps what came in last: somebody will ask it to `hand_over`.
+        A meter without sinks emits nothing, so that its metrics stay available to `drain`.
         """
-        if self.sinks and self._state() != self._told:
+        if self.sinks and self._changes() != self._emitted:
             self.emit()
         self.flush()
 
-    def _state(self) -> tuple[Progress, dict[str, int]]:
-        """What would be news; that messages were carried, as they always are, is none."""
+    def _changes(self) -> tuple[Progress, dict[str, int]]:
+        """Progress and counters that justify another record; traffic counters (wire/) always grow and do not."""
         return self.progress(), {tag: n for tag, n in self.counters.items() if not tag.startswith("wire/")}
 
     def _rates(self, now: Progress, seconds: float) -> dict[str, float]:
-        before, mark = self._mark
-        self._mark = (seconds, now)
-        if seconds <= before or now.steps <= mark.steps:
+        before, then = self._rates_since
+        self._rates_since = (seconds, now)
+        if seconds <= before or now.steps <= then.steps:
             return {}
         span = seconds - before
-        return {"time/fps": (now.steps - mark.steps) / span, "time/updates_per_s": (now.updates - mark.updates) / span}
+        return {"time/fps": (now.steps - then.steps) / span, "time/updates_per_s": (now.updates - then.updates) / span}
 
     def flush(self) -> None:
         for sink in self.sinks:
@@ -200,7 +205,7 @@ class Meter:
         self.counters.update(state["counters"])
         self._recent.extend((ret, length) for ret, length in state["recent"])
         self._elapsed, self._since = state["seconds"], time.monotonic()
-        self._handed = (self.episodes, dict(self.counters))
-        self._mark = (state["seconds"], self.progress())
+        self._drained = (self.episodes, dict(self.counters))
+        self._rates_since = (state["seconds"], self.progress())
         self.schedule.resume(self.progress())
-        self._told = self._state()
+        self._emitted = self._changes()

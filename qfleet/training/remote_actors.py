@@ -1,9 +1,9 @@
-"""The run of a cell whose actors and evaluator are other processes, here or on other hosts.
+"""Training with actors and evaluator in other processes, on this host or on others.
 
-    actors ──▶ inbox ──▶ Intake ──▶ replay ──▶ learner ──▶ desk ──▶ actors, evaluator ──▶ inbox ──▶ ...
+    actors, evaluator ──▶ Inbox ──▶ MessageHandler ──▶ replay ──▶ learner ──▶ PublishedState ──▶ actors, evaluator
 
-One thread does everything that changes anything. Those that answer calls only put messages into the inbox and read from
-the desk, so a long checkpoint delays nobody's heartbeat.
+Only the main thread changes state. RPC threads put messages into the inbox and read the published state, so a long
+checkpoint does not delay heartbeats.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ from qfleet.transport.registry import ACTOR, EVALUATOR, Registry
 log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN = 32
-"""Between two updates; more would only wait for the replay."""
+"""Messages to apply between two updates; the rate limiter would block further ones."""
 
-FEWEST_STEPS = 1 << 16
-"""So many steps any message of an actor's may tell of."""
+MIN_STEP_LIMIT = 1 << 16
+"""Lower bound of the limit on the environment steps in one message."""
 
 MEMBERS_PERIOD_S = 1.0
+"""Period of writing the member list."""
 
 EVALUATOR_GRACE_S = 60.0
-"""How long a run that ended waits for an evaluator of which nothing is heard."""
+"""Time that a finished run waits for the last evaluation without a heartbeat of the evaluator."""
 
 
 class MessageHandler:
-    """Takes messages out of the inbox and does what they say, each once; waits when the replay is ahead of the learner.
+    """Applies the messages in the inbox, each exactly once; pauses while the rate limiter does not allow inserts.
 
-    `closing`: the run has ended, and only evaluations still count. `shares` hears for how long messages were held back.
+    `closing`: training has ended; experience is dropped, and evaluations and metrics are still taken.
+    `shares` records the time for which messages were held back (`fleet/held_share`).
     """
 
-    def __init__(self, cell: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares) -> None:
-        self.core, self.registry, self.inbox, self.shares = cell, registry, inbox, shares
+    def __init__(self, core: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares) -> None:
+        self.core, self.registry, self.inbox, self.shares = core, registry, inbox, shares
         self.closing = False
         self.evaluated_version = -1
-        self.member_steps: Counter[int] = Counter()  # steps of every sender
+        self.member_steps: Counter[int] = Counter()  # environment steps by sender
         self.on_checkpoint_part: Callable[[int, Part], None] = lambda index, part: None
         self._held_since: float | None = None
-        # An actor waits when twice as many steps are under way as all its chunks have; an inbox holds an eighth.
-        self._most_steps = min(MAX_STEPS, max(FEWEST_STEPS, 64 * inbox.steps))
-        self._expected = expected_weights(cell.learner.flat.state())
+        # An actor blocks with two chunks per lane unconfirmed; `inbox.steps` is an eighth of a chunk per lane.
+        self._max_steps = min(MAX_STEPS, max(MIN_STEP_LIMIT, 64 * inbox.steps))
+        self._expected = expected_weights(core.learner.flat.state())
 
     def step(self) -> bool:
+        """Apply up to `MESSAGES_PER_TURN` messages; returns whether there were any."""
         now = time.perf_counter()
         self.shares.add_seconds("fleet/held_share", 0.0 if self._held_since is None else now - self._held_since)
         self._held_since = None
@@ -75,93 +78,94 @@ class MessageHandler:
                 continue
             role = self.registry.role(message.index, message.incarnation)
             try:
-                delivery = self._read(message, role)
+                decoded = self._decode(message, role)
             except ValueError as error:
                 self.core.meter.count("fault/bad_messages")
-                log.warning("a message of member %d was refused: %s", message.index, error)
-                if role == EVALUATOR:
+                log.warning("a message of member %d was rejected: %s", message.index, error)
+                if role == EVALUATOR:  # the end of the run must not wait for a rejected evaluation
                     self.evaluated_version = max(
                         [self.evaluated_version, *(judgement.version for judgement in message.judgements)]
                     )
                 continue
-            self._apply(message.index, delivery)
+            self._apply(message.index, decoded)
         return True
 
-    def _read(self, message: ExchangeRequest, role: str) -> DecodedMessage:
-        """ValueError if anything of it cannot be believed."""
-        require_allowed(message, role, self._most_steps)
-        delivery = decode_message(message, self.core.layout)
-        for score, weights in delivery.evaluations:
+    def _decode(self, message: ExchangeRequest, role: str) -> DecodedMessage:
+        """Decode and validate a message; ValueError if any part of it is invalid."""
+        require_allowed(message, role, self._max_steps)
+        decoded = decode_message(message, self.core.layout)
+        for score, weights in decoded.evaluations:
             require_sound(score, weights, self._expected)
-        return delivery
+        return decoded
 
-    def _apply(self, index: int, delivery: DecodedMessage) -> None:
+    def _apply(self, index: int, decoded: DecodedMessage) -> None:
         replay, meter = self.core.replay, self.core.meter
         if not self.closing:
-            self.core.clock.count_steps(delivery.steps)
-            self.member_steps[index] += delivery.steps
-            for packed, priority in delivery.chunks:
+            self.core.clock.count_steps(decoded.steps)
+            self.member_steps[index] += decoded.steps
+            for packed, priority in decoded.chunks:
                 if replay.add_packed(packed, priority) is None:
                     meter.count("fault/bad_messages")
                     log.warning("a chunk of member %d was dropped: it does not decode", index)
-            for episode in delivery.episodes:
+            for episode in decoded.episodes:
                 meter.episode(*episode)
-        for tag, (total, count) in delivery.metrics.items():
+        for tag, (total, count) in decoded.metrics.items():
             meter.add(tag, total, count)
-        for tag, by in delivery.counters.items():
-            if tag in meter.counters or len(meter.counters) < MAX_TAGS:  # members may invent tags
+        for tag, by in decoded.counters.items():
+            if tag in meter.counters or len(meter.counters) < MAX_TAGS:  # bounded: members choose the tags
                 meter.count(tag, by)
-        if delivery.member_state:
-            self.registry.set_member_state(index, delivery.member_state)
-        if delivery.checkpoint_part is not None:
-            self.on_checkpoint_part(index, delivery.checkpoint_part)
-        for score, weights in delivery.evaluations:
+        if decoded.member_state:
+            self.registry.set_member_state(index, decoded.member_state)
+        if decoded.checkpoint_part is not None:
+            self.on_checkpoint_part(index, decoded.checkpoint_part)
+        for score, weights in decoded.evaluations:
             if score.version > self.core.learner.updates:
-                continue  # weights of a learner that died, which this one has not got to again
+                continue  # from before a restart: this learner has not reached that update again
             self.core.record_evaluation(score, weights)
             self.evaluated_version = score.version
 
 
 class RemoteActorsRun:
-    """Learner, replay and books of a fleet; knows when it ends and what must be remembered of it."""
+    """Learner process of a run with remote actors: main loop, checkpoints, member metrics, final evaluation."""
 
     def __init__(
-        self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, outside: Hooks, desk: PublishedState,
+        self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, hooks: Hooks, published: PublishedState,
         registry: Registry, inbox: Inbox, beat: Callable[[], None] = lambda: None) -> None:
-        self.published, self.registry, self.hooks, self.beat = desk, registry, outside, beat
-        self.core = LearnerCore(agent, spec, plan, outside, desk)
+        self.published, self.registry, self.hooks, self.beat = published, registry, hooks, beat
+        self.core = LearnerCore(agent, spec, plan, hooks, published)
         self.shares = TimeShares()
         self.core.gauges += [self.shares, self.members]
-        self.core.learner.max_updates_per_step = 1  # between two updates the inbox is looked after
+        self.core.learner.max_updates_per_step = 1  # messages are handled between updates
         self.core.replay.rate_limiter.error_buffer = plan.slack_samples
         self.message_handler = MessageHandler(self.core, registry, inbox, self.shares)
         self.checkpointer = Checkpointer(self.snapshot, self.save, plan.checkpoint, self.core.progress,
                                          self.core.meter)
         self._incarnations: dict[tuple[int, str], int] = {}
-        self._called_at = -MEMBERS_PERIOD_S
+        self._members_written_at = -MEMBERS_PERIOD_S
 
     def run(self) -> str:
-        """Train to the end, let the evaluator judge and save; returns why it ended."""
-        cell, stop, timed = self.core, self.core.stop, self.shares.timed
+        """Train to the end, wait for the last evaluation and save; returns the stop reason."""
+        core, stop, timed = self.core, self.core.stop, self.shares.timed
         try:
             drive(
                 [
                     timed("time/intake_share", self.message_handler),
-                    timed("time/learner_share", cell.learner), cell.meter,
+                    timed("time/learner_share", core.learner), core.meter,
                     timed("time/save_share", self.checkpointer)],
                 stop,
                 self.serve,
             )
             self.message_handler.closing = True
             if stop.reason in ("total_steps", "total_updates"):
-                while not stop.is_external and cell.learner.step():  # what is still due
+                while not stop.is_external and core.learner.step():  # updates that are still due
                     self.serve(0)
-                cell.learner.publish()
-                await_evaluation(cell, self.message_handler, self.registry, self.published, self.serve)
+                core.learner.publish()
+                await_evaluation(core, self.message_handler, self.registry, self.published, self.serve)
             self.checkpointer.save()
         finally:
-            cell.meter.finish()
-        if not stop.is_external:  # nor after a failure: whoever is told to leave is not there when the run is resumed
+            core.meter.finish()
+        # Not after a signal or an exception: members that have left would be missing when the run is resumed.
+        if not stop.is_external:
             self.published.stop()
         return stop.reason or "total_steps"
 
@@ -169,32 +173,31 @@ class RemoteActorsRun:
         return self.core.snapshot({"registry": self.registry.state_dict()})
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
-        """Go on from a snapshot, also from one of a run that had all its roles in one process."""
+        """Resume from a snapshot, which may come from a single-process run."""
         self.core.restore(state, segments)
         if "registry" in state:
             self.registry.load_state_dict(state["registry"])
         self.checkpointer.resume()
         self.core.finish_restore(state)
         self.core.republish()
-        self.published.update_progress(
-            *self.core.progress(), "starting"
-        )  # whoever says hello first finds the clocks right
+        self.published.update_progress(*self.core.progress(), "starting")  # before the first member registers
 
-    def serve(self, nap_s: float) -> None:
+    def serve(self, sleep_s: float) -> None:
+        """Called after each round of the main loop: publish progress, call `beat`, write the member list, sleep."""
         self.published.update_progress(*self.core.progress(), "ending" if self.message_handler.closing else "training")
         self.beat()
         self._write_members()
-        if nap_s:
+        if sleep_s:
             since = time.perf_counter()
-            idle(nap_s)
+            idle(sleep_s)
             self.shares.add_seconds("time/idle_share", time.perf_counter() - since)
 
     def _write_members(self) -> None:
-        """Tell now and then who takes part, for people who look on."""
+        """Write the list of members every `MEMBERS_PERIOD_S`, for `qfleet top`."""
         now, live_s = time.monotonic(), self.registry.live_s
-        if now - self._called_at < MEMBERS_PERIOD_S:
+        if now - self._members_written_at < MEMBERS_PERIOD_S:
             return
-        self._called_at = now
+        self._members_written_at = now
         self.hooks.write_members(
             [
                 {
@@ -206,39 +209,41 @@ class RemoteActorsRun:
         )
 
     def save(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint, with the phase published for members that wait meanwhile."""
         self.published.update_progress(*self.core.progress(), "saving a checkpoint")
         self.hooks.save(snapshot)
 
     def members(self) -> dict[str, float]:
+        """Gauge: live actors, queued messages and mean policy lag in updates. Also counts restarts of members."""
         now, updates, members = time.monotonic(), self.core.learner.updates, self.registry.members()
         actors = [member for member in members if member.role == ACTOR and now - member.heard < self.registry.live_s]
         for member in members:
             before = self._incarnations.get((member.index, member.name), member.incarnation)
-            if member.incarnation > before:  # not when it is first seen: a run that is resumed starts everybody anew
+            if member.incarnation > before:  # not when first seen: resuming a run restarts all members
                 self.core.meter.count("fleet/restarts", member.incarnation - before)
             self._incarnations[member.index, member.name] = member.incarnation
-        figures = {"fleet/actors": float(len(actors)), "fleet/inbox": float(len(self.message_handler.inbox))}
+        metrics = {"fleet/actors": float(len(actors)), "fleet/inbox": float(len(self.message_handler.inbox))}
         present = {(member.index, member.name) for member in members}
         if len(self._incarnations) > 2 * len(present) + self.registry.most:
-            self._incarnations = {place: life for place, life in self._incarnations.items() if place in present}
+            self._incarnations = {key: number for key, number in self._incarnations.items() if key in present}
         if lags := [max(0, updates - max(0, member.version)) for member in actors]:
-            figures["fleet/policy_lag"] = sum(lags) / len(lags)
-        return figures
+            metrics["fleet/policy_lag"] = sum(lags) / len(lags)
+        return metrics
 
 
-def await_evaluation(cell: LearnerCore, intake: MessageHandler, registry: Registry, desk: PublishedState,
+def await_evaluation(core: LearnerCore, handler: MessageHandler, registry: Registry, published: PublishedState,
                      serve: Callable[[float], None]) -> None:
-    """The last weights are judged elsewhere; whoever does it may be slow, but must be alive."""
-    desk.request_final_evaluation()
-    heard = time.monotonic()
+    """Wait until the evaluator process has evaluated the last weights: as long as it sends heartbeats."""
+    published.request_final_evaluation()
+    last_heard = time.monotonic()
 
-    def over() -> bool:
-        nonlocal heard
-        heard = max([heard, *(member.heard for member in registry.members() if member.role == "evaluator")])
-        if time.monotonic() - heard > EVALUATOR_GRACE_S:
-            log.warning("the last weights were not evaluated: nothing was heard of the evaluator for %.0f s",
-                        EVALUATOR_GRACE_S)
+    def finished() -> bool:
+        nonlocal last_heard
+        last_heard = max([last_heard, *(member.heard for member in registry.members() if member.role == "evaluator")])
+        if time.monotonic() - last_heard > EVALUATOR_GRACE_S:
+            log.warning("the last weights were not evaluated: no heartbeat of the evaluator for %.0f s; "
+                        "run `qfleet eval` to evaluate them", EVALUATOR_GRACE_S)
             return True
-        return cell.stop.is_external or intake.evaluated_version >= cell.learner.updates
+        return core.stop.is_external or handler.evaluated_version >= core.learner.updates
 
-    drive([intake], over, serve)
+    drive([handler], finished, serve)

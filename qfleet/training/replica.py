@@ -1,10 +1,10 @@
-"""One rank of a crew: a cell with its actors in one process, in step with the same in other processes.
+"""One rank of an allreduce run: a `SingleProcessRun` in lockstep with the other ranks.
 
-    every round    actors step ──▶ vote ──▶ as many updates as everybody has batches for
-    now and then   the first rank collects figures, all save; meanwhile they go on hearing of each other
+    every round      actors step ──▶ vote ──▶ as many updates as all ranks have batches for
+    periodically     rank 0 gathers metrics, all ranks save; they keep exchanging their state meanwhile
 
-A vote tells how many steps each rank has taken and whether it wants to stop. After the last vote of a round all ranks
-know the same, so whatever is decided from that, the end, a checkpoint, an evaluation, all decide alike.
+A vote carries the steps that each rank has taken and its stop proposal. After the last vote of a round all ranks have
+the same information, so they make the same decisions: stop, checkpoint, evaluation.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from qfleet.training.single_process import SingleProcessRun
 log = logging.getLogger(__name__)
 
 SYNC_PERIOD_S = 1.0
-"""So often do ranks hear of each other while one of them is at something long."""
+"""Period of state exchange between ranks during a long task (checkpoint, evaluation) of one of them."""
 
 PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin")
-"""What a rank, or a cell of a parameter server, remembers for itself, beside its learner's randomness; all the rest is
-the same everywhere, or the first one's business."""
+"""State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator.
+The rest is identical everywhere or belongs to rank 0."""
 
 REASONS = ("", "total_steps", "total_updates", "stop_at", "preempted", "interrupted")
 RUNNING, DONE, FAILED = 0.0, 1.0, 2.0
 
-SHARED = ("fault/bad_updates", "fault/checkpoints_failed")
-"""What happens to all ranks at once is counted by the first."""
+COUNTED_ON_RANK_ZERO = ("fault/bad_updates", "fault/checkpoints_failed")
+"""Counters of events that happen on all ranks at once: only rank 0 reports them."""
 
 
 class ConsensusStop(StopRule):
-    """An end that all ranks come to together: a reason that is set here is a wish until all have heard it."""
+    """Stop rule agreed by all ranks: a reason that is set locally is a proposal until the next vote."""
 
-    def __init__(self, plan: TrainingPlan, progress: Callable[[], Progress], alone: bool) -> None:
-        self.proposal, self.alone = 0, alone
+    def __init__(self, plan: TrainingPlan, progress: Callable[[], Progress], single: bool) -> None:
+        self.proposal, self.single = 0, single
         self._agreed: str | None = None
         super().__init__(plan, progress)
 
@@ -61,21 +61,22 @@ class ConsensusStop(StopRule):
     @reason.setter
     def reason(self, reason: str | None) -> None:
         self.proposal = max(self.proposal, REASONS.index(reason or ""))
-        if self.alone:
+        if self.single:
             self.receive_votes([self.proposal])
 
-    def receive_votes(self, wishes: Iterable[float]) -> None:
-        self._agreed = self._agreed or REASONS[int(max(wishes))] or None
+    def receive_votes(self, proposals: Iterable[float]) -> None:
+        """Adopt the highest of all proposals (indices into `REASONS`); the first reason agreed on is final."""
+        self._agreed = self._agreed or REASONS[int(max(proposals))] or None
 
     def __call__(self) -> bool:
-        """Clocks are the same everywhere, so an end that they bring needs no vote."""
+        """Step and update counts are equal on all ranks, so a stop that follows from them needs no vote."""
         if not super().__call__() and self.proposal in (1, 2):
             self.receive_votes([self.proposal])
         return self._agreed is not None
 
 
 class RankSync:
-    """What ranks tell each other beside gradients."""
+    """State that ranks exchange in addition to gradients: step counts and stop proposals."""
 
     def __init__(self, group: ProcessGroup, clock: RunClock, stop: ConsensusStop) -> None:
         self.group, self.stop, self.clock = group, stop, clock
@@ -83,12 +84,12 @@ class RankSync:
     def local_state(self) -> list[float]:
         return [float(self.clock.local_steps), float(self.stop.proposal)]
 
-    def receive_states(self, told: RankRows) -> None:
-        self.clock.remote_steps = int(sum(row[0] for row in told)) - int(told[self.group.rank][0])
-        self.stop.receive_votes(row[1] for row in told)
+    def receive_states(self, rows: RankRows) -> None:
+        self.clock.remote_steps = int(sum(row[0] for row in rows)) - int(rows[self.group.rank][0])
+        self.stop.receive_votes(row[1] for row in rows)
 
     def run_together(self, work: Callable[[], Any] | None) -> list[int]:
-        """Wait until everybody's work is done, which may be none; the ranks that failed. What fails here is raised."""
+        """Do `work` (None: nothing) and wait for all ranks; returns the failed ranks. A local failure is raised."""
         if self.group.size == 1:
             if work is not None:
                 work()
@@ -96,17 +97,17 @@ class RankSync:
         task = BackgroundTask(work)
         while True:
             task.done.wait(SYNC_PERIOD_S)
-            told = self.group.all_gather([task.state(), *self.local_state()])
-            self.receive_states([row[1:] for row in told])
-            if all(row[0] != RUNNING for row in told):
+            rows = self.group.all_gather([task.state(), *self.local_state()])
+            self.receive_states([row[1:] for row in rows])
+            if all(row[0] != RUNNING for row in rows):
                 break
         if task.error is not None:
             raise task.error
-        return [rank for rank, row in enumerate(told) if row[0] == FAILED]
+        return [rank for rank, row in enumerate(rows) if row[0] == FAILED]
 
 
 class BackgroundTask:
-    """Something done in a thread, so that this one can go on talking."""
+    """Runs `work` in a thread, so that the calling thread can keep exchanging state with other ranks."""
 
     def __init__(self, work: Callable[[], Any] | None) -> None:
         self.done, self.error = threading.Event(), None
@@ -114,7 +115,7 @@ class BackgroundTask:
         if work is None:
             self.done.set()
         else:
-            threading.Thread(target=self._do, args=(work,), name="task", daemon=True).start()
+            threading.Thread(target=self._run, args=(work,), name="task", daemon=True).start()
 
     error: BaseException | None
 
@@ -123,8 +124,8 @@ class BackgroundTask:
             return RUNNING
         return DONE if self.error is None else FAILED
 
-    def _do(self, work: Callable[[], Any]) -> None:
-        torch.set_num_threads(self._threads)  # a new thread begins with the default
+    def _run(self, work: Callable[[], Any]) -> None:
+        torch.set_num_threads(self._threads)  # a new thread starts with the default
         try:
             work()
         except BaseException as error:
@@ -134,18 +135,18 @@ class BackgroundTask:
 
 
 class EvaluatorBackend(Worker, Protocol):
-    """Where the first rank has evaluations made: elsewhere, for all ranks would wait for it."""
+    """Evaluator of rank 0. Usually another process, since all ranks would wait for a local evaluation."""
 
     def evaluate(self) -> None:
-        """The newest weights, now; and wait for that."""
+        """Evaluate the newest weights now and wait for the result."""
 
 
 class RankZeroEvaluator:
-    """The first rank sees to evaluations, and for the last one all wait. In the place of each rank's `Evaluator`."""
+    """Replaces the `Evaluator` of each rank: only rank 0 evaluates; all ranks wait for the last evaluation."""
 
-    def __init__(self, evaluator: Evaluator, rank_sync: RankSync, bench: EvaluatorBackend | None) -> None:
+    def __init__(self, evaluator: Evaluator, rank_sync: RankSync, backend: EvaluatorBackend | None) -> None:
         self.evaluator, self.rank_sync = evaluator, rank_sync
-        self.backend = (bench or evaluator) if rank_sync.group.rank == 0 else None
+        self.backend = (backend or evaluator) if rank_sync.group.rank == 0 else None
         self.state_dict, self.load_state_dict = evaluator.state_dict, evaluator.load_state_dict
         self.resume, self.policy = evaluator.resume, evaluator.policy
 
@@ -158,14 +159,14 @@ class RankZeroEvaluator:
 
     def evaluate(self) -> None:
         if self.rank_sync.run_together(None if self.backend is None else self.backend.evaluate):
-            raise ProcessFault("the first rank could not evaluate; it says why")
+            raise ProcessFault("the evaluation on rank 0 failed; see the log of rank 0")
 
 
 class MetricsGather:
-    """Hands the figures of all ranks to the first one, before it writes a record."""
+    """Merges the metrics of all ranks into the meter of rank 0 before it emits a record."""
 
-    def __init__(self, crew: ProcessGroup, meter: Meter, schedule: Schedule) -> None:
-        self.group, self.meter, self.schedule = crew, meter, schedule
+    def __init__(self, group: ProcessGroup, meter: Meter, schedule: Schedule) -> None:
+        self.group, self.meter, self.schedule = group, meter, schedule
 
     def step(self) -> bool:
         if self.schedule.due(self.meter.progress()):
@@ -173,47 +174,50 @@ class MetricsGather:
         return False
 
     def gather(self) -> None:
+        """Collective: called by all ranks at the same point."""
         if self.group.size == 1:
             return
-        told = self.group.exchange(b"" if self.group.rank == 0 else json.dumps(self._own()).encode())
-        for text in told[1:] if self.group.rank == 0 else []:
+        texts = self.group.exchange(b"" if self.group.rank == 0 else json.dumps(self._local_metrics()).encode())
+        for text in texts[1:] if self.group.rank == 0 else []:
             self.meter.merge(json.loads(text))
 
-    def _own(self) -> dict[str, Any]:
-        figures = self.meter.drain()
-        counters = {name: by for name, by in figures["counters"].items() if name not in SHARED}
-        return figures | {"counters": counters}
+    def _local_metrics(self) -> dict[str, Any]:
+        metrics = self.meter.drain()
+        counters = {name: by for name, by in metrics["counters"].items() if name not in COUNTED_ON_RANK_ZERO}
+        return metrics | {"counters": counters}
 
 
 class ReplicaRun:
-    """Implements `session.Run`: an `Inline` whose learner, clock, end, evaluations and checkpoints are everybody's.
+    """A `SingleProcessRun` whose updates, step clock, stop, evaluations and checkpoints are common to all ranks.
 
-    Without a `bench` the first rank evaluates by itself.
+    Implements `attempt.TrainingRun`. Without `eval_backend`, rank 0 evaluates in its own process.
     """
 
     def __init__(
-        self, inline: SingleProcessRun, crew: ProcessGroup, cfg: AllReduceConfig, bench: EvaluatorBackend | None = None
+        self, local_run: SingleProcessRun, group: ProcessGroup, cfg: AllReduceConfig,
+        eval_backend: EvaluatorBackend | None = None,
     ) -> None:
-        self.local_run, self.group = inline, crew
-        self.core, self.checkpointer = inline.core, inline.checkpointer
-        cell = self.core
-        cell.stop = stop = ConsensusStop(inline.plan, cell.progress, crew.size == 1)
-        self.rank_sync = rank_sync = RankSync(crew, cell.clock, stop)
-        cell.learner.set_sync(
+        self.local_run, self.group = local_run, group
+        self.core, self.checkpointer = local_run.core, local_run.checkpointer
+        core, plan = self.core, local_run.plan
+        core.stop = stop = ConsensusStop(plan, core.progress, group.size == 1)
+        self.rank_sync = rank_sync = RankSync(group, core.clock, stop)
+        core.learner.set_sync(
             AllReduce(
-                inline.plan.learner, crew, cfg.shard_optimizer, rank_sync.local_state,
-                rank_sync.receive_states, self._ahead, cfg.overlap)
+                plan.learner, group, cfg.shard_optimizer, rank_sync.local_state,
+                rank_sync.receive_states, self._batches_ahead, cfg.overlap)
         )
-        assert isinstance(inline.evaluator, Evaluator)
-        inline.evaluator = RankZeroEvaluator(inline.evaluator, rank_sync, bench)
-        self.metrics_gather = MetricsGather(crew, cell.meter, inline.plan.log_schedule)
-        inline.extra_workers.append(self.metrics_gather)
+        assert isinstance(local_run.evaluator, Evaluator)
+        local_run.evaluator = RankZeroEvaluator(local_run.evaluator, rank_sync, eval_backend)
+        self.metrics_gather = MetricsGather(group, core.meter, plan.log_schedule)
+        local_run.extra_workers.append(self.metrics_gather)
         self.checkpointer.snapshot = self.snapshot
-        cell.gauges.append(self._sent)
-        self._mark = (0.0, 0)
+        core.gauges.append(self._comm_metrics)
+        self._last_sent = (0.0, 0)  # bytes sent and updates at the last record
         self._restored = False
 
     def run(self) -> str:
+        """Train to the end with equal initial weights on all ranks; returns the stop reason."""
         if self.group.size > 1 and not self._restored:
             self._broadcast_weights()
         return self.local_run.run()
@@ -223,24 +227,22 @@ class ReplicaRun:
         return self.local_run.snapshot()
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
-        """Go on from a checkpoint of any number of ranks: with one's own part of it, or with a share of all."""
+        """Resume from a checkpoint of any number of ranks: from this rank's part, or from a share of all parts."""
         restore_rank(self.local_run, state, segments, self.group.rank, self.group.size)
         self._resume_clocks()
 
     def _resume_clocks(self) -> None:
         self.metrics_gather.schedule.resume(self.core.progress())
-        self._mark = (self.group.sent_bytes, self.core.learner.updates)
+        self._last_sent = (self.group.sent_bytes, self.core.learner.updates)
         self._restored = True
 
-    def _ahead(self) -> int | None:
-        """With priorities the importance weights of every batch have to be compared."""
-        plan = self.local_run.plan
-        return (
-            self.core.replay.rate_limiter.batches_allowed(plan.learner.batch_size) if plan.replay.alpha == 0 else None
-        )
+    def _batches_ahead(self) -> int | None:
+        """Batches available without another vote; None with priorities: each vote compares importance weights."""
+        plan, limiter = self.local_run.plan, self.core.replay.rate_limiter
+        return limiter.batches_allowed(plan.learner.batch_size) if plan.replay.alpha == 0 else None
 
     def _broadcast_weights(self) -> None:
-        """All ranks start with the first one's weights, however these came about."""
+        """Copy the weights and buffers of rank 0 to all ranks, whatever initialised them."""
         learner = self.core.learner
         for flat in (learner.flat, learner.target):
             for tensor in [flat.master, *flat.net.buffers()]:
@@ -248,65 +250,68 @@ class ReplicaRun:
             flat.copy_to_network()
         self.core.republish()
 
-    def _sent(self) -> dict[str, float]:
+    def _comm_metrics(self) -> dict[str, float]:
+        """Gauge: bytes sent per update since the last record."""
         now = (self.group.sent_bytes, self.core.learner.updates)
-        before, self._mark = self._mark, now
+        before, self._last_sent = self._last_sent, now
         if now[1] == before[1] or self.group.size == 1:
             return {}
         return {"comm/bytes_per_update": (now[0] - before[0]) / (now[1] - before[1])}
 
 
 def per_rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What every rank or cell remembered for itself."""
+    """Per-rank states in a checkpoint, by rank (or by worker of a parameter server)."""
     return [dict(state), *state.get("ranks", [])]
 
 
 def saved_steps(state: Mapping[str, Any]) -> int:
-    """The run's clock; where cells were lost it knows of steps that none of them remembers."""
+    """Environment steps of the run. After the loss of a worker these exceed the sum over the saved parts."""
     return int(state.get("steps", sum(part["clock"]["steps"] for part in per_rank_states(state))))
 
 
 def restore_rank(
-    inline: SingleProcessRun, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int,
-    size: int, total: int | None = None) -> None:
-    """Restore one of `size` cells from a checkpoint of any number of them: its own part, or a share of all.
+    run: SingleProcessRun, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int,
+    size: int, total_steps: int | None = None) -> None:
+    """Restore one of `size` ranks from a checkpoint of any number of ranks.
 
-    `total` is the run's clock if that has gone on since.
+    With the same number it restores its own part, otherwise a share of the replay of all parts. `total_steps`: steps
+    of the run, if it has continued since the checkpoint.
     """
-    parts, pieces, replay = per_rank_states(state), segments_by_rank(segments), inline.core.replay
-    clock = inline.core.clock
-    total = saved_steps(state) if total is None else total
+    parts, rank_segments, replay = per_rank_states(state), segments_by_rank(segments), run.core.replay
+    clock = run.core.clock
+    total = saved_steps(state) if total_steps is None else total_steps
     if len(parts) == size:
-        mine = {**state, **parts[rank]}
-        mine["learner"] = {**state["learner"], **parts[rank].get("learner", {})}
-        clock.remote_steps = total - mine["clock"]["steps"]
-        inline.restore(mine, pieces.get(rank, []))
+        own = {**state, **parts[rank]}
+        own["learner"] = {**state["learner"], **parts[rank].get("learner", {})}
+        clock.remote_steps = total - own["clock"]["steps"]
+        run.restore(own, rank_segments.get(rank, []))
         return
     steps = total // size + (rank < total % size)
     clock.remote_steps = total - steps
-    least = replay.rate_limiter.min_steps
-    inline.restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
-    shards = [(part["replay"], pieces.get(index, [])) for index, part in enumerate(parts) if part["replay"] is not None]
+    min_steps = replay.rate_limiter.min_steps
+    run.restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
+    shards = [(part["replay"], rank_segments.get(index, []))
+              for index, part in enumerate(parts) if part["replay"] is not None]
     if shards:
-        replay.rate_limiter.min_steps = least  # nothing has to be filled anew
+        replay.rate_limiter.min_steps = min_steps  # the replay is not empty: no second warm-up
         redistribute(replay, shards, rank, size, steps)
 
 
-PREFIX = "rank"
+RANK_PREFIX = "rank"
 
 
 def rank_segment_name(rank: int, name: str) -> str:
-    """How a replay segment of a rank is called in a checkpoint of all; those of the first keep their names."""
-    return name if rank == 0 else f"{PREFIX}{rank:04d}-{name}"
+    """Name of a rank's replay segment in the common checkpoint; segments of rank 0 keep their names."""
+    return name if rank == 0 else f"{RANK_PREFIX}{rank:04d}-{name}"
 
 
 def segments_by_rank(segments: Iterable[tuple[str, Path]]) -> dict[int, list[tuple[str, Path]]]:
-    """Segments of a checkpoint by rank, under their own names."""
+    """Group the segments of a checkpoint by rank; inverse of `rank_segment_name`."""
     found: dict[int, list[tuple[str, Path]]] = {}
     for name, path in segments:
-        rank, own = 0, name
-        if name.startswith(PREFIX):
-            number, _, own = name.removeprefix(PREFIX).partition("-")
+        rank, base = 0, name
+        if name.startswith(RANK_PREFIX):
+            number, _, base = name.removeprefix(RANK_PREFIX).partition("-")
             rank = int(number)
-        found.setdefault(rank, []).append((own, path))
+        found.setdefault(rank, []).append((base, path))
     return found

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: one of a single process, and the parts of the others beside it."""
+"""Checkpoints of an allreduce run: the checkpoint of rank 0, extended by the state and replay of the other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qfleet.training.replica import PER_RANK_KEYS, RankSync, rank_segment_name
 
 
 class ShardedCheckpointWriter:
-    """Checkpoints of all ranks together: each writes its replay, the first collects their state and seals."""
+    """Writes a checkpoint of all ranks: each rank stages its replay; rank 0 collects their state and writes it all."""
 
     def __init__(self, peers: ProcessGroup, folder: Path, checkpoint: Checkpoint | None) -> None:
         self.peers, self.folder = peers, folder
@@ -26,38 +26,38 @@ class ShardedCheckpointWriter:
         self.rank_sync: RankSync | None = None
 
     def saver(self, write: Callable[[Snapshot], Any]) -> Callable[[Snapshot], None]:
-        """How a rank saves its snapshot when all do; `write` is how the first one writes the whole."""
+        """Collective version of `write`: called by all ranks with their snapshots; only rank 0 calls `write`."""
         return write if self.peers.size == 1 else lambda snapshot: self._save(write, snapshot)
 
     def _save(self, write: Callable[[Snapshot], Any], snapshot: Snapshot) -> None:
         rank = self.peers.rank
-        mine = [Segment(rank_segment_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
+        segments = [Segment(rank_segment_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
         try:
-            self._together((lambda: self.stage.write(mine)) if rank else None)
-            told = self.peers.exchange(pack_state(_contribution(snapshot, mine)) if rank else b"")
-            whole = self._merged(snapshot, told) if rank == 0 else snapshot
-            self._together((lambda: write(whole)) if rank == 0 else None)
-            self.stage.saved_names = {segment.name for segment in mine}
+            self._run_together((lambda: self.stage.write(segments)) if rank else None)
+            packed = self.peers.exchange(pack_state(_rank_part(snapshot, segments)) if rank else b"")
+            combined = self._merge(snapshot, packed) if rank == 0 else snapshot
+            self._run_together((lambda: write(combined)) if rank == 0 else None)
+            self.stage.saved_names = {segment.name for segment in segments}
         except BaseException:
-            self.stage.saved_names = set()  # whatever is there now, next time everything is written
+            self.stage.saved_names = set()  # unknown which files exist: write all segments next time
             raise
         finally:
             self.stage.clear()
 
-    def _merged(self, snapshot: Snapshot, told: Sequence[bytes]) -> Snapshot:
-        parts = [unpack_state(text) for text in told[1:]]
-        theirs = [StagingArea(self.folder, rank).segment(name) for rank, part in enumerate(parts, start=1)
+    def _merge(self, snapshot: Snapshot, packed: Sequence[bytes]) -> Snapshot:
+        parts = [unpack_state(data) for data in packed[1:]]
+        staged = [StagingArea(self.folder, rank).segment(name) for rank, part in enumerate(parts, start=1)
                   for name in part["segments"]]
         return replace(snapshot, state={**snapshot.state, "ranks": [part["state"] for part in parts]},
-                       segments=[*snapshot.segments, *theirs])
+                       segments=[*snapshot.segments, *staged])
 
-    def _together(self, work: Callable[[], Any] | None) -> None:
+    def _run_together(self, work: Callable[[], Any] | None) -> None:
         assert self.rank_sync is not None
         if failed := self.rank_sync.run_together(work):
-            raise OSError(f"rank {failed[0]} could not write its part")
+            raise OSError(f"rank {failed[0]} could not write its part of the checkpoint")
 
 
-def _contribution(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
+def _rank_part(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
     state = {name: snapshot.state[name] for name in PER_RANK_KEYS} | {
         "learner": {"rng": snapshot.state["learner"]["rng"]}
     }

@@ -1,4 +1,4 @@
-"""All roles in one process, one after the other: plain method calls, and on a CPU bitwise reproducible."""
+"""Training with actors, learner and evaluator in one process, called in turn; bitwise reproducible on a CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qfleet.training.timers import TimeShares
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """Where an actor plays, and how it explores there."""
+    """Environment and exploration strategy of one actor."""
 
     env: VectorEnv
     explorer: Explorer
@@ -36,7 +36,7 @@ class ActorSpec:
 
 @dataclass(frozen=True)
 class ActingSetup:
-    """Who plays: the agent, a seat for every actor, and the environment that the agent is judged in."""
+    """The agent, an `ActorSpec` per actor, and the environment for evaluations."""
 
     agent: Agent
     actor_specs: Sequence[ActorSpec]
@@ -44,12 +44,12 @@ class ActingSetup:
 
     def close(self) -> None:
         with ExitStack() as stack:
-            for env in [self.eval_env, *(seat.env for seat in self.actor_specs)]:
+            for env in [self.eval_env, *(spec.env for spec in self.actor_specs)]:
                 stack.callback(env.close)
 
 
 class EvaluatorSlot(Worker, Protocol):
-    """Who evaluates: an `Evaluator`, or somebody who does it together with others."""
+    """Evaluator interface of `SingleProcessRun`: an `Evaluator`, or its replacement in a run of several processes."""
 
     @property
     def policy(self) -> Policy: ...
@@ -62,90 +62,89 @@ class EvaluatorSlot(Worker, Protocol):
 
 
 class SingleProcessRun:
-    """Builds the roles, runs them, and knows their common state.
+    """Builds actors, learner and evaluator, runs them, and saves and restores their state.
 
-    Several actors take turns: while the network chooses for one, the environments of the others compute.
+    Several actors take turns: while the network selects actions for one, the environments of the others step.
     """
 
-    def __init__(self, cast: ActingSetup, plan: TrainingPlan, outside: Hooks) -> None:
-        self.plan, self.setup = plan, cast
+    def __init__(self, setup: ActingSetup, plan: TrainingPlan, hooks: Hooks) -> None:
+        self.plan, self.setup = plan, setup
         self.weights = Mailbox()
-        self.core = LearnerCore(cast.agent, cast.actor_specs[0].env.spec, plan, outside, self.weights)
+        self.core = LearnerCore(setup.agent, setup.actor_specs[0].env.spec, plan, hooks, self.weights)
         self.shares = TimeShares()
         self.core.gauges.append(self.shares)
-        self.actors = [self._actor(index, seat) for index, seat in enumerate(cast.actor_specs)]
-        policy = Policy(cast.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
-        judge = Evaluator(
-            policy, cast.eval_env, self.weights, plan.eval, plan.seed, self.core.progress,
+        self.actors = [self._actor(index, spec) for index, spec in enumerate(setup.actor_specs)]
+        policy = Policy(setup.agent, seed_for(plan.seed, "evaluator"), plan.device, plan.learner.precision)
+        evaluator = Evaluator(
+            policy, setup.eval_env, self.weights, plan.eval, plan.seed, self.core.progress,
             self._on_evaluation, lambda: self.core.stop.is_external)
-        judge.recent_return = lambda: self.core.meter.recent_return
-        self.evaluator: EvaluatorSlot = judge
-        self.checkpointer = Checkpointer(self.snapshot, outside.save, plan.checkpoint, self.core.progress,
+        evaluator.recent_return = lambda: self.core.meter.recent_return
+        self.evaluator: EvaluatorSlot = evaluator
+        self.checkpointer = Checkpointer(self.snapshot, hooks.save, plan.checkpoint, self.core.progress,
                                          self.core.meter, self._abort_episodes if plan.exact_resume else None)
-        self.extra_workers: list[Worker] = []  # whoever else has something to do when the learner is done
-        self._begin: tuple[str, int] = ("begin", 0)
+        self.extra_workers: list[Worker] = []  # stepped after actors and learner
+        self._seed_key: tuple[str, int] = ("begin", 0)
 
     def run(self) -> str:
-        """Train to the end, evaluate and save; returns why it ended."""
+        """Train to the end, evaluate and save; returns the stop reason."""
         for actor, seeds in zip(self.actors, self._seeds(), strict=True):
             actor.begin(seeds)
-        cell, stop, timed = self.core, self.core.stop, self.shares.timed
-        # An actor has sent its actions when the learner's turn comes: the emulators work while it trains. It has a turn
-        # after each of them, so that the GPU has something to do while the next one's emulators are waited for.
-        learner = timed("time/learner_share", cell.learner)
+        core, stop, timed = self.core, self.core.stop, self.shares.timed
+        # An actor's step ends with sending its actions, so its environments step while the learner trains. The learner
+        # runs after every actor, so that the GPU is busy while the next actor waits for its environments.
+        learner = timed("time/learner_share", core.learner)
         turns = [worker for actor in self.actors for worker in (timed("time/actor_share", actor), learner)]
         try:
-            drive([*turns, *self.extra_workers, cell.meter,
+            drive([*turns, *self.extra_workers, core.meter,
                    timed("time/eval_share", self.evaluator), timed("time/save_share", self.checkpointer)], stop)
             if stop.reason in ("total_steps", "total_updates"):
-                cell.learner.publish()
+                core.learner.publish()
                 self.evaluator.evaluate()
-            # An exact run goes on from its last scheduled checkpoint: one taken anywhere else would not be exact.
+            # With exact_resume, the run resumes from the last scheduled checkpoint: only that is an episode boundary.
             if not (self.plan.exact_resume and stop.is_external and self.checkpointer.saved_at):
                 self.checkpointer.save()
         finally:
-            cell.meter.finish()
+            core.meter.finish()
         return stop.reason or "total_steps"
 
     def snapshot(self) -> Snapshot:
         return self.core.snapshot({"actors": [actor.state_dict() for actor in self.actors],
                                    "weights": self.weights.state_dict(), "evaluator": self.evaluator.state_dict(),
-                                   "begin": list(self._begin)})
+                                   "begin": list(self._seed_key)})
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
-        """Go on from a snapshot; exactly so, if it was taken at a scheduled episode boundary."""
+        """Resume from a snapshot; exactly, if it was taken at a scheduled episode boundary."""
         self.core.restore(state, segments)
-        saved = state.get("actors", [])  # none, or more or fewer, in a run that had other processes, or other actors
+        saved = state.get("actors", [])  # their number differs if the topology or `actors` has changed
         if same := len(saved) == len(self.actors):
             self.weights.load_state_dict(state["weights"])
-            for actor, its in zip(self.actors, saved, strict=True):
-                actor.load_state_dict(its)
+            for actor, actor_state in zip(self.actors, saved, strict=True):
+                actor.load_state_dict(actor_state)
             self.evaluator.load_state_dict(state["evaluator"])
         else:
             self.core.republish()
             self.evaluator.resume()
         self.checkpointer.resume()
         self.core.finish_restore(state)
-        exact = same and all(its["fresh"] for its in saved)
-        self._begin = tuple(state["begin"]) if exact else ("resume", self.core.progress().steps)
+        exact = same and all(actor_state["fresh"] for actor_state in saved)
+        self._seed_key = tuple(state["begin"]) if exact else ("resume", self.core.progress().steps)
 
-    def _actor(self, index: int, seat: ActorSpec) -> Actor:
+    def _actor(self, index: int, spec: ActorSpec) -> Actor:
         plan = self.plan
         policy = Policy(self.setup.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision)
-        weights = (
-            self.weights if GraphPolicy.why_not_captured(policy) else self.weights.completed
-        )  # others wait for the GPU anyway
-        return Actor(policy, seat.env, seat.explorer, self.core.meter, weights,
-                     self.core.recorder(seat.env.lanes), self.core.clock)
+        # A policy that is not captured synchronises with the GPU anyway: waiting for the newest weights costs nothing.
+        weights = self.weights if GraphPolicy.why_not_captured(policy) else self.weights.completed
+        return Actor(policy, spec.env, spec.explorer, self.core.meter, weights,
+                     self.core.recorder(spec.env.lanes), self.core.clock)
 
     def _seeds(self) -> list[list[int]]:
-        """For every actor the seeds of its lanes."""
+        """Lane seeds of every actor."""
         lanes = self.setup.actor_specs[0].env.lanes
-        seeds = lane_seeds(self.plan.seed, lanes * len(self.actors), *self._begin)
+        seeds = lane_seeds(self.plan.seed, lanes * len(self.actors), *self._seed_key)
         return [seeds[at:at + lanes] for at in range(0, len(seeds), lanes)]
 
     def _abort_episodes(self, index: int) -> None:
-        self._begin = ("exact", index)
+        self._seed_key = ("exact", index)
         for actor, seeds in zip(self.actors, self._seeds(), strict=True):
             actor.truncate_episodes(seeds)
 

@@ -80,8 +80,8 @@ class Narrow(Whole):
     ([Partial()], r"sinks: Partial has no method close: a sink has write\(record\), flush\(\) and close\(\)"),
     ([object()], "sinks: object has no method write and no flush and no close"),
     ([Whole], r"sinks: Whole is a class: pass an instance, such as Whole\(\)"),
-    ([Narrow()], r"sinks: Narrow cannot be called as write\(record\) is"),
-    ([lambda: None], r"cannot be called as write\(record\) is"),
+    ([Narrow()], r"sinks: Narrow does not accept the call write\(record\)"),
+    ([lambda: None], r"does not accept the call write\(record\)"),
     (Whole(), "sinks: must be a list"), (print, "sinks: must be a list"), ([3], "sinks: int has no method write"),
 ])
 def test_a_sink_that_cannot_be_used_is_refused_before_anything_is_trained(sinks, message):

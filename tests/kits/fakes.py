@@ -1,4 +1,4 @@
-"""Fakes that write a tape: a counting environment, a replay that records its calls, metrics in lists."""
+"""Fakes that log their calls: an environment that counts steps, a replay, metrics in lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOY = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 
 
 def toy_batch(seed, rows=4, items=16):
-    """Random rows of the toy environment, some of them the last of their episode."""
+    """Random batch for the `TOY` spec: `items` windows of `rows` rows, some of them the last of an episode."""
     rng = torch.Generator().manual_seed(seed)
     last = torch.rand(items, rows, generator=rng) < 0.2
     return Sample(torch.arange(items).numpy(), torch.rand(items, generator=rng), {
@@ -25,7 +25,10 @@ def toy_batch(seed, rows=4, items=16):
 
 
 class TapeEnv:
-    """Lane i ends its episodes after `lengths[i]` steps; every observation counts the steps of its episode."""
+    """Environment whose lane i ends its episodes after `lengths[i]` steps; the observation is the step of the episode.
+
+    Calls are logged in `tape`. `cut_next` marks the lanes whose episode is aborted at the next step.
+    """
 
     spec = SPEC
 
@@ -73,7 +76,7 @@ class TapeEnv:
 
 
 class ListClock:
-    """A step clock that keeps every count."""
+    """Step clock that lists every count."""
 
     def __init__(self):
         self.counts = []
@@ -87,7 +90,7 @@ class ListClock:
 
 
 class TapeReplay:
-    """Takes everything (unless told to wait) and hands out the samples it was given."""
+    """Replay that accepts every chunk (unless `waiting`), returns the given samples in order, logs calls in `tape`."""
 
     def __init__(self, tape=None, samples=()):
         self.tape = tape if tape is not None else []
@@ -111,6 +114,8 @@ class TapeReplay:
 
 
 class ListMetrics:
+    """Metrics that are kept in lists."""
+
     def __init__(self):
         self.episodes, self.values, self.counts = [], [], {}
 
@@ -125,7 +130,7 @@ class ListMetrics:
 
 
 def linear_agent(loss=None):
-    """One weight per action; acts with a constant action 2; the loss is w·reward unless given."""
+    """Agent with one weight per action that always takes action 2; the default loss is w·reward."""
 
     def act(net, obs, memory, arm, rng):
         return Decision(torch.full((len(obs["obs"]),), 2))
@@ -139,6 +144,7 @@ def linear_agent(loss=None):
 
 
 def sample_of(rewards, weight=None, keys=None):
+    """Batch of two-row windows with the given rewards, one per item."""
     reward = torch.tensor(rewards, dtype=torch.float32)[:, None].repeat(1, 2)
     items = len(rewards)
     return Sample(np.arange(items) if keys is None else keys, torch.ones(items) if weight is None else weight,

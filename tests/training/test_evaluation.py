@@ -1,4 +1,4 @@
-"""Evaluation: fixed numbers of whole episodes per lane, frozen weights, schedules."""
+"""Evaluation: a fixed number of full episodes per lane, fixed weights, schedules."""
 
 import pytest
 import torch
@@ -18,15 +18,15 @@ def test_short_episodes_are_not_favoured():
     assert score.mean == pytest.approx(60.0)
 
 
-def test_an_uneven_number_of_episodes_is_dealt_to_the_first_lanes():
+def test_the_first_lanes_play_the_remainder_of_an_uneven_number_of_episodes():
     assert EpisodeCounter(5, 3).quota == [2, 2, 1]
     assert EpisodeCounter(2, 4).quota == [1, 1, 0, 0]
     policy = Policy(linear_agent(), 0, torch.device("cpu"))
     assert len(evaluate(policy, TapeEnv([2, 3, 4]), 5, 0.0, 1).returns) == 5
 
 
-class Flaky(TapeEnv):
-    """Loses all lanes at every `at`-th step."""
+class AbortingEnv(TapeEnv):
+    """Aborts the episodes of all lanes at every `at`-th step."""
 
     def __init__(self, lengths, at):
         super().__init__(lengths)
@@ -38,18 +38,18 @@ class Flaky(TapeEnv):
         return super().recv()
 
 
-def test_an_environment_that_loses_every_episode_is_given_up():
-    policy, env = Policy(linear_agent(), 0, torch.device("cpu")), Flaky([5, 5], at=3)
+def test_an_environment_that_aborts_every_episode_ends_the_evaluation():
+    policy, env = Policy(linear_agent(), 0, torch.device("cpu")), AbortingEnv([5, 5], at=3)
     with pytest.raises(EnvFault, match="tape lost 20 episodes of an evaluation"):
         evaluate(policy, env, 2, 0.0, 1)
     assert env.count == 30
 
 
-def test_lost_episodes_count_since_the_last_completed_one():
-    policy, env = Policy(linear_agent(), 0, torch.device("cpu")), Flaky([2, 2], at=4)
+def test_aborted_episodes_are_counted_since_the_last_completed_one():
+    policy, env = Policy(linear_agent(), 0, torch.device("cpu")), AbortingEnv([2, 2], at=4)
     assert evaluate(policy, env, 100, 0.0, 1).lengths == [2] * 100
     assert env.faults() > 20
-    assert evaluate(policy, env, 2, 0.0, 1).lengths == [2, 2], "what earlier evaluations lost is forgotten"
+    assert evaluate(policy, env, 2, 0.0, 1).lengths == [2, 2], "aborts in earlier evaluations do not count"
 
 
 def evaluator_with(weights, clock, seen, **cfg):
@@ -58,7 +58,7 @@ def evaluator_with(weights, clock, seen, **cfg):
                      lambda score, state: seen.append((score, state)))
 
 
-def test_judges_the_newest_weights_once_per_period():
+def test_the_newest_weights_are_evaluated_once_per_period():
     weights, clock, seen = Mailbox(), [Progress(0, 0)], []
     evaluator = evaluator_with(weights, clock, seen, period_steps=10)
     assert not evaluator.step()
@@ -67,21 +67,21 @@ def test_judges_the_newest_weights_once_per_period():
     assert evaluator.step() and not evaluator.step()
     assert seen[0][0].version == 5 and (seen[0][1]["weight"] == 4).all()
     clock[0] = Progress(20, 5)
-    assert evaluator.step() and len(seen) == 1, "the same weights are not judged twice"
+    assert evaluator.step() and len(seen) == 1, "the same weights are not evaluated twice"
 
 
-def test_evaluations_wait_for_a_promising_return_and_then_come_at_once():
+def test_evaluations_wait_for_from_return_and_then_start_at_once():
     clock, seen, weights, recent = [Progress(0, 0)], [], Mailbox(), [None]
     weights.publish(Policy(linear_agent(), 0, torch.device("cpu")).flat.state(), 1)
     evaluator = evaluator_with(weights, clock, seen, period_steps=10, from_return=0)
     evaluator.recent_return = lambda: recent[0]
-    for steps, score, judged in [(25, None, False), (26, -1.0, False), (27, 0.0, True), (28, 5.0, False)]:
+    for steps, score, evaluated in [(25, None, False), (26, -1.0, False), (27, 0.0, True), (28, 5.0, False)]:
         clock[0], recent[0] = Progress(steps, steps), score
-        assert evaluator.step() == judged
+        assert evaluator.step() == evaluated
     assert len(seen) == 1
 
 
-def test_evaluations_differ_in_seed_but_not_after_resume():
+def test_each_evaluation_has_its_own_seed_also_after_a_resume():
     weights, clock, seen = Mailbox(), [Progress(0, 0)], []
     evaluator = evaluator_with(weights, clock, seen, period_updates=1)
     for version in (1, 2):
@@ -90,12 +90,12 @@ def test_evaluations_differ_in_seed_but_not_after_resume():
         evaluator.step()
     first, second = evaluator.env.resets
     assert first != second
-    again = evaluator_with(weights, clock, seen, period_updates=1)
-    again.load_state_dict({"count": 1, "judged": 1})
+    resumed = evaluator_with(weights, clock, seen, period_updates=1)
+    resumed.load_state_dict({"count": 1, "judged": 1})
     weights.publish({"weight": torch.zeros(3, 1)}, 3)
     clock[0] = Progress(3, 3)
-    again.step()
-    assert again.env.resets == [second]
+    resumed.step()
+    assert resumed.env.resets == [second]
 
 
 def test_schedule_by_steps_by_updates_and_never():
@@ -107,7 +107,7 @@ def test_schedule_by_steps_by_updates_and_never():
     assert not by_steps.due(Progress(49, 0)) and by_steps.due(Progress(50, 0))
 
 
-def test_an_episode_that_never_ends_is_given_up_with_the_remedy(monkeypatch):
+def test_an_endless_episode_ends_the_evaluation_and_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setattr("qfleet.training.evaluation.ENDLESS_STEPS", 50)
     policy = Policy(linear_agent(), 0, torch.device("cpu"))
     with pytest.raises(UserError, match=r"set env\.max_episode_steps"):

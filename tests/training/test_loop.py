@@ -1,4 +1,4 @@
-"""The one loop, and when it ends."""
+"""The main loop and its stop rule."""
 
 import itertools
 
@@ -10,42 +10,43 @@ from qfleet.learner.learner import LearnerConfig
 from qfleet.replay.config import ReplayConfig
 from qfleet.training.checkpointer import CheckpointConfig
 from qfleet.training.evaluation import EvalConfig
-from qfleet.training.loop import NAP_S, StopRule, TrainingPlan, drive, idle
+from qfleet.training.loop import IDLE_SLEEP_S, StopRule, TrainingPlan, drive, idle
 
 
-class Taped:
-    """A worker that writes its name on the tape and is busy as often as it is told."""
+class RecordingWorker:
+    """Worker that logs its name on every step and is busy for the first `busy` steps."""
 
-    def __init__(self, name, tape, busy=0):
-        self.name, self.tape, self.busy = name, tape, busy
+    def __init__(self, name, log, busy=0):
+        self.name, self.log, self.busy = name, log, busy
 
     def step(self):
-        self.tape.append(self.name)
+        self.log.append(self.name)
         self.busy -= 1
         return self.busy >= 0
 
 
-def test_workers_take_turns_in_order_and_idle_rounds_nap():
-    tape, naps, rounds = [], [], itertools.count()
-    workers = [Taped("actor", tape, busy=2), Taped("learner", tape, busy=1)]
-    drive(workers, lambda: next(rounds) == 3, naps.append)
-    assert tape == ["actor", "learner"] * 3
-    assert naps == [0, 0, NAP_S], "nobody naps while somebody is busy"
+def test_workers_take_turns_in_order_and_only_idle_rounds_sleep():
+    log, sleeps, rounds = [], [], itertools.count()
+    workers = [RecordingWorker("actor", log, busy=2), RecordingWorker("learner", log, busy=1)]
+    drive(workers, lambda: next(rounds) == 3, sleeps.append)
+    assert log == ["actor", "learner"] * 3
+    assert sleeps == [0, 0, IDLE_SLEEP_S], "no sleep while a worker is busy"
 
 
-def test_a_run_that_is_over_does_not_begin():
-    tape = []
-    drive([Taped("actor", tape)], lambda: True, tape.append)
-    assert tape == []
+def test_a_run_that_has_ended_takes_no_step():
+    log = []
+    drive([RecordingWorker("actor", log)], lambda: True, log.append)
+    assert log == []
 
 
 def test_every_worker_has_its_turn_even_when_one_is_idle():
-    tape, rounds = [], itertools.count()
-    drive([Taped("idle", tape), Taped("busy", tape, busy=9)], lambda: next(rounds) == 2, lambda nap: None)
-    assert tape == ["idle", "busy"] * 2
+    log, rounds = [], itertools.count()
+    workers = [RecordingWorker("idle", log), RecordingWorker("busy", log, busy=9)]
+    drive(workers, lambda: next(rounds) == 2, lambda sleep_s: None)
+    assert log == ["idle", "busy"] * 2
 
 
-def test_rest_sleeps_only_when_there_is_time(monkeypatch):
+def test_idle_sleeps_only_for_a_positive_time(monkeypatch):
     slept = []
     monkeypatch.setattr("time.sleep", slept.append)
     idle(0)
@@ -63,12 +64,12 @@ def stop_with(clock, **limits):
 
 
 @pytest.mark.parametrize(("now", "reason"), [((99, 10**6), None), ((100, 0), "total_steps"), ((131, 0), "total_steps")])
-def test_steps_end_a_run(now, reason):
+def test_total_steps_ends_a_run(now, reason):
     stop = stop_with([Progress(*now)])
     assert stop() == (reason is not None) and stop.reason == reason and not stop.is_external
 
 
-def test_updates_end_a_run_and_steps_go_first():
+def test_total_updates_ends_a_run_and_total_steps_takes_precedence():
     clock = [Progress(0, 6)]
     stop = stop_with(clock, total_updates=7)
     assert not stop()
@@ -78,19 +79,19 @@ def test_updates_end_a_run_and_steps_go_first():
     assert both() and both.reason == "total_steps"
 
 
-def test_a_score_ends_a_run_if_it_is_wanted():
+def test_a_score_ends_a_run_only_with_stop_at():
     stop = stop_with([Progress(0, 0)], stop_at=475.0)
     stop.check_score(474.9)
     assert not stop()
     stop.check_score(475.0)
     assert stop() and stop.reason == "stop_at" and not stop.is_external
-    indifferent = stop_with([Progress(0, 0)])
-    indifferent.check_score(1e9)
-    assert not indifferent()
+    without_target = stop_with([Progress(0, 0)])
+    without_target.check_score(1e9)
+    assert not without_target()
 
 
 @pytest.mark.parametrize("reason", ["interrupted", "preempted"])
-def test_what_somebody_outside_says_stays(reason):
+def test_an_external_reason_is_not_overwritten(reason):
     stop = stop_with([Progress(100, 0)])
     stop.reason = reason
     assert stop() and stop.reason == reason and stop.is_external

@@ -1,4 +1,4 @@
-"""The meter's records: means, counters, rates, episodes, resume."""
+"""Metric records: means, counters, rates, episodes, resume."""
 
 from qfleet.core.schedule import Progress, Schedule
 from qfleet.training.meter import Meter
@@ -19,7 +19,7 @@ def meter_with(clock, **kwargs):
     return Meter([records], lambda: clock[0], frames_per_step=4, schedule=Schedule(100, None), **kwargs), records
 
 
-def test_means_over_a_period_and_counters_for_ever():
+def test_values_are_averaged_per_period_and_counters_accumulate():
     clock = [Progress(0, 0)]
     meter, records = meter_with(clock, gauges=[lambda: {"replay/size": 7}])
     meter.write({"train/loss": 1.0})
@@ -40,7 +40,7 @@ def test_means_over_a_period_and_counters_for_ever():
     assert "train/loss" not in records[1] and records[1]["fault/x"] == 2
 
 
-def test_the_last_hundred_episodes_count():
+def test_returns_are_averaged_over_the_last_hundred_episodes():
     clock = [Progress(0, 0)]
     meter, records = meter_with(clock)
     for i in range(150):
@@ -50,7 +50,7 @@ def test_the_last_hundred_episodes_count():
     assert records[0]["episodes"] == 150 and records[0]["eval/mean_reward"] == 5.0
 
 
-def test_state_goes_on_where_it_was():
+def test_a_restored_meter_continues_its_counts_and_schedule():
     clock = [Progress(300, 3)]
     meter, _ = meter_with(clock)
     meter.episode(0, 2.0, 4)
@@ -75,7 +75,7 @@ def test_sinks_are_flushed_and_closed():
     assert records.flushed and records.closed
 
 
-def test_without_sinks_the_end_leaves_what_came_in_last_to_be_handed_over():
+def test_a_meter_without_sinks_keeps_its_metrics_for_drain():
     meter = Meter([], lambda: Progress(300, 3), frames_per_step=1, schedule=Schedule(100, None))
     meter.write({"train/loss": 1.0})
     meter.finish()

@@ -1,4 +1,4 @@
-"""What the learner's process of a fleet says of its members and of its own time."""
+"""Metrics of a run with remote actors: members, policy lag, restarts, shares of the wall time."""
 
 import json
 import time
@@ -34,8 +34,8 @@ def fleet():
 
         def flush(self): ...
 
-    outside = Hooks([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
-    fleet = RemoteActorsRun(make_agent(config, spec), spec, make_plan(config), outside,
+    hooks = Hooks([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
+    fleet = RemoteActorsRun(make_agent(config, spec), spec, make_plan(config), hooks,
                             PublishedState(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0),
                             Inbox(4, config.waiting_steps(config.env.lanes)))
     fleet.records = records
@@ -51,7 +51,7 @@ def emitted(fleet):
     return fleet.records[-1]
 
 
-def test_members_alive_their_lag_and_restarts(fleet):
+def test_live_actors_policy_lag_and_restarts(fleet):
     hello(fleet, "local/0", "a")
     hello(fleet, "local/1", "b")
     hello(fleet, "evaluator", "e", "evaluator")
@@ -59,8 +59,8 @@ def test_members_alive_their_lag_and_restarts(fleet):
     fleet.registry.record_heartbeat(0, 1, 100, 4)
     record = emitted(fleet)
     assert record["fleet/actors"] == 2 and record["fleet/policy_lag"] == (6 + 10) / 2 and record["fleet/inbox"] == 0
-    assert "fleet/restarts" not in record, "who comes for the first time was not restarted"
-    hello(fleet, "local/1", "b")  # the same life, its line was cut
+    assert "fleet/restarts" not in record, "the first registration is not a restart"
+    hello(fleet, "local/1", "b")  # the same process, reconnected
     assert "fleet/restarts" not in emitted(fleet)
     hello(fleet, "local/1", "c")
     hello(fleet, "evaluator", "f", "evaluator")
@@ -69,7 +69,7 @@ def test_members_alive_their_lag_and_restarts(fleet):
     assert emitted(fleet)["fleet/restarts"] == 3
 
 
-def test_a_place_taken_over_by_another_is_no_restart(fleet):
+def test_reuse_of_an_index_by_another_member_is_not_a_restart(fleet):
     index, incarnation = hello(fleet, "far/0", "a")
     emitted(fleet)
     fleet.registry.deregister(index, incarnation)
@@ -77,12 +77,12 @@ def test_a_place_taken_over_by_another_is_no_restart(fleet):
     assert "fleet/restarts" not in emitted(fleet)
 
 
-def test_time_that_messages_are_held_back_is_told(fleet):
+def test_the_share_of_time_with_messages_held_back_is_measured(fleet):
     index, incarnation = hello(fleet, "local/0", "a")
-    pace = fleet.core.replay.rate_limiter
-    pace.error_buffer = 0.0
-    pace.start_counting()
-    pace.clock.count_steps(pace.min_steps + 100)
+    limiter = fleet.core.replay.rate_limiter
+    limiter.error_buffer = 0.0
+    limiter.start_counting()
+    limiter.clock.count_steps(limiter.min_steps + 100)
     fleet.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=incarnation, sequence=1, steps=7))
     emitted(fleet)
     assert not fleet.message_handler.step()
@@ -90,15 +90,15 @@ def test_time_that_messages_are_held_back_is_told(fleet):
     assert not fleet.message_handler.step()
     held = emitted(fleet)["fleet/held_share"]
     assert 0.5 < held <= 1.0
-    pace.count_samples(10**6)
-    fleet.message_handler.step()  # takes the message in
+    limiter.count_samples(10**6)
+    fleet.message_handler.step()  # applies the message
     time.sleep(0.1)
     fleet.message_handler.step()
     assert emitted(fleet)["fleet/held_share"] < 0.2
-    assert fleet.core.progress().steps == pace.min_steps + 107
+    assert fleet.core.progress().steps == limiter.min_steps + 107
 
 
-def test_a_nap_is_idle_time(fleet):
+def test_sleep_counts_as_idle_time(fleet):
     emitted(fleet)
     fleet.serve(0.08)
     fleet.serve(0)

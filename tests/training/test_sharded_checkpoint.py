@@ -1,10 +1,10 @@
-"""Checkpoints of several ranks: each adds its replay, files are shared from one to the next, and a full disk of one
-rank spoils that checkpoint for all and the run for nobody."""
+"""Checkpoints of several ranks: each adds its replay, unchanged files are hard links, and a full disk of one rank
+costs one checkpoint, not the run."""
 
 from contextlib import closing
 
 import pytest
-from test_replica import Crews
+from test_replica import RankGroups
 from test_single_process import TINY
 from thread_peers import Roundtable
 
@@ -20,28 +20,28 @@ SCHEDULE = [*TINY, "gradients=allreduce", "total_steps=4000", "checkpoint.period
 
 
 @pytest.fixture
-def crews():
-    with closing(Crews()) as crews:
-        yield crews
+def groups():
+    with closing(RankGroups()) as groups:
+        yield groups
 
 
-def run(crews, tmp_path, size, *overrides, spoil=lambda archive: None, checkpoint=None):
-    """A crew whose checkpoints go to the disk; the ranks, and the folder of checkpoints."""
+def run(groups, tmp_path, size, *overrides, prepare=lambda writer: None, checkpoint=None):
+    """Run `size` ranks with checkpoints on disk; returns the ranks and the checkpoints."""
     config = resolve("cartpole", [*SCHEDULE, f"cells={size}", *overrides]).config
     store = Checkpoints(tmp_path / "checkpoints", 9)
-    built = [crews.build(config, rank)[0] for rank in range(size)]
+    built = [groups.build(config, rank)[0] for rank in range(size)]
 
     def write(snapshot):
         meta = CheckpointMeta("seed: 1\n", built[0].setup.actor_specs[0].env.spec)
         store.save(*snapshot.progress, snapshot.policy, snapshot.state, snapshot.segments, meta)
 
     def work(peers):
-        inline = built[peers.rank]
-        archive = ShardedCheckpointWriter(peers, tmp_path / "parts", checkpoint)
-        inline.checkpointer.write = archive.saver(write)
-        rank = ReplicaRun(inline, peers, config.allreduce)
-        archive.rank_sync = rank.rank_sync
-        spoil(archive)
+        local_run = built[peers.rank]
+        writer = ShardedCheckpointWriter(peers, tmp_path / "parts", checkpoint)
+        local_run.checkpointer.write = writer.saver(write)
+        rank = ReplicaRun(local_run, peers, config.allreduce)
+        writer.rank_sync = rank.rank_sync
+        prepare(writer)
         if checkpoint is not None:
             rank.restore(checkpoint.state(), checkpoint.segments())
             if peers.rank == 0:
@@ -52,44 +52,44 @@ def run(crews, tmp_path, size, *overrides, spoil=lambda archive: None, checkpoin
     return Roundtable(size).run(work), store
 
 
-def test_every_rank_adds_its_part_and_files_are_shared(crews, tmp_path):
-    ranks, store = run(crews, tmp_path, 2)
+def test_every_rank_adds_its_part_and_unchanged_files_are_linked(groups, tmp_path):
+    ranks, store = run(groups, tmp_path, 2)
     folders = store.series()
     assert len(folders) == 4 and not (tmp_path / "parts").exists()
     last = store.newest()
     assert set(segments_by_rank(last.segments())) == {0, 1} and len(last.state()["ranks"]) == 1
     shared = [file.name for file in folders[-1].glob("*.seg") if (folders[-2] / file.name).exists()]
-    assert {name.startswith("rank0001") for name in shared} == {True, False}, "of both ranks"
+    assert {name.startswith("rank0001") for name in shared} == {True, False}, "from both ranks"
     assert all((folders[-1] / name).stat().st_ino == (folders[-2] / name).stat().st_ino for name in shared)
-    others, _ = run(crews, tmp_path, 4, "total_steps=4400", checkpoint=last)
+    others, _ = run(groups, tmp_path, 4, "total_steps=4400", checkpoint=last)
     assert all(rank.core.progress().steps >= 4400 for rank in others)
     assert others[0].core.learner.updates > ranks[0].core.learner.updates
     assert len(store.newest().state()["ranks"]) == 3
 
 
-def test_a_rank_that_cannot_write_spoils_one_checkpoint_and_no_run(crews, tmp_path):
+def test_a_rank_that_cannot_write_costs_one_checkpoint_and_not_the_run(groups, tmp_path):
     calls = []
 
-    def spoil(archive):
-        if archive.peers.rank == 1:
-            write = archive.stage.write
+    def fill_disk_once(writer):
+        if writer.peers.rank == 1:
+            write = writer.stage.write
 
-            def full(segments):
+            def write_or_fail(segments):
                 calls.append(1)
                 if len(calls) == 2:
                     raise OSError(28, "No space left on device")
                 write(segments)
 
-            archive.stage.write = full
+            writer.stage.write = write_or_fail
 
-    ranks, store = run(crews, tmp_path, 2, spoil=spoil)
+    ranks, store = run(groups, tmp_path, 2, prepare=fill_disk_once)
     assert len(store.series()) == 3 and store.newest().manifest.step >= 4000
-    assert ranks[0].core.meter.counters["fault/checkpoints_failed"] == 1, "one checkpoint, however many ranks"
+    assert ranks[0].core.meter.counters["fault/checkpoints_failed"] == 1, "once, not once per rank"
     assert not (tmp_path / "parts").exists()
-    run(crews, tmp_path, 2, "total_steps=4400", checkpoint=store.newest())
+    run(groups, tmp_path, 2, "total_steps=4400", checkpoint=store.newest())
 
 
-def test_states_travel_as_bytes_that_run_nothing():
+def test_packed_states_round_trip_and_other_bytes_are_rejected():
     import torch
 
     state = {"a": torch.arange(3), "b": (1, None, float("inf")), 5: "x"}
@@ -100,7 +100,7 @@ def test_states_travel_as_bytes_that_run_nothing():
             unpack_state(bad)
 
 
-def test_a_stage_leaves_nothing_behind(tmp_path):
+def test_a_cleared_staging_area_leaves_no_files(tmp_path):
     stage = StagingArea(tmp_path / "parts", 3)
     stage.write([])
     assert stage.folder.is_dir()

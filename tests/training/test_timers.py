@@ -1,4 +1,4 @@
-"""Shares of the wall time: by a clock of the test's own, in a run of one process, and in a cell."""
+"""Shares of the wall time, measured with a fake clock."""
 
 import pytest
 
@@ -30,7 +30,7 @@ class Sleeper:
         return self.seconds > 0
 
 
-def test_shares_of_workers_and_of_what_is_booked(clock):
+def test_shares_of_timed_workers_and_of_added_seconds(clock):
     shares = TimeShares()
     first, second = shares.timed("a", Sleeper(clock, 2.0)), shares.timed("a", Sleeper(clock, 1.0))
     third = shares.timed("b", Sleeper(clock, 0.0))
@@ -39,10 +39,10 @@ def test_shares_of_workers_and_of_what_is_booked(clock):
     shares.add_seconds("idle", 3.0)
     assert shares() == {"a": 0.5, "b": 0.0, "idle": 0.5}
     clock.now += 4.0
-    assert shares() == {"a": 0.0, "b": 0.0, "idle": 0.0}, "only what happened since counts"
+    assert shares() == {"a": 0.0, "b": 0.0, "idle": 0.0}, "only time since the last call counts"
 
 
-def test_records_that_follow_at_once_leave_the_time_to_the_next(clock):
+def test_a_record_that_follows_immediately_leaves_its_time_to_the_next(clock):
     shares = TimeShares()
     worker = shares.timed("a", Sleeper(clock, 0.01))
     worker.step()
@@ -51,26 +51,26 @@ def test_records_that_follow_at_once_leave_the_time_to_the_next(clock):
     assert shares() == {"a": pytest.approx(0.1)}
 
 
-def test_a_step_under_way_counts_up_to_now(clock):
-    """An evaluation writes its record before it is over, and the time must not come twice, or too late."""
+def test_a_running_step_counts_up_to_now(clock):
+    """An evaluation emits its record before its step ends; the time must be counted once, and in that record."""
     shares = TimeShares()
     seen = []
 
-    class Asking(Sleeper):
+    class Emitting(Sleeper):
         def step(self):
             self.clock.now += 3.0
             seen.append(shares())
             self.clock.now += 1.0
             return True
 
-    worker = shares.timed("a", Asking(clock, 0))
+    worker = shares.timed("a", Emitting(clock, 0))
     clock.now += 1.0
     worker.step()
     clock.now += 1.0
     assert seen == [{"a": 0.75}] and shares() == {"a": 0.5}
 
 
-def test_shares_are_a_gauge(clock):
+def test_time_shares_work_as_a_gauge(clock):
     records = []
 
     class Sink:
