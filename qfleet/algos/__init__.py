@@ -1,4 +1,4 @@
-"""One file for each algorithm, and where those are found that have none."""
+"""Algorithms, one file each, and hints for names that users search for under another name."""
 
 ELSEWHERE = {
     "td3": "agent.algo=ddpg with agent.twin, agent.smoothing and agent.policy_delay, as in the recipe control",
@@ -9,7 +9,7 @@ ELSEWHERE = {
     "apex": "agent.algo=dqn with placement=processes, as in the recipe apex",
     "btr": "agent.algo=iqn with most other options, as in the recipe btr",
 }
-"""Names that people look for, and what they are here."""
+"""Common algorithm names -> the settings that give the same algorithm here."""
 
 _CONTINUOUS = "for continuous actions use agent.algo=ddpg, which is TD3 in the recipe control, or agent.algo=d4pg"
 _OFF_POLICY = "qfleet learns values off-policy (the DQN family, R2D2, NGU, Agent57, DDPG, TD3, D4PG)"
@@ -23,4 +23,4 @@ ABSENT = {
                            "muzero": "MuZero", "cql": "CQL", "iql": "IQL", "bc": "behaviour cloning",
                            "qmix": "QMIX"}.items()},
 }
-"""Algorithms that people look for and that are not here."""
+"""Common algorithms that are not implemented -> the message to show."""
