@@ -17,16 +17,16 @@ WORDS = {4: torch.int32, 8: torch.int64}
 
 
 class SpaceToDepthConv2d(nn.Conv2d):
-    """Convolution that also accepts uint8 images (0 to 255 for 0 to 1), raw or as laid out by `prepare`."""
+    """Convolution that also accepts uint8 images (0 to 255 for 0 to 1), raw or converted by `prepare`."""
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
         """Bytes [B, C, H, W] -> patches in the dtype of the weights; the result can be shared by several networks."""
         items, channels, high, wide = x.shape
         fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
-        if x.is_cuda and fits and custom_kernels_allowed() and (lay := compile_kernel("lay")) is not None:
-            laid = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
-            lay(x.numel() // 16, [x.contiguous(), laid, x.numel() // 16, channels, high, wide])
-            return laid.permute(0, 3, 1, 2)
+        if x.is_cuda and fits and custom_kernels_allowed() and (kernel := compile_kernel("lay")) is not None:
+            patches = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
+            kernel(x.numel() // 16, [x.contiguous(), patches, x.numel() // 16, channels, high, wide])
+            return patches.permute(0, 3, 1, 2)
         return space_to_depth(x, self.stride[0]).to(self.weight.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,12 +54,12 @@ def space_to_depth(x: torch.Tensor, stride: int) -> torch.Tensor:
     x = x[..., :high * stride, :wide * stride].contiguous()
     # The pixels of a patch row are contiguous and move as one 4- or 8-byte word.
     words = x.view(items, channels, high, stride, wide, stride).view(WORDS[stride])[..., 0]
-    laid = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
-    return laid.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
+    patches = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
+    return patches.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
 
 
 def space_to_depth_weights(weight: torch.Tensor, stride: int) -> torch.Tensor:
     """Weights [O, C, k, k] of the equivalent convolution over patches: [O, C · s · s, k/s, k/s], channels last."""
     features, channels, side = weight.shape[0], weight.shape[1], weight.shape[2] // stride
-    laid = weight.unflatten(3, (side, stride)).unflatten(2, (side, stride)).permute(0, 2, 4, 1, 3, 5)
-    return laid.reshape(features, side, side, channels * stride * stride).permute(0, 3, 1, 2)
+    patches = weight.unflatten(3, (side, stride)).unflatten(2, (side, stride)).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(features, side, side, channels * stride * stride).permute(0, 3, 1, 2)

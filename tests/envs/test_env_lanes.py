@@ -158,7 +158,7 @@ def test_failures_are_reproducible():
 
 @pytest.mark.parametrize("raise_at", [0, 3])
 def test_endless_failure_stops_with_the_first_hand_traceback(raise_at):
-    with pytest.raises(EnvFault, match=rf"(?s)toy/Faulty-v0 failed 3 times in lane 0.*told to fail at step {raise_at}"):
+    with pytest.raises(EnvFault, match=rf"(?s)toy/Faulty-v0 failed 3 times in lane 0.*set to fail at step {raise_at}"):
         roll(faulty(max_faults=3, kwargs={"raise_at": raise_at}), 50)
 
 
@@ -205,7 +205,7 @@ def test_an_environment_for_the_old_gym_is_told_from_a_failing_one(cfg, words, c
     cfg = EnvConfig(**{"id": f"{__name__}:OldGym", "max_episode_steps": 9, **cfg})
     with pytest.raises(UserError, match=rf"{cfg.id} does not implement the Gymnasium API: .*{words}.*qfleet check-env"):
         roll(make(cfg, 2), 3)
-    assert not caplog.records, "it was not built anew, time and again"
+    assert not caplog.records, "it was not rebuilt repeatedly"
 
 
 def test_a_wrong_answer_in_some_corner_is_a_failure_like_others():
@@ -405,7 +405,7 @@ def test_failures_are_heard_of_but_never_flood(caplog):
         while env.faults() < 9:
             env.send(np.zeros(1, np.int64))
             env.recv()
-    lines = [record.getMessage() for record in caplog.records if "built anew" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "was rebuilt" in record.getMessage()]
     assert [int(line.split("(")[1].split()[0]) for line in lines] == [1, 2, 4, 8]
     env.close()
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60),
 
 LANES = 3
 REASONS = {"hang": "no answer within 1 s", "family": "no answer within 1 s", "exit": "it ended", "sys.exit": "it ended",
-           "orphan": "it exited", "raise": "it ended", "garbage": "nonsense: not a frame", "drift": "its spec says",
+           "orphan": "it exited", "raise": "it ended", "garbage": "invalid data: not a frame", "drift": "its spec says",
            "half": "it ended in the middle of an answer", "trickle": "no answer within 1 s"}
 TOY = Path(toy_host.__file__)
 
