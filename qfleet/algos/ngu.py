@@ -50,8 +50,6 @@ CURIOSITY_ROWS = 5
 """Transitions per window that train curiosity: the last real ones, since neighbouring ones add little information."""
 
 
-
-
 class Config(CuriosityConfig, r2d2.Config):
     """Agent section for NGU."""
 
@@ -65,8 +63,6 @@ class Config(CuriosityConfig, r2d2.Config):
     @property
     def window(self) -> Window:
         return Window(future=self.n_step) if self.memory == "none" else super().window
-
-
 
 
 class FeedForwardNetwork(nn.Module):

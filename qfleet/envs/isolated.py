@@ -144,7 +144,8 @@ class IsolatedEnv:
             self._consecutive_losses += 1
             if self._consecutive_losses >= self._max_faults:
                 raise EnvFault(f"the process of {self.spec.id} was lost {self._consecutive_losses} times without "
-                               f"completing an episode (env.max_faults={self._max_faults}): {loss}; {self._child.exit_report()}")
+                               f"completing an episode (env.max_faults={self._max_faults}): {loss}; "
+                               f"{self._child.exit_report()}")
             self._restarts += 1
             log.warning("the environment's process is replaced, %d lanes start new episodes: %s", self.lanes, loss)
             try:

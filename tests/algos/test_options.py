@@ -119,7 +119,7 @@ def test_what_other_networks_compute_is_proven_where_the_table_says():
     (["agent.noisy=true", "explore.kind=ladder"], "explore.kind=ladder adds random actions"),
     (["agent.noisy=true", "agent.noisy_epsilon=true", "explore.kind=constant", "explore.epsilon=0"],
      "agent.noisy_epsilon=true has no effect"),
-    (["explore.kind=constant", "explore.epsilon=0"], "nothing new would ever be tried"),
+    (["explore.kind=constant", "explore.epsilon=0"], "there would be no exploration"),
 ])
 def test_what_would_be_ignored_is_refused(algo, words, why):
     with pytest.raises(UserError) as error:
@@ -176,7 +176,7 @@ def test_explain_says_what_this_environment_would_refuse(words, key, why):
     assert rows[key].idle.startswith(why)
     with pytest.raises(UserError) as error:
         api.plan(resolve("cartpole", words).config)
-    assert rows[key].idle == f"{error.value} (a run is refused)", "in its words"
+    assert rows[key].idle == f"{error.value} (a run would fail)", "in its words"
 
 
 def test_explain_makes_no_environment_unless_there_is_a_question(monkeypatch):

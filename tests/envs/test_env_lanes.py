@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_cut, _warn_endless
+from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_truncated, _warn_endless
 from qfleet.envs.spaces import ImageFormat
 
 T, F = True, False
@@ -328,12 +328,12 @@ def test_an_env_that_never_ends_is_truncated_by_config():
 
 
 def test_an_env_that_has_no_limit_is_truncated_where_it_must_end(caplog):
-    _warn_cut.cache_clear()
+    _warn_truncated.cache_clear()
     with caplog.at_level(logging.WARNING, "qfleet.envs"):
         outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [19, 40]
     assert all(outs[t].discount[0] == 1 for t in (19, 40))
-    assert len(caplog.records) == 1 and "cut off after 20 steps" in caplog.text
+    assert len(caplog.records) == 1 and "truncated after 20 steps" in caplog.text
     assert "env.max_episode_steps" in caplog.text and "eval.max_episode_steps" in caplog.text
     outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20, max_episode_steps=30), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [29], "a limit of its own is the one that counts"
