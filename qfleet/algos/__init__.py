@@ -1,6 +1,6 @@
 """Algorithms, one file each, and hints for names that users search for under another name."""
 
-ELSEWHERE = {
+ALIASES = {
     "td3": "agent.algo=ddpg with agent.twin, agent.smoothing and agent.policy_delay, as in the recipe control",
     "ddqn": "agent.algo=dqn with agent.double=true",
     "double_dqn": "agent.algo=dqn with agent.double=true",
@@ -13,7 +13,7 @@ ELSEWHERE = {
 
 _CONTINUOUS = "for continuous actions use agent.algo=ddpg, which is TD3 in the recipe control, or agent.algo=d4pg"
 _OFF_POLICY = "qfleet learns values off-policy (the DQN family, R2D2, NGU, Agent57, DDPG, TD3, D4PG)"
-ABSENT = {
+NOT_IMPLEMENTED = {
     **{name: f"{_OFF_POLICY} and has no {name.upper()}, which learns on-policy"
        for name in ("ppo", "a2c", "a3c", "trpo", "reinforce", "acktr", "grpo")},
     **{name: f"qfleet has no {title}; {_CONTINUOUS}"

@@ -211,43 +211,44 @@ def target_values(cfg: ValueBasedConfig, bootstrap: BootstrapTarget, distributio
     return rescale(cfg, expand_to(bootstrap.ret, z_next) + expand_to(bootstrap.discount, z_next) * z_next)
 
 
+def make_noise(cfg: ValueBasedConfig, rng: torch.Generator, items: int = 1) -> Noise | None:
+    """Noise source of one pass, or None without noisy layers."""
+    return Noise(rng, items) if cfg.noisy else None
+
+
 def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -> Agent:
     """Build an agent that learns returns as represented by `model`, with the options of `cfg`."""
     reject_unused_options(cfg, spec)
-
-    def noise(rng: torch.Generator, items: int = 1) -> Noise | None:
-        return Noise(rng, items) if cfg.noisy else None
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         action, step = batch.rows["action"][:, 0], n_step_return(cfg, batch.rows)
         encoder = cast(Encoder, net.encoder)
         obs, obs_next = encoder.prepare(batch.obs(0)), encoder.prepare(batch.obs(step.row[:, 0]))
-        prediction = model.predict_online(net, obs, noise(rng), rng)
+        prediction = model.predict_online(net, obs, make_noise(cfg, rng), rng)
         with torch.no_grad():
-            next_prediction = model.predict_target(target, obs_next, noise(rng), rng)
+            next_prediction = model.predict_target(target, obs_next, make_noise(cfg, rng), rng)
             q_next, q_now = next_prediction.q, None
             if cfg.munchausen:
-                q_now = model.predict_for_acting(target, obs, noise(rng), rng).q
+                q_now = model.predict_for_acting(target, obs, make_noise(cfg, rng), rng).q
             elif cfg.double:
-                q_next = model.predict_for_acting(net, obs_next, noise(rng), rng).q
+                q_next = model.predict_for_acting(net, obs_next, make_noise(cfg, rng), rng).q
             bootstrap = make_target(cfg, step, action, q_next, q_now)
         per_item, priority = model.td_loss(prediction, action, bootstrap, next_prediction)
-        metrics = {"train/q_mean": gather_actions(prediction.q.detach(), action), "train/priority": priority}
-        return Loss(per_item, priority, metrics=metrics)
+        q_mean = gather_actions(prediction.q.detach(), action)
+        return Loss(per_item, priority, metrics={"train/q_mean": q_mean, "train/priority": priority})
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The learner's formula, with the acting network's predictions at acting time as online and target network."""
-        action, step = rows["action"][:, 0], n_step_return(cfg, rows)
+        action, step, names = rows["action"][:, 0], n_step_return(cfg, rows), model.priority_inputs
         item = torch.arange(len(action))
-        names = model.priority_inputs
         prediction = model.read_prediction({name: rows[name][:, 0] for name in names})
         next_prediction = model.read_prediction({name: rows[name][item, step.row[:, 0]] for name in names})
         bootstrap = make_target(cfg, step, action, next_prediction.q, prediction.q)
         return model.td_loss(prediction, action, bootstrap, next_prediction)[1]
 
     def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator) -> Decision:
-        lanes = len(explore.epsilon)
-        chosen = model.predict_for_acting(net, obs, noise(rng, lanes) if explore.network_noise else None, rng)
+        noise = make_noise(cfg, rng, len(explore.epsilon)) if explore.network_noise else None
+        chosen = model.predict_for_acting(net, obs, noise, rng)
         inputs = {"law": chosen.distribution} | ({} if chosen.tau is None else {"tau": chosen.tau})
         return Decision(epsilon_greedy(chosen.q, explore, rng), memory, inputs)
 

@@ -78,21 +78,24 @@ def sample_taus(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
     return torch.rand(items, n, generator=rng, device=rng.device)
 
 
+def make_predict(
+    cfg: Config, n: int, k: int
+) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]:
+    """Predictor with n fractions for the distribution and k for the values.
+
+    The smaller set is a prefix of the larger, so that one pass of max(n, k) fractions serves both.
+    """
+    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
+        items = len(next(iter(obs.values())))
+        tau = sample_taus(items, max(n, k), rng)
+        z_BAN = net(obs, tau, noise)
+        return Prediction(unscale(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
+
+    return predict
+
+
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """Build the IQN agent."""
-    def make_predict(n: int, k: int) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]:
-        """Predictor with n fractions for the distribution and k for the values.
-
-        The smaller set is a prefix of the larger, so that one pass of max(n, k) fractions serves both.
-        """
-        def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-            items = len(next(iter(obs.values())))
-            tau = sample_taus(items, max(n, k), rng)
-            z_BAN = net(obs, tau, noise)
-            return Prediction(unscale(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
-
-        return predict
-
     def td_loss(
         prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,9 +116,9 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         spec,
         ReturnModel(
             network=lambda: QuantileNetwork(cfg, spec),
-            predict_online=make_predict(n, n),
-            predict_target=make_predict(n_target, k if selects else n_target),
-            predict_for_acting=make_predict(k, k),
+            predict_online=make_predict(cfg, n, n),
+            predict_target=make_predict(cfg, n_target, k if selects else n_target),
+            predict_for_acting=make_predict(cfg, k, k),
             read_prediction=read_prediction,
             td_loss=td_loss,
             priority_inputs={

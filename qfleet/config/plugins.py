@@ -114,10 +114,10 @@ def plugin_module(package: str, name: str) -> Any:
         if _missing_attribute(module) is None:
             return module
     known, home, plain = plugin_names(package), importlib.import_module(package), canonical.casefold()
-    if absent := getattr(home, "ABSENT", {}).get(plain):
+    if absent := getattr(home, "NOT_IMPLEMENTED", {}).get(plain):
         raise UserError(absent)
-    meant = getattr(home, "ELSEWHERE", {}).get(plain)
-    hint = f"; use {meant}" if meant else _did_you_mean(canonical, known)
+    alias = getattr(home, "ALIASES", {}).get(plain)
+    hint = f"; use {alias}" if alias else _did_you_mean(canonical, known)
     raise UserError(f"{name!r} is not one of {', '.join(known)}, or module:attribute{hint}")
 
 

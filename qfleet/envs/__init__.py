@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qfleet.envs.spaces import SpaceAdapter
 
 GENERIC = "gym"
-"""Suite that is asked last and claims every id."""
+"""Suite that is tried last and claims every id."""
 
 
 class EnvConfig(Config):

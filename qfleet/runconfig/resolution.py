@@ -168,7 +168,7 @@ def _known_recipe(name: str, above: tuple[str, ...]) -> str:
     if name and Path(name).is_dir():
         raise UserError(f"{where}{name!r} is a directory; name a recipe, a YAML file or an environment id, "
                         "or resume a run with `qfleet resume`")
-    if absent := algos.ABSENT.get(plain.replace("-", "_")):
+    if absent := algos.NOT_IMPLEMENTED.get(plain.replace("-", "_")):
         raise UserError(f"{where}{name!r} is not a recipe: {absent}")
     close = get_close_matches(plain, names, 3, 0.6)
     guess = f"did you mean {' or '.join(close)}? " if close else ""

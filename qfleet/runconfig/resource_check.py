@@ -57,7 +57,7 @@ def replay_memory(config: RunConfig, layout: Layout, network: Footprint) -> memo
 
 
 def free_memory(config: RunConfig) -> int | None:
-    """Main memory for a cell. Cells share what is free: all of them may be on this host."""
+    """Free main memory per learner, as all learners may be on this host; None if it is not known."""
     free = memory_plan.available_memory()
     return None if free is None else free // config.cells
 

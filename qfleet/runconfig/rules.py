@@ -101,8 +101,8 @@ def _noise_and_epsilon(cfg: RunConfig) -> list[str]:
             f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: there "
             f"would be no exploration; raise explore.{key}, or set agent.noisy=true"]
     if random and not cfg.agent.noisy_epsilon:
-        return [f"agent.noisy=true explores with learned noise, and explore.kind={cfg.explore.kind} adds random actions: "
-                "set explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to use both"]
+        return [f"agent.noisy=true explores with learned noise, and explore.kind={cfg.explore.kind} adds random "
+                "actions: set explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to use both"]
     if cfg.agent.noisy_epsilon and not random:
         return [f"agent.noisy_epsilon=true has no effect: explore.kind={cfg.explore.kind} takes no random actions; "
                 "leave it out"]

@@ -104,7 +104,7 @@ LEVEL = 3
     ("train mine:Nope", "mine has no 'Nope', neither as an attribute nor as an environment that it registers; it has "
                         "mine:Mine"),
     ("train mine:Mime", "did you mean mine:Mine?"),
-    ("train mine:LEVEL", "mine:LEVEL is neither an environment nor a function that makes one"),
+    ("train mine:LEVEL", "mine:LEVEL is neither an environment nor a function that returns one"),
     ("train CartPole-v1 agent.algo=ppo", "has no PPO, which learns on-policy"),
     ("train Pendulum-v1 agent.algo=sac", "qfleet has no SAC; for continuous actions use agent.algo=ddpg"),
     ("train ppo", "'ppo' is not a recipe: qfleet learns values off-policy"),
@@ -141,7 +141,7 @@ def test_the_frames_of_the_package_are_left_out_before_the_users_own_exception(c
 
 
 def test_an_outdated_version_of_an_environment_is_told_once(capsys, caplog):
-    gym._tell_outdated.cache_clear()
+    gym._log_outdated.cache_clear()
     assert main(["train", "CartPole-v0", "--dry-run"]) == 0
     assert caplog.text.count("CartPole-v0 is out of date: CartPole-v1 is its newest version") == 1
     assert main(["train", "CartPole-v1", "--dry-run"]) == 0

@@ -166,9 +166,9 @@ TABLE: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"qqq": 3}}, "f.yaml: memory.qqq: unknown key; there are size, alpha, beta"),
     ({"shape": {"side": 3}}, "f.yaml: shape.side: unknown key; there are shape, radius"),
     ({"shape": {"radius": -1}}, "f.yaml: shape.radius: must be greater than 0 (got -1); the default is 1.0"),
-    ({"shape": {"shape": "rund"}}, "f.yaml: shape.shape: 'rund' is not one of four_cornered, round, or module:attribute; "
-                                   "did you mean round?"),
-    ({"shape": {"shape": 3}}, "f.yaml: shape.shape: must name one of four_cornered, round, or your own as "
+    ({"shape": {"shape": "rund"}}, "f.yaml: shape.shape: 'rund' is not one of four_cornered, round, or "
+                                   "module:attribute; did you mean round?"),
+    ({"shape": {"shape": 3}}, "f.yaml: shape.shape: must name one of four_cornered, round, or "
                               "module:attribute (got 3)"),
     ({"shape": "round"}, "f.yaml: shape: must be a section (a mapping of keys) (got 'round')"),
 ]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_truncated, _warn_endless
+from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_endless, _warn_truncated
 from qfleet.envs.spaces import ImageFormat
 
 T, F = True, False

@@ -26,9 +26,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60),
               pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX pipes")]
 
 LANES = 3
-REASONS = {"hang": "no answer within 1 s", "family": "no answer within 1 s", "exit": "it ended", "sys.exit": "it ended",
+REASONS = {"hang": "did not answer within 1 s", "family": "did not answer within 1 s",
+           "exit": "it ended", "sys.exit": "it ended",
            "orphan": "it exited", "raise": "it ended", "garbage": "invalid data: not a frame", "drift": "its spec says",
-           "half": "it ended in the middle of an answer", "trickle": "no answer within 1 s"}
+           "half": "it ended in the middle of an answer", "trickle": "did not answer within 1 s"}
 TOY = Path(toy_host.__file__)
 
 
@@ -192,7 +193,7 @@ def test_a_completed_episode_renews_the_patience(toy):
 
 def test_a_child_that_cannot_reset_is_given_up(toy):
     env = toy(what="hang", at=-2, starts=99, max_faults=2, timeout_s=0.5)
-    with pytest.raises(EnvFault, match=r"lost 2 times(?s:.*)no answer within 0\.5 s"):
+    with pytest.raises(EnvFault, match=r"lost 2 times(?s:.*)did not answer within 0\.5 s"):
         env.reset([1, 2, 3])
 
 
@@ -212,7 +213,7 @@ def test_a_start_that_fails_says_why_at_once(toy, tmp_path):
 
 def test_a_start_that_hangs_ends(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(isolated, "START_TIMEOUT_S", 2.0)
-    with pytest.raises(EnvFault, match="no answer within 2 s"):
+    with pytest.raises(EnvFault, match="did not answer within 2 s"):
         toy(what="hang", at=-1)
     assert all(not alive(int(file.read_text())) for file in tmp_path.glob("life-*"))
 

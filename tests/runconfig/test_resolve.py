@@ -180,7 +180,7 @@ def test_bad_input_is_told_all_at_once() -> None:
 def test_exact_resume_with_short_episodes_may_save_often() -> None:
     overrides = ["run.exact_resume=true", "env.lanes=2", "env.max_episode_steps=50"]
     assert resolve("cartpole", [*overrides, "checkpoint.period_steps=200"]).config.run.exact_resume
-    assert "at least 200 (100 for each" in lines("cartpole", *overrides, "checkpoint.period_steps=199")[0]
+    assert "at least 200 (100 per lane" in lines("cartpole", *overrides, "checkpoint.period_steps=199")[0]
     # 32 samples per step and batches of 64: two steps per update
     assert resolve("cartpole", [*overrides, "checkpoint.period_updates=100"]).config.checkpoint.period_updates == 100
     assert "here after 99 steps" in lines("cartpole", *overrides, "checkpoint.period_updates=99")[0]
