@@ -1,6 +1,6 @@
-"""One file for each algorithm, and where those are found that have none."""
+"""Algorithms, one file each, and hints for names that users search for under another name."""
 
-ELSEWHERE = {
+ALIASES = {
     "td3": "agent.algo=ddpg with agent.twin, agent.smoothing and agent.policy_delay, as in the recipe control",
     "ddqn": "agent.algo=dqn with agent.double=true",
     "double_dqn": "agent.algo=dqn with agent.double=true",
@@ -9,11 +9,11 @@ ELSEWHERE = {
     "apex": "agent.algo=dqn with placement=processes, as in the recipe apex",
     "btr": "agent.algo=iqn with most other options, as in the recipe btr",
 }
-"""Names that people look for, and what they are here."""
+"""Common algorithm names -> the settings that give the same algorithm here."""
 
 _CONTINUOUS = "for continuous actions use agent.algo=ddpg, which is TD3 in the recipe control, or agent.algo=d4pg"
 _OFF_POLICY = "qfleet learns values off-policy (the DQN family, R2D2, NGU, Agent57, DDPG, TD3, D4PG)"
-ABSENT = {
+NOT_IMPLEMENTED = {
     **{name: f"{_OFF_POLICY} and has no {name.upper()}, which learns on-policy"
        for name in ("ppo", "a2c", "a3c", "trpo", "reinforce", "acktr", "grpo")},
     **{name: f"qfleet has no {title}; {_CONTINUOUS}"
@@ -23,4 +23,4 @@ ABSENT = {
                            "muzero": "MuZero", "cql": "CQL", "iql": "IQL", "bc": "behaviour cloning",
                            "qmix": "QMIX"}.items()},
 }
-"""Algorithms that people look for and that are not here."""
+"""Common algorithms that are not implemented -> the message to show."""

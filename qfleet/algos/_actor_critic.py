@@ -1,15 +1,15 @@
-"""What agents for continuous actions share: a deterministic policy that climbs its critic, and TD3's three fixes.
+"""Shared code of the agents for continuous actions: deterministic policy gradient with TD3's three improvements.
 
-A paper says how its critic represents the return of an action (`Kind`): a number, or a law. All else is common to them:
+An algorithm supplies a `CriticModel`: its critic predicts a scalar value or a return distribution. Common to all:
 
-    n_step        n rewards are summed before the bootstrap                              (Barth-Maron et al. 2018)
-    twin          two critics; the target is that of the lower one                       (Fujimoto et al. 2018)
-    smoothing     noise on the target policy's action, clipped                           (Fujimoto et al. 2018)
-    policy_delay  updates of the critics for one of the policy                           (Fujimoto et al. 2018)
-    normalise     observations less their running mean, over their running deviation
+    n_step        n rewards are summed before bootstrapping                              (Barth-Maron et al. 2018)
+    twin          two critics; the target uses the lower estimate                        (Fujimoto et al. 2018)
+    smoothing     clipped noise on the target policy's action                            (Fujimoto et al. 2018)
+    policy_delay  critic updates per policy update                                       (Fujimoto et al. 2018)
+    normalise     observations minus their running mean, divided by their running standard deviation
 
-The policy's loss is −Q(s, μ(s)), and nothing of it moves the critic. Actions are within ±1; environments scale them.
-Shapes: B items, N lanes, A numbers of an action, Z numbers of a law.
+The policy loss is −Q(s, μ(s)); its gradient does not reach the critic. Actions lie within ±1; environments rescale
+them. Shapes: B items, N lanes, A action dimensions, Z outputs of a distribution (1 for a scalar value).
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class ControlConfig(Section):
 
 @dataclass(frozen=True)
 class CriticModel:
-    """How a paper represents returns: as laws of `outputs` numbers, whose means [B] are `mean(law)`.
+    """Representation of returns: distributions of `outputs` floats, whose means [B] are `mean(distribution)`.
 
-    `target(ret, discount, law)` is what to learn from a law of what follows; `compare(law, target)` gives the loss and
-    the priority, [B] each.
+    `make_target(ret, discount, distribution)` computes the training target from the distribution at the next state;
+    `td_loss(distribution, target)` returns the loss and the priority, [B] each.
     """
 
     outputs: int
@@ -97,8 +97,8 @@ class CriticModel:
     td_loss: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def make_control_agent(cfg: ControlConfig, spec: EnvSpec, kind: CriticModel) -> Agent:
-    """The agent whose critic represents returns in the way of `kind`, under the switches of `cfg`."""
+def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) -> Agent:
+    """Build an agent whose critic follows `model`, with the options of `cfg`."""
     box = require_box(spec)
     reject_unused_options(cfg, spec)
     normalised = _normalised_leaves(cfg, spec)
@@ -106,132 +106,134 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, kind: CriticModel) -> 
     def network() -> nn.Module:
         return actor_critic.make_actor_critic(
             lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden, box.size,
-            kind.outputs, cfg.norm, 1 + cfg.twin, normalised)
+            model.outputs, cfg.norm, 1 + cfg.twin, normalised)
 
-    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator) -> Decision:
+    def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator) -> Decision:
         online = cast(actor_critic.ActorCritic, net)
-        action, noise = add_exploration_noise(online.policy(online.normalise(obs)), memory["noise"], arm, rng)
+        action, noise = add_exploration_noise(online.policy(online.normalise(obs)), memory["noise"], explore, rng)
         return Decision(action.view(-1, *box.shape), {"noise": noise})
 
     def evaluate_actions(net: nn.Module, obs: Tensors, action: torch.Tensor) -> Tensors:
         online = cast(actor_critic.ActorCritic, net)
-        seen = online.normalise(obs)
-        return {"taken": critic_distributions(online, seen, action.view(len(action), -1)),
-                "best": critic_distributions(online, seen, online.policy(seen))}
+        normalised_obs = online.normalise(obs)
+        return {"taken": critic_distributions(online, normalised_obs, action.view(len(action), -1)),
+                "best": critic_distributions(online, normalised_obs, online.policy(normalised_obs))}
 
     def priority(rows: Tensors) -> torch.Tensor:
-        """The learner's own formula, its networks being those that chose, as they saw things when they chose."""
+        """The learner's formula, with the acting networks' predictions at acting time as online and target network."""
         step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
         item = torch.arange(len(rows["reward"]))
-        there = min_by_mean(kind, rows["best"][item, step.row[:, 0]].unbind(1))
-        goal = kind.make_target(step.ret[:, 0], step.discount[:, 0], there)
-        return torch.stack([kind.td_loss(law, goal)[1] for law in rows["taken"][:, 0].unbind(1)]).mean(0)
+        next_distribution = min_by_mean(model, rows["best"][item, step.row[:, 0]].unbind(1))
+        y = model.make_target(step.ret[:, 0], step.discount[:, 0], next_distribution)
+        return torch.stack([model.td_loss(taken, y)[1] for taken in rows["taken"][:, 0].unbind(1)]).mean(0)
 
-    laws = ((1 + cfg.twin, kind.outputs), "float32")
+    distribution_column = ((1 + cfg.twin, model.outputs), "float32")
     return Agent(
-        network=network, act=act, loss=make_loss(cfg, kind), window=Window(future=cfg.n_step),
-        priority_inputs={"taken": laws, "best": laws}, priority=priority, evaluate_actions=evaluate_actions,
-        recurrent_state=make_recurrent_state(box),
+        network=network, act=act, loss=make_loss(cfg, model), window=Window(future=cfg.n_step),
+        priority_inputs={"taken": distribution_column, "best": distribution_column}, priority=priority,
+        evaluate_actions=evaluate_actions, recurrent_state=make_recurrent_state(box),
         param_groups={"policy.": ParamGroup(cfg.policy_rate, cfg.policy_delay)},
-        loss_when_frozen=make_loss(cfg, kind, skips_frozen=True) if cfg.policy_delay > 1 else None)
+        loss_when_frozen=make_loss(cfg, model, skips_frozen=True) if cfg.policy_delay > 1 else None)
 
 
-def make_loss(cfg: ControlConfig, kind: CriticModel,
+def make_loss(cfg: ControlConfig, model: CriticModel,
               skips_frozen: bool = False) -> Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss]:
-    """The critics' errors, item by item, and unless it rests the policy's loss beside them."""
+    """Per-item critic losses, summed over critics, plus the policy loss unless `skips_frozen`."""
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         online = cast(actor_critic.ActorCritic, net)
         rows, obs = batch.rows, batch.obs(0)
         step = n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
         with torch.no_grad():
-            law = target_distribution(cfg, kind, cast(actor_critic.ActorCritic, target), batch.obs(step.row[:, 0]), rng)
-            goal = kind.make_target(step.ret[:, 0], step.discount[:, 0], law)
-        seen, action = online.normalise(obs), rows["action"][:, 0].reshape(len(rows["action"]), -1)
+            next_distribution = target_distribution(
+                cfg, model, cast(actor_critic.ActorCritic, target), batch.obs(step.row[:, 0]), rng)
+            y = model.make_target(step.ret[:, 0], step.discount[:, 0], next_distribution)
+        normalised_obs, action = online.normalise(obs), rows["action"][:, 0].reshape(len(rows["action"]), -1)
         critics = critics_of(online)
-        features = [critic.features(seen) for critic in critics]
-        laws = [critic.distribution(each, action) for critic, each in zip(critics, features, strict=True)]
-        found = [kind.td_loss(each, goal) for each in laws]
-        per_item = torch.stack([error for error, _ in found]).sum(0)
-        priority = torch.stack([urgency for _, urgency in found]).mean(0)
-        metrics = {"train/q_mean": kind.mean(laws[0].detach()), "train/priority": priority}
+        features = [critic.features(normalised_obs) for critic in critics]
+        distributions = [critic.distribution(each, action) for critic, each in zip(critics, features, strict=True)]
+        losses = [model.td_loss(each, y) for each in distributions]
+        per_item = torch.stack([error for error, _ in losses]).sum(0)
+        priority = torch.stack([each for _, each in losses]).mean(0)
+        metrics = {"train/q_mean": model.mean(distributions[0].detach()), "train/priority": priority}
         if skips_frozen:
             return Loss(per_item, priority, None, metrics, online.updated_statistics(obs))
-        policy_loss = -kind.mean(critics[0].frozen_distribution(features[0], online.policy(seen))).mean()
+        policy_loss = -model.mean(critics[0].frozen_distribution(features[0], online.policy(normalised_obs))).mean()
         return Loss(per_item, priority, policy_loss, metrics | {"train/policy_loss": policy_loss.detach()},
                     online.updated_statistics(obs))
 
     return loss
 
 
-def target_distribution(cfg: ControlConfig, kind: CriticModel, target: actor_critic.ActorCritic, obs: Tensors,
+def target_distribution(cfg: ControlConfig, model: CriticModel, target: actor_critic.ActorCritic, obs: Tensors,
                         rng: torch.Generator) -> torch.Tensor:
-    """The law [B, Z] of the target policy's action: of two critics, that with the lower mean."""
-    seen = target.normalise(obs)
-    action = target.policy(seen)
+    """Return distribution [B, Z] of the target policy's action; with two critics, the one with the lower mean."""
+    normalised_obs = target.normalise(obs)
+    action = target.policy(normalised_obs)
     if cfg.smoothing:
         noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
         action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
-    return min_by_mean(kind, [critic.distribution(critic.features(seen), action) for critic in critics_of(target)])
+    return min_by_mean(model, [critic.distribution(critic.features(normalised_obs), action)
+                               for critic in critics_of(target)])
 
 
-def min_by_mean(kind: CriticModel, laws: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of one law, or of two [B, Z], that with the lower mean, item by item."""
-    if len(laws) == 1:
-        return laws[0]
-    one, other = laws
-    return torch.where((kind.mean(one) <= kind.mean(other))[:, None], one, other)
+def min_by_mean(model: CriticModel, distributions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The only distribution, or of two [B, Z] the one with the lower mean, per item."""
+    if len(distributions) == 1:
+        return distributions[0]
+    one, other = distributions
+    return torch.where((model.mean(one) <= model.mean(other))[:, None], one, other)
 
 
 def critic_distributions(
-    net: actor_critic.ActorCritic, seen: Mapping[str, torch.Tensor], action: torch.Tensor
+    net: actor_critic.ActorCritic, normalised_obs: Mapping[str, torch.Tensor], action: torch.Tensor
 ) -> torch.Tensor:
-    """What every critic says of an action: [N, critics, Z]."""
-    return torch.stack([critic.distribution(critic.features(seen), action) for critic in critics_of(net)], 1)
+    """Return distributions of an action under every critic: [N, critics, Z]."""
+    return torch.stack([critic.distribution(critic.features(normalised_obs), action) for critic in critics_of(net)], 1)
 
 
 def critics_of(net: actor_critic.ActorCritic) -> list[actor_critic.Critic]:
     return [cast(actor_critic.Critic, critic) for critic in net.critics]
 
 
-def add_exploration_noise(action: torch.Tensor, noise: torch.Tensor, arm: ExplorationParams,
+def add_exploration_noise(action: torch.Tensor, noise: torch.Tensor, explore: ExplorationParams,
                           rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """The action to take [N, A], within ±1, and the noise in it, of which the next step keeps a part.
+    """Action to take [N, A], clipped to ±1, and its noise, of which the next step keeps the fraction 1 − θ.
 
-    With probability ε it is any action; without noise and ε nothing is drawn.
+    With probability ε the action is uniformly random. Without noise and ε nothing is drawn.
     """
-    if arm.sigma is not None:
+    if explore.sigma is not None:
         fresh = torch.randn(action.shape, generator=rng, device=action.device)
-        noise = (1 - arm.theta) * noise + arm.sigma[:, None] * fresh
+        noise = (1 - explore.theta) * noise + explore.sigma[:, None] * fresh
         action = (action + noise).clamp(-1, 1)
-    if bool(arm.epsilon.any()):
+    if bool(explore.epsilon.any()):
         chance = torch.rand(len(action), generator=rng, device=action.device)
         random = 2 * torch.rand(action.shape, generator=rng, device=action.device) - 1
-        action = torch.where((chance < arm.epsilon)[:, None], random, action)
+        action = torch.where((chance < explore.epsilon)[:, None], random, action)
     return action, noise
 
 
 def make_recurrent_state(box: Box) -> RecurrentState:
-    """All that is remembered is the noise, which begins at 0 with every episode."""
-    def begin(lanes: int, device: torch.device) -> Tensors:
+    """State of the exploration noise, reset to 0 at the start of every episode."""
+    def initial(lanes: int, device: torch.device) -> Tensors:
         return {"noise": torch.zeros(lanes, box.size, device=device)}
 
-    def forget(memory: Memory, over: torch.Tensor) -> Memory:
+    def reset(memory: Memory, over: torch.Tensor) -> Memory:
         return {"noise": memory["noise"] * ~over[:, None]}
 
-    return RecurrentState(begin, lambda memory, reward: memory, forget)
+    return RecurrentState(initial, lambda memory, reward: memory, reset)
 
 
 def require_box(spec: EnvSpec) -> Box:
     if spec.box is None or not spec.box.size:
         raise UserError(
-            f"{spec.id} has {spec.action_text}, and this agent is for continuous ones (Box): use agent.algo=dqn"
+            f"{spec.id} has {spec.action_text}, and this agent needs continuous ones (Box): use agent.algo=dqn"
         )
     return spec.box
 
 
 def _normalised_leaves(cfg: ControlConfig, spec: EnvSpec) -> dict[str, Leaf]:
-    """The leaves whose running figures are kept."""
+    """Vector leaves with running mean and variance; empty without `cfg.normalise`."""
     vectors = {name: leaf for name, leaf in spec.observation.items() if leaf.kind == "vector"}
     if cfg.normalise and not vectors:
-        raise UserError(f"agent.normalise=true is for vectors, and {spec.id} shows none: leave it out")
+        raise UserError(f"agent.normalise=true is for vector observations, and {spec.id} has none: leave it out")
     return vectors if cfg.normalise else {}

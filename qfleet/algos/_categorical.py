@@ -1,4 +1,4 @@
-"""Fixed atoms on which the law of a return is told: the keys of every agent whose values are categorical."""
+"""Support of categorical return distributions: options shared by C51 and D4PG."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class CategoricalConfig(Section):
         return self
 
     def support(self, like: torch.Tensor) -> torch.Tensor:
-        """The atoms [Z], where `like` is."""
+        """Atoms [Z] on the device of `like`."""
         return torch.linspace(self.v_min, self.v_max, self.atoms, device=like.device)

@@ -1,4 +1,4 @@
-"""Settings that NGU and Agent57 share: intrinsic rewards, the family of policies, curiosity networks."""
+"""Options shared by NGU and Agent57: intrinsic rewards, policy family, curiosity networks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CuriosityConfig(Section):
 
 
 def inactive_options(cfg: Any, more: dict[str, str]) -> dict[str, str]:
-    """Fields without effect, beside those of the parent."""
+    """Keys without effect, in addition to those of the parent class (`more`), with the reason."""
     found = dict(more) | {"measure_drift": "this agent does not measure it"}
     if cfg.memory == "none":
         names = ("burn_in", "unroll", "stride", "state", "features", "units")

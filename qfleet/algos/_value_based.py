@@ -1,15 +1,15 @@
-"""What all value-based agents share: the orthogonal switches, each in one place, and the update around a paper's idea.
+"""Shared code of the value-based agents: the orthogonal options, each implemented once, and the common update.
 
-A paper says how it represents the return of an action (`Kind`): a number, or a law. All else is common to them:
+An algorithm supplies a `ReturnModel`: its network predicts scalar values or return distributions. Common to all:
 
-    double      the online network chooses the bootstrap action            (van Hasselt et al. 2016)
-    dueling     separate streams for value and advantage                   (Wang et al. 2016)
-    n_step      n rewards are summed before the bootstrap
-    noisy       last dense layers with learnt noise, instead of ε          (Fortunato et al. 2018)
-    munchausen  the log-policy is added to the reward, targets are soft    (Vieillard et al. 2020)
-    rescale     h(return) is learnt instead of the return                  (Pohlen et al. 2018)
+    double      the online network selects the bootstrap action                     (van Hasselt et al. 2016)
+    dueling     separate streams for value and advantage                            (Wang et al. 2016)
+    n_step      n rewards are summed before bootstrapping
+    noisy       last dense layers with learned noise, instead of ε                  (Fortunato et al. 2018)
+    munchausen  the scaled log-policy is added to the reward, targets are soft      (Vieillard et al. 2020)
+    rescale     the network learns h(return) instead of the return                  (Pohlen et al. 2018)
 
-Shapes: B items, N lanes, A actions, T rows of a window, `...` what a law has per action.
+Shapes: B items, N lanes, A actions, T rows of a window, `...` dimensions of a distribution per action.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ValueBasedConfig(Section):
 
     @property
     def sigma(self) -> float | None:
-        """Initial noise of the last dense layers, None if they have none."""
+        """Initial scale of the noise in the last dense layers; None without noisy layers."""
         return self.noisy_sigma if self.noisy else None
 
     @property
@@ -107,13 +107,14 @@ class ValueBasedConfig(Section):
 
 
 class QNetwork(nn.Module):
-    """{leaf: [B, ...]} -> q [B, A], or laws [B, A, *law]; float32 outside."""
+    """{leaf: [B, ...]} -> q [B, A], or distributions [B, A, *distribution_shape]; the output is float32."""
 
-    def __init__(self, cfg: ValueBasedConfig, spec: EnvSpec, law: tuple[int, ...] = ()) -> None:
+    def __init__(self, cfg: ValueBasedConfig, spec: EnvSpec, distribution_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
-        kind = DuelingHead if cfg.dueling else Head
-        self.head = kind(self.encoder.features, cfg.hidden, (spec.num_actions, *law), cfg.norm, cfg.sigma)
+        head = DuelingHead if cfg.dueling else Head
+        shape = (spec.num_actions, *distribution_shape)
+        self.head = head(self.encoder.features, cfg.hidden, shape, cfg.norm, cfg.sigma)
 
     def forward(self, obs: Mapping[str, torch.Tensor], noise: Noise | None = None) -> torch.Tensor:
         q: torch.Tensor = self.head(self.encoder(obs, self.head.dtype), noise)
@@ -121,9 +122,9 @@ class QNetwork(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """What a network says of every action: values q [B, A] and the laws [B, A, ...] whose means they are.
+    """Values q [B, A] of all actions and the distributions [B, A, ...] whose means they are.
 
-    `tau` [B, N] are the levels of sampled quantiles. A plain value is its own law.
+    `tau` [B, N] holds the fractions of sampled quantiles. A scalar value is its own distribution.
     """
 
     q: torch.Tensor
@@ -132,7 +133,7 @@ class Prediction(NamedTuple):
 
 
 class BootstrapTarget(NamedTuple):
-    """What an action is worth: ret + discount · (return of a'), a' = `action` [B] or, softly, a' ~ `pi` [B, A].
+    """Target of an action: ret + discount · (return of a'), a' = `action` [B] or, for soft targets, a' ~ `pi` [B, A].
 
     `entropy` [B, A] is −τ log π, which a soft policy adds to the return of each action.
     """
@@ -146,12 +147,12 @@ class BootstrapTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class ReturnModel:
-    """How a paper represents returns.
+    """Representation of returns: the network, its predictions and their TD loss.
 
-    `learn`, `bootstrap` and `choose` (net, obs, noise, rng) -> View are the network's answer where it is trained, where
-    it is a target, and where an action is chosen; they differ in the quantiles sampled. `view(hints) -> View` is what
-    an actor remembers of the last, under the names in `hints`. `compare(view, action, goal, next view)` gives the loss
-    and the priority, [B] each.
+    `predict_online`, `predict_target` and `predict_for_acting` (net, obs, noise, rng) -> Prediction are used for the
+    trained network, for the target network and for action selection; they differ in the number of sampled quantiles.
+    `read_prediction(columns) -> Prediction` rebuilds the acting prediction from the columns `priority_inputs`.
+    `td_loss(prediction, action, target, next_prediction)` returns the loss and the priority, [B] each.
     """
 
     network: Callable[[], nn.Module]
@@ -164,12 +165,12 @@ class ReturnModel:
 
 
 def unscale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
-    """What the network says, in units of the return."""
+    """Network outputs in units of the return."""
     return h_inverse(values) if cfg.rescale else values
 
 
 def rescale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
-    """Returns in the units that are learnt."""
+    """Returns in the units that the network learns."""
     return h(values) if cfg.rescale else values
 
 
@@ -180,10 +181,12 @@ def n_step_return(cfg: ValueBasedConfig, rows: Tensors) -> NStep:
 def make_target(
     cfg: ValueBasedConfig, step: NStep, action: torch.Tensor, q_next: torch.Tensor, q_now: torch.Tensor | None
 ) -> BootstrapTarget:
-    """The goal of the first step of each window. `q_next` chooses what follows it, `q_now` is for Munchausen alone.
+    """Bootstrap target of the first step of each window.
 
-    Munchausen: r + α [τ log π(a|s)] clipped to [l₀, 0], then π = softmax(q/τ) with its entropy. Of n steps, the first
-    one gets the bonus.
+    `q_next` selects the next action; `q_now` is used by Munchausen only.
+
+    Munchausen: r + α [τ log π(a|s)] clipped to [l₀, 0], then π = softmax(q/τ) with its entropy. With n-step returns
+    only the first step gets the bonus.
     """
     ret, discount = step.ret[:, 0], step.discount[:, 0]
     if not cfg.munchausen or q_now is None:
@@ -194,78 +197,80 @@ def make_target(
     return BootstrapTarget(ret + cfg.munchausen_alpha * bonus, discount, None, pi, -log_pi)
 
 
-def target_values(cfg: ValueBasedConfig, goal: BootstrapTarget, law: torch.Tensor) -> torch.Tensor:
-    """y [B, ...] = ret + discount · z(s', a'), of values or quantiles z [B, A, ...]; softly, the mean over a' ~ π."""
-    def wide(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def target_values(cfg: ValueBasedConfig, bootstrap: BootstrapTarget, distribution: torch.Tensor) -> torch.Tensor:
+    """y [B, ...] = ret + discount · z(s', a') for values or quantiles z [B, A, ...]; soft: the mean over a' ~ π."""
+    def expand_to(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
 
-    z = unscale(cfg, law)
-    if goal.action is not None:
-        z_next = gather_actions(z, goal.action)
+    z = unscale(cfg, distribution)
+    if bootstrap.action is not None:
+        z_next = gather_actions(z, bootstrap.action)
     else:
-        assert goal.pi is not None and goal.entropy is not None
-        z_next = (wide(goal.pi, z) * (z + wide(goal.entropy, z))).sum(1)
-    return rescale(cfg, wide(goal.ret, z_next) + wide(goal.discount, z_next) * z_next)
+        assert bootstrap.pi is not None and bootstrap.entropy is not None
+        z_next = (expand_to(bootstrap.pi, z) * (z + expand_to(bootstrap.entropy, z))).sum(1)
+    return rescale(cfg, expand_to(bootstrap.ret, z_next) + expand_to(bootstrap.discount, z_next) * z_next)
 
 
-def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, kind: ReturnModel) -> Agent:
-    """The agent that learns returns in the way of `kind`, under the switches of `cfg`."""
+def make_noise(cfg: ValueBasedConfig, rng: torch.Generator, items: int = 1) -> Noise | None:
+    """Noise source of one pass, or None without noisy layers."""
+    return Noise(rng, items) if cfg.noisy else None
+
+
+def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -> Agent:
+    """Build an agent that learns returns as represented by `model`, with the options of `cfg`."""
     reject_unused_options(cfg, spec)
-
-    def noise(rng: torch.Generator, items: int = 1) -> Noise | None:
-        return Noise(rng, items) if cfg.noisy else None
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         action, step = batch.rows["action"][:, 0], n_step_return(cfg, batch.rows)
         encoder = cast(Encoder, net.encoder)
         obs, obs_next = encoder.prepare(batch.obs(0)), encoder.prepare(batch.obs(step.row[:, 0]))
-        here = kind.predict_online(net, obs, noise(rng), rng)
+        prediction = model.predict_online(net, obs, make_noise(cfg, rng), rng)
         with torch.no_grad():
-            there = kind.predict_target(target, obs_next, noise(rng), rng)
-            q_next, q_now = there.q, None
+            next_prediction = model.predict_target(target, obs_next, make_noise(cfg, rng), rng)
+            q_next, q_now = next_prediction.q, None
             if cfg.munchausen:
-                q_now = kind.predict_for_acting(target, obs, noise(rng), rng).q
+                q_now = model.predict_for_acting(target, obs, make_noise(cfg, rng), rng).q
             elif cfg.double:
-                q_next = kind.predict_for_acting(net, obs_next, noise(rng), rng).q
-            goal = make_target(cfg, step, action, q_next, q_now)
-        per_item, priority = kind.td_loss(here, action, goal, there)
-        metrics = {"train/q_mean": gather_actions(here.q.detach(), action), "train/priority": priority}
-        return Loss(per_item, priority, metrics=metrics)
+                q_next = model.predict_for_acting(net, obs_next, make_noise(cfg, rng), rng).q
+            bootstrap = make_target(cfg, step, action, q_next, q_now)
+        per_item, priority = model.td_loss(prediction, action, bootstrap, next_prediction)
+        q_mean = gather_actions(prediction.q.detach(), action)
+        return Loss(per_item, priority, metrics={"train/q_mean": q_mean, "train/priority": priority})
 
     def priority(rows: Tensors) -> torch.Tensor:
-        """The learner's own formula, its networks being the one that chose, as it saw things when it chose."""
-        action, step = rows["action"][:, 0], n_step_return(cfg, rows)
+        """The learner's formula, with the acting network's predictions at acting time as online and target network."""
+        action, step, names = rows["action"][:, 0], n_step_return(cfg, rows), model.priority_inputs
         item = torch.arange(len(action))
-        here = kind.read_prediction({name: rows[name][:, 0] for name in kind.priority_inputs})
-        there = kind.read_prediction({name: rows[name][item, step.row[:, 0]] for name in kind.priority_inputs})
-        return kind.td_loss(here, action, make_target(cfg, step, action, there.q, here.q), there)[1]
+        prediction = model.read_prediction({name: rows[name][:, 0] for name in names})
+        next_prediction = model.read_prediction({name: rows[name][item, step.row[:, 0]] for name in names})
+        bootstrap = make_target(cfg, step, action, next_prediction.q, prediction.q)
+        return model.td_loss(prediction, action, bootstrap, next_prediction)[1]
 
-    def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator) -> Decision:
-        lanes = len(arm.epsilon)
-        seen = kind.predict_for_acting(net, obs, noise(rng, lanes) if arm.network_noise else None, rng)
-        hints = {"law": seen.distribution} | ({} if seen.tau is None else {"tau": seen.tau})
-        return Decision(epsilon_greedy(seen.q, arm, rng), memory, hints)
+    def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator) -> Decision:
+        noise = make_noise(cfg, rng, len(explore.epsilon)) if explore.network_noise else None
+        chosen = model.predict_for_acting(net, obs, noise, rng)
+        inputs = {"law": chosen.distribution} | ({} if chosen.tau is None else {"tau": chosen.tau})
+        return Decision(epsilon_greedy(chosen.q, explore, rng), memory, inputs)
 
-    return Agent(network=kind.network, act=act, loss=loss, window=Window(future=cfg.n_step),
-                 priority_inputs=kind.priority_inputs, priority=priority)
+    return Agent(network=model.network, act=act, loss=loss, window=Window(future=cfg.n_step),
+                 priority_inputs=model.priority_inputs, priority=priority)
 
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:
-    """Options of the network that this environment's observations give nothing to do, and why. An environment without
-    images has use for the fewest."""
+    """Network options without effect on this environment's observations, with the message for each."""
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     found = {}
     if not images and cfg.torso not in ("auto", "mlp"):
-        found["torso"] = f"agent.torso={cfg.torso} is for images, and {spec.id} shows none: leave it out"
+        found["torso"] = f"agent.torso={cfg.torso} is for images, and {spec.id} has none: leave it out"
     if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
-        why = "agent.torso=mlp has none" if images else f"{spec.id} shows no images"
-        found["norm"] = f"agent.norm=group follows convolutions, and {why}: use agent.norm=layer, or leave it out"
+        why = "agent.torso=mlp has none" if images else f"{spec.id} has no images"
+        found["norm"] = f"agent.norm=group applies to convolutions, and {why}: use agent.norm=layer, or leave it out"
     if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and (not images or cfg.torso == "mlp"):
-        found["norm"] = "agent.norm=layer has no layer to follow: set agent.hidden, or leave it out"
+        found["norm"] = "agent.norm=layer has no dense layer to normalise: set agent.hidden, or leave it out"
     return found
 
 
 def reject_unused_options(cfg: Any, spec: EnvSpec) -> None:
-    """Refuse what `without_use` finds."""
+    """Raise UserError for the first option that `unused_options` finds."""
     for why in unused_options(cfg, spec).values():
         raise UserError(why)

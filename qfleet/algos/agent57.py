@@ -1,7 +1,7 @@
-"""Agent57 (Badia et al. 2020b): NGU with two value networks, farther sight, and a bandit that chooses its policies.
+"""Agent57 (Badia et al. 2020b): NGU with separate value networks, longer horizons and a bandit over its arms.
 
-What differs from NGU: extrinsic and intrinsic returns are learnt by networks of their own, each from its own rewards,
-and arm j plays Q_e + β_j Q_i; discounts reach up to 0.9999; and which arm an episode follows is learnt, too
+Differences from NGU: extrinsic and intrinsic returns are learned by separate networks, each from its own reward, and
+arm j acts on Q_e + β_j Q_i; discounts reach up to 0.9999; and the arm of each episode is chosen by a bandit
 (`explore.kind=bandit`).
 Shapes: B items, N lanes, T rows of a window, U trained rows, A actions.
 """
@@ -28,11 +28,11 @@ from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.maths.value_rescaling import h, h_inverse
 
 INTRINSIC_STATE = {"state.h": "second.h", "state.c": "second.c"}
-"""The recurrent state of the intrinsic network, beside that of the extrinsic one."""
+"""LSTM state names of the extrinsic network -> those of the intrinsic network."""
 
 
 class Config(CuriosityConfig, r2d2.Config):
-    """The agent section of a run that trains Agent57."""
+    """Agent section for Agent57."""
 
     algo: Literal["agent57"] = Field(  # type: ignore[assignment]
         "agent57", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -50,7 +50,7 @@ class Config(CuriosityConfig, r2d2.Config):
 
 
 class Network(nn.Module):
-    """Two value networks, curiosity, and which arm to win with, as an evaluator found out."""
+    """Two value networks, the curiosity networks, and the best arm (`arm`, written by an evaluator)."""
 
     def __init__(self, cfg: Config, spec: EnvSpec) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Network(nn.Module):
 
 
 class PolicyFamily:
-    """β and γ of every arm, and how the values of both networks are mixed."""
+    """β and γ of every arm, and the mixture of both networks' values."""
 
     def __init__(self, cfg: Config) -> None:
         self.rescale = cfg.rescale
@@ -78,38 +78,38 @@ class PolicyFamily:
 
 
 def make_recurrent_state(cfg: Config, spec: EnvSpec) -> RecurrentState:
-    """As NGU's, with a second recurrent state."""
+    """NGU's recurrent state plus the LSTM state of the intrinsic network."""
     first = ngu.make_recurrent_state(cfg, spec)
 
-    def begin(lanes: int, device: torch.device) -> Memory:
+    def initial(lanes: int, device: torch.device) -> Memory:
         memory = first.initial(lanes, device)
         return memory | {own: memory[name].clone() for name, own in INTRINSIC_STATE.items() if name in memory}
 
-    def forget(memory: Memory, over: torch.Tensor) -> Memory:
-        fading = {own: memory[own] for own in INTRINSIC_STATE.values() if own in memory}
-        return first.reset(memory, over) | r2d2.reset_lanes(fading, over)
+    def reset(memory: Memory, over: torch.Tensor) -> Memory:
+        episodic = {own: memory[own] for own in INTRINSIC_STATE.values() if own in memory}
+        return first.reset(memory, over) | r2d2.reset_lanes(episodic, over)
 
-    return RecurrentState(begin, first.observe, forget, first.persistent)
+    return RecurrentState(initial, first.observe, reset, first.persistent)
 
 
-def with_intrinsic_state(found: Tensors) -> Tensors:
-    """The same, as the intrinsic network has it."""
-    return found | {name: found[own] for name, own in INTRINSIC_STATE.items() if own in found}
+def with_intrinsic_state(tensors: Tensors) -> Tensors:
+    """The same tensors, with the intrinsic network's LSTM state under the names that `r2d2` reads."""
+    return tensors | {name: tensors[own] for name, own in INTRINSIC_STATE.items() if own in tensors}
 
 
 def act(
-    net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *,
+    net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator, *,
     cfg: Config, family: PolicyFamily, actions: int) -> Decision:
-    """Wonder, then choose by the mixture of the lane's arm; without an arm, of the one to win with."""
+    """Compute the intrinsic reward, then act on the mixture of the lane's arm; without an arm, of the best one."""
     bonus, after = ngu.intrinsic_reward(net.get_submodule("curiosity"), obs, memory, cfg)
-    index = net.get_buffer("arm").expand(len(bonus)) if arm.index is None else arm.index
+    index = net.get_buffer("arm").expand(len(bonus)) if explore.index is None else explore.index
     states = {name: memory[name] for name in (*r2d2.STATE_DTYPES, *INTRINSIC_STATE.values()) if name in memory}
-    led = r2d2.last_action_reward(states["state.action"], states["state.reward"], actions) if states else None
-    side = ngu.side_inputs(cfg, led, bonus, index)
+    last_step = r2d2.last_action_reward(states["state.action"], states["state.reward"], actions) if states else None
+    side = ngu.side_inputs(cfg, last_step, bonus, index)
     q_e, state = ngu.step_q_values(net.get_submodule("extrinsic"), obs, side, memory, cfg)
     q_i, other = ngu.step_q_values(net.get_submodule("intrinsic"), obs, side, with_intrinsic_state(memory), cfg)
     mixed = family.mix(q_e, q_i, index)
-    action = epsilon_greedy(mixed, arm, rng)
+    action = epsilon_greedy(mixed, explore, rng)
     if states:
         after |= (
             state
@@ -117,11 +117,11 @@ def act(
             | {"state.action": (action + 1).int()}
         )
     return Decision(action, after, states | {"q_e": q_e, "q_i": q_i, "bonus": bonus, "arm": index.int(),
-                                             "mu": ngu.behaviour_probability(mixed, action, arm)})
+                                             "mu": ngu.behaviour_probability(mixed, action, explore)})
 
 
 ExtrinsicIntrinsic = tuple[torch.Tensor, torch.Tensor]
-"""Of the extrinsic network, and of the intrinsic one."""
+"""Tensors of the extrinsic and of the intrinsic network."""
 
 
 def window_q_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) -> ExtrinsicIntrinsic:
@@ -132,23 +132,23 @@ def window_q_values(net: nn.Module, batch: Sample, cfg: Config, actions: int) ->
 
 
 def td_losses(
-    rows: Tensors, q: ExtrinsicIntrinsic, target: ExtrinsicIntrinsic, chooser: ExtrinsicIntrinsic,
+    rows: Tensors, q: ExtrinsicIntrinsic, target: ExtrinsicIntrinsic, selector: ExtrinsicIntrinsic,
     cfg: Config, family: PolicyFamily) -> tuple[ExtrinsicIntrinsic, torch.Tensor]:
-    """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; the actions are those of the mixture."""
+    """Losses [B, U] of both networks, and |δ_e| + β_j |δ_i| [B, U]; greedy actions are those of the mixture."""
     arm = rows["arm"][:, cfg.burn_in].long()
-    best, gamma = family.mix(*chooser, arm).argmax(2), family.gamma.at(arm, q[0]).unsqueeze(1)
-    losses, wrong = [], []
-    for values, aim, reward in zip(q, target, (rows["reward"], ngu.next_intrinsic_reward(rows)), strict=True):
+    best, gamma = family.mix(*selector, arm).argmax(2), family.gamma.at(arm, q[0]).unsqueeze(1)
+    losses, errors = [], []
+    for values, q_target, reward in zip(q, target, (rows["reward"], ngu.next_intrinsic_reward(rows)), strict=True):
         with torch.no_grad():
-            y = ngu.make_targets(rows | {"reward": reward}, aim, best, cfg, gamma)
+            y = ngu.make_targets(rows | {"reward": reward}, q_target, best, cfg, gamma)
         q_t = r2d2.q_of_actions(rows, values, cfg)
         losses.append(r2d2.td_loss(q_t, y, cfg))
-        wrong.append((y - q_t.detach()).abs())
-    return (losses[0], losses[1]), wrong[0] + family.beta.at(arm, q[0]).unsqueeze(1) * wrong[1]
+        errors.append((y - q_t.detach()).abs())
+    return (losses[0], losses[1]), errors[0] + family.beta.at(arm, q[0]).unsqueeze(1) * errors[1]
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The Agent57 agent for an environment."""
+    """Build the Agent57 agent."""
     reject_unused_options(cfg, spec)
     window, family = cfg.window, PolicyFamily(cfg)
     if cfg.memory == "none":
@@ -159,27 +159,27 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         rows, trained = batch.rows, r2d2.trained_mask(batch.rows, cfg)
         q = window_q_values(net, batch, cfg, spec.num_actions)
         with torch.no_grad():
-            aims = window_q_values(target, batch, cfg, spec.num_actions)
-        chooser = (q[0].detach(), q[1].detach()) if cfg.double else aims
-        (outer, inner), td_abs = td_losses(rows, q, aims, chooser, cfg, family)
+            q_target = window_q_values(target, batch, cfg, spec.num_actions)
+        selector = (q[0].detach(), q[1].detach()) if cfg.double else q_target
+        (extrinsic, intrinsic), td_abs = td_losses(rows, q, q_target, selector, cfg, family)
         priority = mixed_priority(td_abs, trained, cfg.eta)
-        extra, figures, buffers = ngu.curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
-        figures |= {"train/q_mean": masked_mean(r2d2.q_of_actions(rows, q[0].detach(), cfg), trained),
+        extra, metrics, buffers = ngu.curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
+        metrics |= {"train/q_mean": masked_mean(r2d2.q_of_actions(rows, q[0].detach(), cfg), trained),
                     "train/td_abs": masked_mean(td_abs, trained), "train/bonus": rows["bonus"].mean(),
                     "train/priority": priority}
-        per_item = ((outer + inner) * trained).sum(1) / cfg.unroll
-        return Loss(per_item, priority, extra, figures, buffers)
+        per_item = ((extrinsic + intrinsic) * trained).sum(1) / cfg.unroll
+        return Loss(per_item, priority, extra, metrics, buffers)
 
     def priority(rows: Tensors) -> torch.Tensor:
         q = rows["q_e"][:, cfg.burn_in:], rows["q_i"][:, cfg.burn_in:]
         return mixed_priority(td_losses(rows, q, q, q, cfg, family)[1], r2d2.trained_mask(rows, cfg), cfg.eta)
 
-    hint = ((spec.num_actions,), "float32")
+    q_column = ((spec.num_actions,), "float32")
     states = r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}
     return Agent(
         network=lambda: Network(cfg, spec),
         act=partial(act, cfg=cfg, family=family, actions=spec.num_actions), loss=loss, window=window,
-        columns=ngu.stored_columns(cfg), priority_inputs={"q_e": hint, "q_i": hint}, priority=priority,
+        columns=ngu.stored_columns(cfg), priority_inputs={"q_e": q_column, "q_i": q_column}, priority=priority,
         recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
         eval_buffers=("arm", *ngu.EVAL_BUFFERS),
         stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states})

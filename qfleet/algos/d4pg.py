@@ -1,8 +1,8 @@
-"""D4PG (Barth-Maron et al. 2018): DDPG whose critic tells the law of the return, by n steps, from prioritised replay.
+"""D4PG (Barth-Maron et al. 2018): DDPG with a distributional critic, n-step returns and prioritised replay.
 
-The critic is C51's, for one action: probabilities of fixed atoms, the target projected onto them. K actors are a matter
-of `env.lanes` and `actors`, priorities of `replay.alpha`; all else is in `_control`. Policy and critic learn at one
-rate in the paper (1e-4), where DDPG's policy has a tenth of its critic's.
+The critic is C51's for a single action: probabilities of fixed atoms, the target projected onto them. The number of
+actors is set by `env.lanes` and `actors`, prioritisation by `replay.alpha`; all else is in `_actor_critic`. In the
+paper policy and critic have the same learning rate (1e-4); in DDPG the policy has a tenth of the critic's.
 Shapes: B items, Z atoms.
 """
 
@@ -22,7 +22,7 @@ from qfleet.maths.distributional import categorical_projection, cross_entropy, e
 
 
 class Config(CategoricalConfig, ControlConfig):
-    """The agent section of a run that trains D4PG."""
+    """Agent section for D4PG."""
 
     algo: Literal["d4pg"] = Field(
         "d4pg", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -33,17 +33,18 @@ class Config(CategoricalConfig, ControlConfig):
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The D4PG agent for an environment."""
+    """Build the D4PG agent."""
     def mean(logits: torch.Tensor) -> torch.Tensor:
         return (logits.softmax(1) * cfg.support(logits)).sum(1)
 
-    def target(ret: torch.Tensor, discount: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def make_target(ret: torch.Tensor, discount: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         z = cfg.support(logits)
         return categorical_projection(ret[:, None] + discount[:, None] * z, logits.softmax(1), z)
 
-    def compare(logits: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cross-entropy to the projected target, and as priority the divergence KL(m ‖ p)."""
+    def td_loss(logits: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross-entropy to the projected target; the priority is KL(m ‖ p)."""
         per_item = cross_entropy(logits, m)
         return per_item, (per_item.detach() - entropy(m)).clamp(min=0)
 
-    return make_control_agent(cfg, spec, CriticModel(outputs=cfg.atoms, mean=mean, make_target=target, td_loss=compare))
+    model = CriticModel(outputs=cfg.atoms, mean=mean, make_target=make_target, td_loss=td_loss)
+    return make_control_agent(cfg, spec, model)

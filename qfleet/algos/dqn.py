@@ -1,8 +1,7 @@
-"""DQN (Mnih et al. 2015) and its orthogonal switches.
+"""DQN (Mnih et al. 2015).
 
-Q-learning with a replay memory and a target network: y = r + γ max_a Q⁻(s', a). What may be switched on beside it, with
-every other way to represent returns as well, is in `_values`; prioritised replay is a matter of `replay.alpha`,
-exploration of `explore`.
+Q-learning with a replay buffer and a target network: y = r + γ max_a Q⁻(s', a). The options it shares with the other
+value-based agents are in `_value_based`; `replay.alpha` sets prioritised replay, `explore` the exploration.
 Shapes: B items, A actions.
 """
 
@@ -32,7 +31,7 @@ from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
-    """The agent section of a run that trains DQN."""
+    """Agent section for DQN."""
 
     algo: Literal["dqn"] = Field(
         "dqn", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -44,18 +43,19 @@ class Config(ValueBasedConfig):
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The DQN agent for an environment."""
-    def view(hints: Tensors) -> Prediction:
-        return Prediction(unscale(cfg, hints["law"]), hints["law"])
+    """Build the DQN agent."""
+    def read_prediction(columns: Tensors) -> Prediction:
+        return Prediction(unscale(cfg, columns["law"]), columns["law"])
 
-    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-        return view({"law": net(obs, noise)})
+    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
+        return read_prediction({"law": net(obs, noise)})
 
-    def compare(
-        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    def td_loss(
+        prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of y − Q(s, a), and as priority |y − Q(s, a)|."""
-        q, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
+        """Loss of y − Q(s, a); the priority is |y − Q(s, a)|."""
+        q = gather_actions(prediction.distribution, action)
+        y = target_values(cfg, bootstrap, next_prediction.distribution)
         per_item = huber(q, y, cfg.huber_delta) if cfg.loss == "huber" else squared(q, y)
         return per_item, (y - q.detach()).abs()
 
@@ -63,7 +63,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         cfg,
         spec,
         ReturnModel(
-            network=lambda: QNetwork(cfg, spec), predict_online=look, predict_target=look,
-            predict_for_acting=look, read_prediction=view,
-            priority_inputs={"law": ((spec.num_actions,), "float32")}, td_loss=compare),
+            network=lambda: QNetwork(cfg, spec), predict_online=predict, predict_target=predict,
+            predict_for_acting=predict, read_prediction=read_prediction,
+            priority_inputs={"law": ((spec.num_actions,), "float32")}, td_loss=td_loss),
     )

@@ -1,9 +1,9 @@
-"""IQN (Dabney et al. 2018b): the whole quantile function of the return, sampled wherever it is needed.
+"""IQN (Dabney et al. 2018b): the quantile function of the return at sampled fractions.
 
-Where QR-DQN has one output for each of its fixed levels, this network takes a level τ ~ U[0, 1] as an input,
-Z_τ(s, a) = f(ψ(s) ⊙ φ(τ))_a: N levels are regressed to N' levels of the target, and K of them average to the value that
-is acted on.
-Shapes: B items, A actions, N levels, F features.
+QR-DQN has one output per fixed fraction; this network takes a fraction τ ~ U[0, 1] as input,
+Z_τ(s, a) = f(ψ(s) ⊙ φ(τ))_a. N fractions are regressed to N' fractions of the target; the mean of K fractions is the
+value of an action.
+Shapes: B items, A actions, N fractions, F features.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
-    """The agent section of a run that trains IQN."""
+    """Agent section for IQN."""
 
     algo: Literal["iqn"] = Field(
         "iqn", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -50,10 +50,10 @@ class Config(ValueBasedConfig):
 
 
 class QuantileNetwork(nn.Module):
-    """{leaf: [B, ...]} and levels τ [B, N] -> quantiles [B, A, N], float32 outside.
+    """{leaf: [B, ...]} and fractions τ [B, N] -> quantiles [B, A, N]; the output is float32.
 
-    ψ is the encoder and all hidden layers but the last, f the last one and the output: for pixels and one hidden layer
-    the paper's network.
+    ψ is the encoder and all hidden layers but the last, f the last hidden layer and the output: the paper's network for
+    images and one hidden layer.
     """
 
     def __init__(self, cfg: Config, spec: EnvSpec) -> None:
@@ -62,8 +62,8 @@ class QuantileNetwork(nn.Module):
         self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
         self.body = MLP(self.encoder.features, cfg.hidden[:-1], cfg.norm)
         self.level = nn.Linear(cfg.cosines, self.body.features)
-        kind = DuelingHead if cfg.dueling else Head
-        self.head = kind(self.body.features, cfg.hidden[-1:], (spec.num_actions,), cfg.norm, cfg.sigma)
+        head = DuelingHead if cfg.dueling else Head
+        self.head = head(self.body.features, cfg.hidden[-1:], (spec.num_actions,), cfg.norm, cfg.sigma)
 
     def forward(self, obs: Mapping[str, torch.Tensor], tau_BN: torch.Tensor, noise: Noise | None) -> torch.Tensor:
         dtype = self.head.dtype
@@ -78,41 +78,49 @@ def sample_taus(items: int, n: int, rng: torch.Generator) -> torch.Tensor:
     return torch.rand(items, n, generator=rng, device=rng.device)
 
 
+def make_predict(
+    cfg: Config, n: int, k: int
+) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]:
+    """Predictor with n fractions for the distribution and k for the values.
+
+    The smaller set is a prefix of the larger, so that one pass of max(n, k) fractions serves both.
+    """
+    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
+        items = len(next(iter(obs.values())))
+        tau = sample_taus(items, max(n, k), rng)
+        z_BAN = net(obs, tau, noise)
+        return Prediction(unscale(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
+
+    return predict
+
+
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The IQN agent for an environment."""
-    def sampling(n: int, k: int) -> Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]:
-        """Look at n levels of the laws, and at k for the values; the fewer are among the more, which costs least."""
-        def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-            items = len(next(iter(obs.values())))
-            tau = sample_taus(items, max(n, k), rng)
-            z_BAN = net(obs, tau, noise)
-            return Prediction(unscale(cfg, z_BAN[:, :, :k]).mean(2), z_BAN[:, :, :n], tau[:, :n])
-
-        return look
-
-    def compare(
-        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    """Build the IQN agent."""
+    def td_loss(
+        prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantile regression to the target's samples; as priority the mean |δ_ij| of all pairs."""
-        theta, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
-        assert here.tau is not None
-        return quantile_huber(theta, here.tau, y, cfg.kappa), pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
+        """Quantile regression to the target's samples; the priority is the mean |δ_ij| over all pairs."""
+        theta = gather_actions(prediction.distribution, action)
+        y = target_values(cfg, bootstrap, next_prediction.distribution)
+        assert prediction.tau is not None
+        per_item = quantile_huber(theta, prediction.tau, y, cfg.kappa)
+        return per_item, pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
-    def view(hints: Tensors) -> Prediction:
-        return Prediction(unscale(cfg, hints["law"]).mean(2), hints["law"], hints["tau"])
+    def read_prediction(columns: Tensors) -> Prediction:
+        return Prediction(unscale(cfg, columns["law"]).mean(2), columns["law"], columns["tau"])
 
     n, n_target, k = cfg.samples, cfg.target_samples, cfg.policy_samples
-    chooses = cfg.munchausen or not cfg.double  # whether the target network's values decide anything
+    selects = cfg.munchausen or not cfg.double  # the target network's values select actions
     return make_value_agent(
         cfg,
         spec,
         ReturnModel(
             network=lambda: QuantileNetwork(cfg, spec),
-            predict_online=sampling(n, n),
-            predict_target=sampling(n_target, k if chooses else n_target),
-            predict_for_acting=sampling(k, k),
-            read_prediction=view,
-            td_loss=compare,
+            predict_online=make_predict(cfg, n, n),
+            predict_target=make_predict(cfg, n_target, k if selects else n_target),
+            predict_for_acting=make_predict(cfg, k, k),
+            read_prediction=read_prediction,
+            td_loss=td_loss,
             priority_inputs={
                 "law": ((spec.num_actions, cfg.policy_samples), "float32"),
                 "tau": ((cfg.policy_samples,), "float32")},

@@ -1,10 +1,10 @@
-"""NGU, Never Give Up (Badia et al. 2020a): R2D2, or DQN, that is also rewarded for what is new.
+"""NGU, Never Give Up (Badia et al. 2020a): R2D2, or DQN, with an intrinsic reward for novelty.
 
-What differs from R2D2: an intrinsic reward, large for what this episode has not shown yet (nearest neighbours among the
-embeddings of its observations) and larger for what the whole run has hardly seen (random network distillation); and a
-family of policies in one network, arm j of which learns r + β_j r_i under a discount γ_j, arm 0 the rewards alone.
-Shapes: B items, N lanes, T rows of a window, U trained rows, A actions; M memories, D numbers of an embedding, k
-neighbours.
+Differences from R2D2: an intrinsic reward, large for observations new to the episode (nearest neighbours among the
+embeddings of its observations), scaled up for observations rare in the whole run (random network distillation); and a
+family of policies in one network: arm j learns r + β_j r_i under a discount γ_j, arm 0 the extrinsic reward alone.
+Shapes: B items, N lanes, T rows of a window, U trained rows, A actions; M stored embeddings, D embedding dimensions,
+k neighbours.
 """
 
 from __future__ import annotations
@@ -47,13 +47,11 @@ from qfleet.networks.encoder import Encoder
 from qfleet.networks.heads import DuelingHead, Head
 
 CURIOSITY_ROWS = 5
-"""Transitions of a window that curiosity is trained on, the last real ones: neighbouring ones teach little more."""
-
-
+"""Transitions per window that train curiosity: the last real ones, since neighbouring ones add little information."""
 
 
 class Config(CuriosityConfig, r2d2.Config):
-    """The agent section of a run that trains NGU."""
+    """Agent section for NGU."""
 
     algo: Literal["ngu"] = Field(  # type: ignore[assignment]
         "ngu", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -67,10 +65,8 @@ class Config(CuriosityConfig, r2d2.Config):
         return Window(future=self.n_step) if self.memory == "none" else super().window
 
 
-
-
 class FeedForwardNetwork(nn.Module):
-    """As `r2d2.Network`, without a memory: every row by itself."""
+    """Like `r2d2.Network` without the LSTM: each row is evaluated independently."""
 
     def __init__(self, cfg: Any, spec: EnvSpec, side: int) -> None:
         super().__init__()
@@ -86,7 +82,7 @@ class FeedForwardNetwork(nn.Module):
 
 
 class Network(nn.Module):
-    """The values of all arms, and the networks of curiosity beside them."""
+    """Value network of all arms, and the curiosity networks."""
 
     def __init__(self, cfg: Config, spec: EnvSpec) -> None:
         super().__init__()
@@ -96,7 +92,7 @@ class Network(nn.Module):
 
 
 def value_network(cfg: Any, spec: EnvSpec) -> nn.Module:
-    """What is known beside the observation: the arm, and with a memory what led here, the bonus included."""
+    """Value network; side inputs are the arm and, for an LSTM, the previous action, reward and intrinsic reward."""
     if cfg.memory == "none":
         return FeedForwardNetwork(cfg, spec, cfg.arms)
     return r2d2.Network(cfg, spec, spec.num_actions + 2 + cfg.arms)
@@ -108,34 +104,34 @@ def make_curiosity(cfg: CuriosityConfig, spec: EnvSpec) -> Curiosity:
 
 
 def make_embedding(cfg: CuriosityConfig, spec: EnvSpec) -> Trunk:
-    """The first network of curiosity, by itself."""
+    """The embedding network of `Curiosity` alone."""
     return Trunk(spec.observation, getattr(cfg, "torso", "auto"), cfg.curious_hidden, cfg.embedding)
 
 
-# How an actor wonders.
+# Intrinsic reward and acting.
 
 PERSISTENT = ("distance.mean", "distance.count", "surprise.mean", "surprise.var", "surprise.count")
 EVAL_BUFFERS = tuple(f"kept.{name}" for name in PERSISTENT)
 
 
 def make_eval_buffers() -> nn.Module:
-    """Buffers for an evaluator's running statistics, named as in KEPT."""
-    found = nn.ModuleDict()
+    """Buffers for an evaluator's running statistics, named as in PERSISTENT."""
+    buffers = nn.ModuleDict()
     for name in PERSISTENT:
-        part, figure = name.split(".")
-        if part not in found:
-            found[part] = nn.Module()
-        found[part].register_buffer(figure, torch.zeros(()))
-    return found
+        group, statistic = name.split(".")
+        if group not in buffers:
+            buffers[group] = nn.Module()
+        buffers[group].register_buffer(statistic, torch.zeros(()))
+    return buffers
 
 
 def make_recurrent_state(cfg: Any, spec: EnvSpec) -> RecurrentState:
-    """An episode's embeddings are forgotten with it; how far apart and how surprising things are is not."""
+    """State of an episode (LSTM, embeddings) and, across episodes, running statistics of distance and RND error."""
     lstm = r2d2.make_recurrent_state(cfg.units) if cfg.memory == "lstm" else None
     with torch.random.fork_rng(devices=[]):
         weights = flatten_parameters(make_embedding(cfg, spec)).shape
 
-    def begin(lanes: int, device: torch.device) -> Memory:
+    def initial(lanes: int, device: torch.device) -> Memory:
         memory = {} if lstm is None else lstm.initial(lanes, device)
         keys = torch.zeros(lanes, cfg.episodic_capacity, cfg.embedding, device=device)
         count = torch.zeros(lanes, dtype=torch.int64, device=device)
@@ -147,40 +143,40 @@ def make_recurrent_state(cfg: Any, spec: EnvSpec) -> RecurrentState:
     def observe(memory: Memory, reward: torch.Tensor) -> Memory:
         return memory if lstm is None else lstm.observe(memory, reward)
 
-    def forget(memory: Memory, over: torch.Tensor) -> Memory:
-        fading = {
+    def reset(memory: Memory, over: torch.Tensor) -> Memory:
+        episodic = {
             name: value for name, value in memory.items() if name in r2d2.STATE_DTYPES or name == "episodic.count"
         }
-        return memory | r2d2.reset_lanes(fading, over)
+        return memory | r2d2.reset_lanes(episodic, over)
 
-    return RecurrentState(begin, observe, forget, PERSISTENT)
+    return RecurrentState(initial, observe, reset, PERSISTENT)
 
 
 def refresh_embedding_weights(embed: nn.Module, memory: Memory, capacity: int) -> Memory:
-    """The memory with weights of the embedding for every lane, the same from the first to the last of its memories.
+    """Update the embedding weights held for each lane, keeping them constant within an episode.
 
-    Embeddings by different weights cannot be compared: any drift makes what is known look new. Two versions are held
-    (`episodic.old` and `episodic.new` [P]), and every lane uses one of them (`episodic.newer` [N]) until its episode is
-    over:
+    Embeddings from different weights cannot be compared: any drift makes familiar observations look novel. Two versions
+    are held (`episodic.old` and `episodic.new` [P]), and every lane uses one of them (`episodic.newer` [N]) until its
+    episode ends:
 
-        a lane begins    it uses `new`, which become the newest weights unless another lane uses them
-        `old` is free    `new` becomes `old`, and the lanes that use it go on with that
+        an episode starts   its lane uses `new`, which takes the newest weights unless another lane uses it
+        `old` is unused     `new` becomes `old`, and the lanes that use it switch to that name
 
-    So newer weights wait for the longest episode under way. A full memory whose weights are out of date begins anew, so
-    that an episode without end keeps the others waiting for as many steps as it has memories, and not for ever.
+    So newer weights wait for the longest running episode. A full memory whose weights are out of date is cleared: an
+    endless episode delays the others for at most `capacity` steps.
     """
     count, newer, old, new = (memory[f"episodic.{name}"] for name in ("count", "newer", "old", "new"))
-    now, begun = flatten_parameters(embed), count == 0
-    used = (~newer & ~begun).any()
+    newest, started = flatten_parameters(embed), count == 0
+    used = (~newer & ~started).any()
     old, newer = torch.where(used, old, new), newer & used
-    begun = begun | ((count >= capacity) & ~newer & (old != now).any())
-    new = torch.where((newer & ~begun).any(), new, now)
-    return memory | {"episodic.old": old, "episodic.new": new, "episodic.newer": newer | begun,
-                     "episodic.count": torch.where(begun, 0, count)}
+    started = started | ((count >= capacity) & ~newer & (old != newest).any())
+    new = torch.where((newer & ~started).any(), new, newest)
+    return memory | {"episodic.old": old, "episodic.new": new, "episodic.newer": newer | started,
+                     "episodic.count": torch.where(started, 0, count)}
 
 
 def embed_observations(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.Tensor:
-    """Embeddings [N, D] by the weights that each lane uses."""
+    """Embeddings [N, D], each lane with its own version of the weights."""
     newer, found = memory["episodic.newer"], None
     for name, lanes in (("episodic.old", ~newer), ("episodic.new", newer)):
         if avoid_sync(lanes):
@@ -195,12 +191,12 @@ def embed_observations(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.
 
 
 def avoid_sync(tensor: torch.Tensor) -> bool:
-    """Whether to compute both branches: reading a value of a GPU synchronises, and a CUDA graph cannot do it."""
+    """True if both branches should be computed: reading a GPU value synchronises, which a CUDA graph cannot do."""
     return tensor.is_cuda
 
 
 def intrinsic_reward(curiosity: Any, obs: Tensors, memory: Memory, cfg: CuriosityConfig) -> tuple[torch.Tensor, Memory]:
-    """The intrinsic reward [N] of arriving at these observations, and the memory with them in it."""
+    """Intrinsic reward [N] of reaching these observations, and the memory with their embeddings added."""
     filled = memory["episodic.count"]
     if avoid_sync(filled) or ((filled == 0) | (filled >= cfg.episodic_capacity)).any():
         memory = refresh_embedding_weights(curiosity.embed, memory, cfg.episodic_capacity)
@@ -208,66 +204,67 @@ def intrinsic_reward(curiosity: Any, obs: Tensors, memory: Memory, cfg: Curiosit
     key = embed_observations(curiosity.embed, obs, memory)
     near = knn_squared_distances(keys, count, key, cfg.neighbours)
     known = torch.isfinite(near)
-    mean, seen, some = memory["distance.mean"], memory["distance.count"], known.any()
-    apart = masked_mean(near.nan_to_num(posinf=0.0), known)
-    mean, seen = torch.where(some, running_mean(mean, seen, apart, cfg.novelty_horizon), mean), seen + some
-    error, told = curiosity.rnd_error(obs), memory["surprise.count"]
-    usual = running_mean(memory["surprise.mean"], told, error.mean(), cfg.novelty_horizon)
-    var = running_mean(memory["surprise.var"], told, (error - usual).square().mean(), cfg.novelty_horizon)
+    mean, seen, any_known = memory["distance.mean"], memory["distance.count"], known.any()
+    distance = masked_mean(near.nan_to_num(posinf=0.0), known)
+    mean, seen = torch.where(any_known, running_mean(mean, seen, distance, cfg.novelty_horizon), mean), seen + any_known
+    error, surprises = curiosity.rnd_error(obs), memory["surprise.count"]
+    mean_error = running_mean(memory["surprise.mean"], surprises, error.mean(), cfg.novelty_horizon)
+    var = running_mean(memory["surprise.var"], surprises, (error - mean_error).square().mean(), cfg.novelty_horizon)
     kernel = NoveltyKernel(
         cfg.neighbours, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity
     )
-    bonus = episodic_bonus(near, mean.expand(len(key)), kernel) * modulator(error, usual, var.sqrt(), cfg.modulator_max)
-    # In place: a copy of all memories at every step would cost more than finding the nearest. The oldest go first.
+    bonus = episodic_bonus(near, mean.expand(len(key)), kernel)
+    bonus = bonus * modulator(error, mean_error, var.sqrt(), cfg.modulator_max)
+    # In place: copying all embeddings at every step would cost more than the search. The oldest are overwritten.
     keys[torch.arange(len(key), device=key.device), count % keys.shape[1]] = key
     return bonus, memory | {"episodic.count": count + 1, "distance.mean": mean, "distance.count": seen,
-                            "surprise.mean": usual, "surprise.var": var, "surprise.count": told + 1}
+                            "surprise.mean": mean_error, "surprise.var": var, "surprise.count": surprises + 1}
 
 
-def side_inputs(cfg: Any, led: torch.Tensor | None, bonus: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
-    """What the value network is told at a row, [..., S]: what led there (with a memory), and the arm, one-hot."""
-    which = F.one_hot(arm.long(), cfg.arms)
-    return which if led is None else torch.cat([led, h(bonus).unsqueeze(-1), which], -1)
+def side_inputs(cfg: Any, last_step: torch.Tensor | None, bonus: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
+    """Side inputs [..., S] of the value network: previous action and reward and bonus (LSTM only), one-hot arm."""
+    one_hot = F.one_hot(arm.long(), cfg.arms)
+    return one_hot if last_step is None else torch.cat([last_step, h(bonus).unsqueeze(-1), one_hot], -1)
 
 
 def step_q_values(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory,
                   cfg: Any) -> tuple[torch.Tensor, Tensors]:
-    """q [N, A] of one row per lane, and the recurrent state after it."""
+    """q [N, A] of one row per lane, and the LSTM state after it."""
     return (net(obs, side), {}) if cfg.memory == "none" else r2d2.single_step(net, obs, side, memory)
 
 
-def behaviour_probability(q_NA: torch.Tensor, action: torch.Tensor, arm: ExplorationParams) -> torch.Tensor:
-    """The probability [N] with which `epsilon_greedy` takes this action."""
-    return (action == q_NA.argmax(1)) * (1 - arm.epsilon) + arm.epsilon / q_NA.shape[1]
+def behaviour_probability(q_NA: torch.Tensor, action: torch.Tensor, explore: ExplorationParams) -> torch.Tensor:
+    """Probability [N] that `epsilon_greedy` takes this action."""
+    return (action == q_NA.argmax(1)) * (1 - explore.epsilon) + explore.epsilon / q_NA.shape[1]
 
 
 def stored_columns(cfg: CuriosityConfig) -> Columns:
-    """What every row has besides: the bonus of arriving there, the arm, and what Retrace has to know of the choice."""
-    found: dict[str, tuple[tuple[int, ...], str]] = {"bonus": ((), "float32"), "arm": ((), "int32")}
-    return found | ({"mu": ((), "float32")} if cfg.targets == "retrace" and cfg.target_epsilon else {})
+    """Additional columns per row: the intrinsic reward, the arm, and the behaviour probability if Retrace needs it."""
+    columns: dict[str, tuple[tuple[int, ...], str]] = {"bonus": ((), "float32"), "arm": ((), "int32")}
+    return columns | ({"mu": ((), "float32")} if cfg.targets == "retrace" and cfg.target_epsilon else {})
 
 
-def act(net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, cfg: Config,
+def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator, *, cfg: Config,
         actions: int) -> Decision:
-    """Wonder, then choose as the lane's arm would; without an arm, as the exploiting one."""
+    """Compute the intrinsic reward, then act as the lane's arm; without an arm, as arm 0 (exploitation)."""
     bonus, after = intrinsic_reward(net.get_submodule("curiosity"), obs, memory, cfg)
-    index = torch.zeros(len(bonus), dtype=torch.int64, device=bonus.device) if arm.index is None else arm.index
+    index = torch.zeros(len(bonus), dtype=torch.int64, device=bonus.device) if explore.index is None else explore.index
     states = {name: memory[name] for name in r2d2.STATE_DTYPES if name in memory}
-    led = r2d2.last_action_reward(states["state.action"], states["state.reward"], actions) if states else None
-    q_NA, state = step_q_values(net.get_submodule("q"), obs, side_inputs(cfg, led, bonus, index), memory, cfg)
-    action = epsilon_greedy(q_NA, arm, rng)
+    last_step = r2d2.last_action_reward(states["state.action"], states["state.reward"], actions) if states else None
+    q_NA, state = step_q_values(net.get_submodule("q"), obs, side_inputs(cfg, last_step, bonus, index), memory, cfg)
+    action = epsilon_greedy(q_NA, explore, rng)
     after |= state | ({"state.action": (action + 1).int()} if states else {})
     return Decision(action, after, states | {"q": q_NA, "bonus": bonus, "arm": index.int(),
-                                             "mu": behaviour_probability(q_NA, action, arm)})
+                                             "mu": behaviour_probability(q_NA, action, explore)})
 
 
-# What the learner makes of it.
+# Learning.
 
 def window_q_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torch.Tensor:
     """q [B, U + n, A] from the first trained row on."""
     rows = batch.rows
-    led = r2d2.window_last_action_reward(rows, actions) if cfg.memory == "lstm" else None
-    side = side_inputs(cfg, led, rows["bonus"], rows["arm"])
+    last_step = r2d2.window_last_action_reward(rows, actions) if cfg.memory == "lstm" else None
+    side = side_inputs(cfg, last_step, rows["bonus"], rows["arm"])
     if cfg.memory == "lstm":
         return r2d2.unroll_q(net, batch, side, cfg)
     q: torch.Tensor = net({name: leaf.flatten(0, 1) for name, leaf in batch.leaves.items()}, side.flatten(0, 1))
@@ -275,46 +272,46 @@ def window_q_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> to
 
 
 def relabel_arms(batch: Sample, cfg: Any, rng: torch.Generator) -> Sample:
-    """The batch under the arms that learn from it: those that played, or any, which is off policy as all of it is.
+    """Batch with the arms to train under: those that acted, or with `share_arms` random ones (learning is off-policy).
 
-    Rows may come from other hosts, and an arm that does not exist would end the learner: it becomes one that does.
+    Arms are clamped: rows may come from other hosts, and an invalid arm must not crash the learner.
     """
     arm = batch.rows["arm"].clamp(0, cfg.arms - 1)
     if cfg.share_arms:
-        drawn = torch.randint(cfg.arms, (len(arm), 1), generator=rng, device=arm.device, dtype=arm.dtype)
-        arm = drawn.expand_as(arm)
+        random_arm = torch.randint(cfg.arms, (len(arm), 1), generator=rng, device=arm.device, dtype=arm.dtype)
+        arm = random_arm.expand_as(arm)
     return replace(batch, rows=batch.rows | {"arm": arm})
 
 
 def next_intrinsic_reward(rows: Tensors) -> torch.Tensor:
-    """What leaving each row brought [B, T]: the bonus of the row after it; of the last row it is not known."""
+    """Intrinsic reward [B, T] of leaving each row: the bonus of the next row; unknown (0) for the last row."""
     return F.pad(rows["bonus"][:, 1:], (0, 1))
 
 
 def make_targets(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor, cfg: Any,
                  gamma: torch.Tensor) -> torch.Tensor:
-    """Targets [B, U] of the rewards in `rows`, given values and greedy actions from the first trained row on."""
+    """Targets [B, U] for the rewards in `rows`, given values and greedy actions from the first trained row on."""
     if cfg.targets == "n_step":
         return r2d2.n_step_targets(rows, q_BTA.gather(2, best_BT.unsqueeze(2)).squeeze(2), cfg, gamma)
-    real = h_inverse(q_BTA) if cfg.rescale else q_BTA
+    returns = h_inverse(q_BTA) if cfg.rescale else q_BTA
     names = ("action", "reward", "discount", "last", *(["mu"] if cfg.target_epsilon else []))
-    part = {name: rows[name][:, cfg.burn_in:] for name in names}
-    y = retrace(real, best_BT, part, gamma, cfg.trace, cfg.target_epsilon)[:, :cfg.unroll]
+    trained_rows = {name: rows[name][:, cfg.burn_in:] for name in names}
+    y = retrace(returns, best_BT, trained_rows, gamma, cfg.trace, cfg.target_epsilon)[:, :cfg.unroll]
     return h(y) if cfg.rescale else y
 
 
 def curiosity_loss(
     curiosity: Any, batch: Sample, cfg: Any, rng: torch.Generator
 ) -> tuple[torch.Tensor, Tensors, Tensors]:
-    """Loss of curiosity's networks, figures of it, and what the running figures of observations become.
+    """Loss of the curiosity networks, their metrics, and the updated running statistics of observations.
 
-    They learn from the last transitions of a window. Of its items only a share teaches the predictor, so that what is
-    new stays new for long enough to be learnt from.
+    Trained on the last transitions of each window. Only a fraction of the items trains the predictor, so that novel
+    observations stay novel for long enough to be learned from.
     """
     steps = r2d2.trained_mask(batch.rows, cfg).sum(1, keepdim=True)
     taken = min(CURIOSITY_ROWS, cfg.unroll)
-    at = (steps - taken).clamp(min=0) + torch.arange(taken + 1, device=steps.device)
-    pairs, row = at[:, :-1] < steps, cfg.burn_in + torch.minimum(at, steps)
+    step = (steps - taken).clamp(min=0) + torch.arange(taken + 1, device=steps.device)
+    pairs, row = step[:, :-1] < steps, cfg.burn_in + torch.minimum(step, steps)
     item = torch.arange(len(row), device=row.device).unsqueeze(1)
     obs = {name: leaf[item, row].flatten(0, 1) for name, leaf in batch.leaves.items()}
     keys = curiosity.embed(obs).view(*row.shape, -1)
@@ -326,19 +323,19 @@ def curiosity_loss(
     surprise = masked_mean(error, chosen.expand(row.shape).flatten())
     statistics = curiosity.normaliser.updated_statistics(obs)
     buffers = {f"curiosity.normaliser.{name}": value for name, value in statistics.items()}
-    figures = {"train/inverse_loss": inverse.detach(), "train/surprise": error.detach().mean()}
-    return inverse + surprise, figures, buffers
+    metrics = {"train/inverse_loss": inverse.detach(), "train/surprise": error.detach().mean()}
+    return inverse + surprise, metrics, buffers
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The NGU agent for an environment."""
+    """Build the NGU agent."""
     reject_unused_options(cfg, spec)
     window = cfg.window
     if cfg.memory == "none":
         cfg = cfg.model_copy(update={"burn_in": 0, "unroll": 1})
     beta, gamma = MixtureTable(betas(cfg.arms, cfg.beta)), MixtureTable(gammas(cfg.arms, cfg.gamma, cfg.gamma_min))
 
-    def aims(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor) -> torch.Tensor:
+    def targets_of(rows: Tensors, q_BTA: torch.Tensor, best_BT: torch.Tensor) -> torch.Tensor:
         arm = rows["arm"][:, cfg.burn_in].long()
         mixed = rows["reward"] + beta.at(arm, q_BTA).unsqueeze(1) * next_intrinsic_reward(rows)
         return make_targets(rows | {"reward": mixed}, q_BTA, best_BT, cfg, gamma.at(arm, q_BTA).unsqueeze(1))
@@ -350,18 +347,18 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         q_t = r2d2.q_of_actions(batch.rows, q_BTA, cfg)
         with torch.no_grad():
             q_target = window_q_values(target.get_submodule("q"), batch, cfg, spec.num_actions)
-            y_t = aims(batch.rows, q_target, (q_BTA if cfg.double else q_target).argmax(2))
+            y_t = targets_of(batch.rows, q_target, (q_BTA if cfg.double else q_target).argmax(2))
         per_item = (r2d2.td_loss(q_t, y_t, cfg) * trained).sum(1) / cfg.unroll
         td_abs = (y_t - q_t.detach()).abs()
         priority = mixed_priority(td_abs, trained, cfg.eta)
-        extra, figures, buffers = curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
-        figures |= {"train/q_mean": masked_mean(q_t.detach(), trained), "train/td_abs": masked_mean(td_abs, trained),
+        extra, metrics, buffers = curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
+        metrics |= {"train/q_mean": masked_mean(q_t.detach(), trained), "train/td_abs": masked_mean(td_abs, trained),
                     "train/bonus": batch.rows["bonus"].mean(), "train/priority": priority}
-        return Loss(per_item, priority, extra, figures, buffers)
+        return Loss(per_item, priority, extra, metrics, buffers)
 
     def priority(rows: Tensors) -> torch.Tensor:
         q_BTA = rows["q"][:, cfg.burn_in:]
-        td_abs = (aims(rows, q_BTA, q_BTA.argmax(2)) - r2d2.q_of_actions(rows, q_BTA, cfg)).abs()
+        td_abs = (targets_of(rows, q_BTA, q_BTA.argmax(2)) - r2d2.q_of_actions(rows, q_BTA, cfg)).abs()
         return mixed_priority(td_abs, r2d2.trained_mask(rows, cfg), cfg.eta)
 
     return Agent(

@@ -1,7 +1,7 @@
-"""QR-DQN (Dabney et al. 2018a): the law of the return as quantiles at fixed levels.
+"""QR-DQN (Dabney et al. 2018a): the return distribution as quantiles at fixed fractions.
 
-Where C51 fixes the values and learns probabilities, this fixes the probabilities 1/N and learns values θ_i, by quantile
-regression to y_j = r + γ θ⁻_j(s', a'): no support has to be known in advance.
+C51 fixes the values and learns probabilities; QR-DQN fixes the probabilities 1/N and learns the values θ_i by quantile
+regression to y_j = r + γ θ⁻_j(s', a'), so the support need not be known in advance.
 Shapes: B items, A actions, N quantiles.
 """
 
@@ -32,7 +32,7 @@ from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
-    """The agent section of a run that trains QR-DQN."""
+    """Agent section for QR-DQN."""
 
     algo: Literal["qr"] = Field(
         "qr", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -43,18 +43,19 @@ class Config(ValueBasedConfig):
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The QR-DQN agent for an environment."""
-    def view(hints: Tensors) -> Prediction:
-        return Prediction(unscale(cfg, hints["law"]).mean(2), hints["law"])
+    """Build the QR-DQN agent."""
+    def read_prediction(columns: Tensors) -> Prediction:
+        return Prediction(unscale(cfg, columns["law"]).mean(2), columns["law"])
 
-    def look(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-        return view({"law": net(obs, noise)})
+    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
+        return read_prediction({"law": net(obs, noise)})
 
-    def compare(
-        here: Prediction, action: torch.Tensor, goal: BootstrapTarget, there: Prediction
+    def td_loss(
+        prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantile regression to the target's quantiles; as priority the mean |δ_ij| of all pairs."""
-        theta, y = gather_actions(here.distribution, action), target_values(cfg, goal, there.distribution)
+        """Quantile regression to the target's quantiles; the priority is the mean |δ_ij| over all pairs."""
+        theta = gather_actions(prediction.distribution, action)
+        y = target_values(cfg, bootstrap, next_prediction.distribution)
         tau = midpoints(cfg.quantiles, theta.device)
         return quantile_huber(theta, tau, y, cfg.kappa), pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
@@ -62,7 +63,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         cfg,
         spec,
         ReturnModel(
-            network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), predict_online=look, predict_target=look,
-            predict_for_acting=look, read_prediction=view, td_loss=compare,
+            network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), predict_online=predict, predict_target=predict,
+            predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
             priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")}),
     )

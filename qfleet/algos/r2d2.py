@@ -1,8 +1,8 @@
-"""R2D2 (Kapturowski et al. 2019): DQN with a memory, trained on sequences out of a replay.
+"""R2D2 (Kapturowski et al. 2019): recurrent DQN trained on replayed sequences.
 
-What differs from DQN: an LSTM between torso and head, fed with the last action and reward as well; sequences whose
-recurrent state begins as the actor had it (stored state) and is refreshed by some rows that are not trained on
-(burn-in); n-step double Q-learning at every row, values rescaled by h; and a priority of η max |δ| + (1 − η) mean |δ|.
+Differences from DQN: an LSTM between torso and head, which also receives the last action and reward; sequences start
+from the actor's recurrent state (stored state), refreshed over some rows that are not trained on (burn-in); n-step
+double Q-learning at every row, values rescaled by h; and a priority of η max |δ| + (1 − η) mean |δ|.
 Shapes: B items, N lanes, T rows of a window, U trained rows, A actions, H units.
 """
 
@@ -36,7 +36,7 @@ from qfleet.networks.torsos import Torso
 
 
 class Config(Section):
-    """The agent section of a run that trains R2D2."""
+    """Agent section for R2D2."""
 
     algo: Literal["r2d2"] = Field(
         "r2d2", description="algorithm, by name; changing it resets the recipe's other agent keys")
@@ -80,13 +80,13 @@ class Config(Section):
     @property
     def window(self) -> Window:
         if self.stride > self.unroll:
-            raise UserError(f"agent.stride={self.stride} exceeds agent.unroll={self.unroll}: the steps between two "
-                            "sequences would never be trained; lower the stride")
+            raise UserError(f"agent.stride={self.stride} exceeds agent.unroll={self.unroll}: steps between "
+                            "sequences would never be trained on; lower agent.stride")
         return Window(past=self.burn_in, unroll=self.unroll, future=self.n_step, stride=self.stride)
 
 
 class Network(nn.Module):
-    """Sequences of observations, and what else is known at each row (`side` [B, T, ...]) -> q [B, T, A]."""
+    """Sequences of observations and side inputs `side` [B, T, ...] -> q [B, T, A]."""
 
     def __init__(self, cfg: Config, spec: EnvSpec, side: int) -> None:
         super().__init__()
@@ -105,16 +105,16 @@ class Network(nn.Module):
 
 
 def last_action_reward(action: torch.Tensor, reward: torch.Tensor, actions: int) -> torch.Tensor:
-    """[..., A + 1]: the action (0 = none, a + 1) that led to a row, one-hot, and the reward that it brought.
+    """Side input [..., A + 1] of a row: the previous action (0 = none, else a + 1), one-hot, and its reward.
 
-    Stored states may come from other hosts: an action that does not exist must not end the learner.
+    Actions are clamped: stored states may come from other hosts, and an invalid one must not crash the learner.
     """
     known = action.long().clamp(0, actions)
     return torch.cat([F.one_hot(known, actions + 1)[..., 1:], reward.unsqueeze(-1)], -1)
 
 
 STATE_DTYPES = {"state.h": "float32", "state.c": "float32", "state.action": "int32", "state.reward": "float32"}
-"""What an actor remembers, and a sequence begins with: all zeros at the start of an episode."""
+"""Recurrent state of an actor, and initial state of a sequence: zeros at the start of an episode."""
 
 
 def state_columns(units: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -122,22 +122,22 @@ def state_columns(units: int) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def make_recurrent_state(units: int) -> RecurrentState:
-    """Everything is forgotten at the end of an episode."""
+    """Recurrent state that is reset entirely at the end of an episode."""
 
-    def begin(lanes: int, device: torch.device) -> Memory:
+    def initial(lanes: int, device: torch.device) -> Memory:
         return {name: torch.zeros(lanes, *shape, dtype=getattr(torch, dtype), device=device)
                 for name, (shape, dtype) in state_columns(units).items()}
 
-    return RecurrentState(begin, lambda memory, reward: memory | {"state.reward": reward}, reset_lanes)
+    return RecurrentState(initial, lambda memory, reward: memory | {"state.reward": reward}, reset_lanes)
 
 
 def reset_lanes(memory: Memory, over: torch.Tensor) -> Memory:
-    """Zeros in the lanes [N] whose episode is over."""
+    """Zero the state in the lanes [N] whose episode is over."""
     return {name: torch.where(over.view(-1, *[1] * (value.ndim - 1)), 0, value) for name, value in memory.items()}
 
 
 def single_step(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, Tensors]:
-    """q [N, A] of one row per lane, and the recurrent state after it."""
+    """q [N, A] of one row per lane, and the LSTM state after it."""
     row = {name: leaf.unsqueeze(1) for name, leaf in obs.items()}
     real = torch.ones(len(side), 1, dtype=torch.bool, device=side.device)
     q_N1A, (hidden, cell) = net(row, side.unsqueeze(1), real, (memory["state.h"], memory["state.c"]))
@@ -145,36 +145,36 @@ def single_step(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory
 
 
 def act(
-    net: nn.Module, obs: Tensors, memory: Memory, arm: ExplorationParams, rng: torch.Generator, *, actions: int
+    net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator, *, actions: int
 ) -> Decision:
-    """One row per lane; the state before it travels with the row."""
+    """Act on one row per lane; the state before the row is stored with it."""
     side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
     q_NA, state = single_step(net, obs, side, memory)
-    action = epsilon_greedy(q_NA, arm, rng)
+    action = epsilon_greedy(q_NA, explore, rng)
     after = memory | state | {"state.action": (action + 1).int()}
     return Decision(action, after, {name: memory[name] for name in STATE_DTYPES} | {"q": q_NA})
 
 
 def window_last_action_reward(rows: Tensors, actions: int) -> torch.Tensor:
-    """What led to each row of a window, [B, T, A + 1]."""
+    """Previous action and reward of each row of a window, [B, T, A + 1]."""
     return last_action_reward(previous(rows["action"] + 1, rows["last"], rows["state.action"][:, 0]),
                               previous(rows["reward"], rows["last"], rows["state.reward"][:, 0]), actions)
 
 
 def unroll_q(net: nn.Module, batch: Sample, side: torch.Tensor, cfg: Config) -> torch.Tensor:
-    """q [B, U + n, A] from the first trained row on, no gradient reaching back into the burn-in."""
+    """q [B, U + n, A] from the first trained row on; no gradient flows into the burn-in."""
     state = batch.rows["state.h"][:, 0], batch.rows["state.c"][:, 0]
     if cfg.state == "zero":
         state = torch.zeros_like(state[0]), torch.zeros_like(state[1])
     leaves, real = batch.leaves, real_rows(batch.rows["last"])
 
-    def part(cut: slice) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
-        return {name: leaf[:, cut] for name, leaf in leaves.items()}, side[:, cut], real[:, cut]
+    def rows_of(rows: slice) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        return {name: leaf[:, rows] for name, leaf in leaves.items()}, side[:, rows], real[:, rows]
 
     if cfg.burn_in:
         with torch.no_grad():
-            _, state = net(*part(slice(None, cfg.burn_in)), state)
-    q: torch.Tensor = net(*part(slice(cfg.burn_in, None)), state)[0]
+            _, state = net(*rows_of(slice(None, cfg.burn_in)), state)
+    q: torch.Tensor = net(*rows_of(slice(cfg.burn_in, None)), state)[0]
     return q
 
 
@@ -202,7 +202,7 @@ def td_loss(q: torch.Tensor, y: torch.Tensor, cfg: Config) -> torch.Tensor:
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
-    """The R2D2 agent for an environment."""
+    """Build the R2D2 agent."""
     reject_unused_options(cfg, spec)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
@@ -225,7 +225,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         return Loss((errors * trained).sum(1) / cfg.unroll, priority, metrics=metrics)
 
     def priority(rows: Tensors) -> torch.Tensor:
-        """The same as the actor saw it when it chose: its own network is online and target network in one."""
+        """The learner's formula, with the actor's values at acting time as online and target network."""
         q_BTA = rows["q"][:, cfg.burn_in:]
         td_abs = (n_step_targets(rows, q_BTA.amax(2), cfg, cfg.gamma) - q_of_actions(rows, q_BTA, cfg)).abs()
         return mixed_priority(td_abs, trained_mask(rows, cfg), cfg.eta)
@@ -240,12 +240,13 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
 
 @torch.no_grad()
 def _drifts(net: nn.Module, batch: Sample, q_BTA: torch.Tensor, cfg: Config, actions: int) -> Tensors:
-    """ΔQ at the first and at the last trained row: values of the replayed state against those of the actor's state."""
-    found = {}
-    for mark, tag in ((1, "train/drift_first"), (2, "train/drift_last")):
-        row = cfg.burn_in + (cfg.unroll - 1) * (mark - 1)
-        memory = {name: batch.rows[name][:, mark] for name in STATE_DTYPES}
+    """ΔQ at the first and the last trained row: values from the replayed state against those from the actor's state."""
+    metrics = {}
+    for index, tag in ((1, "train/drift_first"), (2, "train/drift_last")):
+        row = cfg.burn_in + (cfg.unroll - 1) * (index - 1)
+        memory = {name: batch.rows[name][:, index] for name in STATE_DTYPES}
         side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
-        true, _ = single_step(net, batch.obs(row), side, memory)
-        found[tag] = masked_mean(drift(q_BTA[:, row - cfg.burn_in], true, true.amax(1)), ~batch.rows["last"][:, row])
-    return found
+        q_actor, _ = single_step(net, batch.obs(row), side, memory)
+        change = drift(q_BTA[:, row - cfg.burn_in], q_actor, q_actor.amax(1))
+        metrics[tag] = masked_mean(change, ~batch.rows["last"][:, row])
+    return metrics

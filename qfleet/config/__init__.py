@@ -1,4 +1,4 @@
-"""Strict YAML <-> typed config with dotted overrides: an unknown, inactive or contradictory key is an error."""
+"""Strict YAML and typed config with dotted overrides; unknown, inactive and contradictory keys are errors."""
 
 from qfleet.config.layers import DEFAULT, Layered, nest, without
 from qfleet.config.plugins import (

@@ -1,4 +1,4 @@
-"""Where a value came from: layers of nested data, later ones over earlier ones, each with the name of its source."""
+"""Layered config data: later layers override earlier ones, and every value keeps the name of its source."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DEFAULT = "default"
 class Layered:
     """Nested data in layers, lowest first.
 
-    A section merges key by key with the layers below; an empty one, `{}`, clears what lies below. A section named
-    in `kinds` (section -> the key that names its kind, and the default) starts anew where a layer changes the kind:
-    the settings of one kind mean nothing to another. Of two `rivals`, two ways to say one thing, a layer that gives
-    one clears the other below.
+    A section merges key by key with the layers below; an empty one, `{}`, clears them. A plugin section, listed in
+    `kinds` (section -> the key that names the plugin, and its default), is cleared where a layer changes the plugin,
+    since the options of one plugin do not apply to another. Of two `exclusive_keys`, a layer that sets one clears the
+    other below.
     """
 
     kinds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class Layered:
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def over(self, data: Mapping[str, Any], source: str) -> Layered:
-        """The same with one more layer on top."""
+        """Copy with one more layer on top."""
         return replace(self, layers=(*self.layers, (source, data)))
 
     def upto(self, key: str) -> Layered:
-        """Without the layers above the one that gave `key` its value."""
+        """Copy without the layers above the one that set `key`."""
         index = self._origins.get(key, len(self.layers) - 1)
         return replace(self, layers=self.layers[: index + 1])
 
@@ -44,16 +44,16 @@ class Layered:
         return values
 
     def sources(self) -> dict[str, str]:
-        """Dotted leaf key -> source, for every value that some layer gave."""
+        """Dotted leaf key -> source, for every value set by a layer."""
         return {key: self.layers[index][0] for key, index in self._origins.items()}
 
     def source(self, key: str) -> str:
-        """The source of a value; of a free dict the sources of its entries; `default` where no layer spoke."""
+        """Source of a value; for a free dict the sources of its entries; `default` if no layer set it."""
         found = [source for leaf, source in self.sources().items() if leaf == key or leaf.startswith(key + ".")]
         return ", ".join(dict.fromkeys(found)) or DEFAULT
 
     def beneath(self, key: str) -> tuple[str, Any] | None:
-        """The source and the value that a key would have without the layer that gave its value."""
+        """Source and value that a key would have without the layer that set it; None if there are none."""
         index = self._origins.get(key, len(self.layers))
         under = replace(self, layers=self.layers[:index])
         found = dict(leaves(under.merged()))
@@ -61,7 +61,7 @@ class Layered:
 
     @cached_property
     def _origins(self) -> dict[str, int]:
-        """Dotted leaf key -> index of the layer that gave its value."""
+        """Dotted leaf key -> index of the layer that set its value."""
         origins: dict[str, int] = {}
         values: dict[str, Any] = {}
         for index, (_, data) in enumerate(self.layers):
@@ -71,7 +71,7 @@ class Layered:
         return origins
 
     def _cleared(self, below: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-        """What is below, without what a new layer makes meaningless."""
+        """The values below, without those that a new layer invalidates."""
         def changes(section: str) -> bool:
             key, default = self.kinds.get(section, ("", ""))
             old, new = below[section], data.get(section)
@@ -83,8 +83,8 @@ class Layered:
         given = {key for key, value in leaves(data) if value is not None}
         for pair in self.exclusive_keys:
             if len(given.intersection(pair)) == 1:
-                loser = pair[0] if pair[1] in given else pair[1]
-                kept = without(kept, loser)
+                cleared = pair[0] if pair[1] in given else pair[1]
+                kept = without(kept, cleared)
         return kept
 
 
@@ -98,7 +98,7 @@ def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def without(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A copy that lacks a dotted key; of an entry of a list the whole list goes."""
+    """Copy without a dotted key; for an entry of a list the whole list is removed."""
     name, _, rest = key.partition(".")
     if name not in data:
         return dict(data)
@@ -119,7 +119,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def nest(overrides: Iterable[str]) -> dict[str, Any]:
-    """`a.b=c` texts as nested data; of equal keys the last wins. All malformed ones are reported at once."""
+    """`a.b=c` strings as nested data; the last of equal keys wins. All malformed ones are reported at once."""
     nested: dict[str, Any] = {}
     problems: list[str] = []
     for text in overrides:

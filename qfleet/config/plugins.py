@@ -1,7 +1,7 @@
-"""Sections whose model, and values whose code, is found by name: a file of a package, or one's own `module:attribute`.
+"""Plugins: sections whose model and values whose code is found by name, in a package or as `module:attribute`.
 
-The file name registers: `algo: dqn` means `qfleet/algos/dqn.py`, which holds `Config` and `build`. A user outside the
-package names `my_module:my_object`, where the object (a module, class or namespace) has the same two attributes.
+A file name is a plugin name: `algo: dqn` means `qfleet/algos/dqn.py`, which defines `Config` and `build`. Code outside
+the package is named `my_module:my_object`, where the object (a module, class or namespace) has these two attributes.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from qfleet.config.schema import Config
 from qfleet.core.errors import UserError
 
 USER_PLUGIN_SCHEMA = {"type": "string", "pattern": "^[^:]+:.+$", "description": "your own, as module:attribute"}
-"""JSON schema of the name of a user's code."""
+"""JSON schema of a `module:attribute` name."""
 
 
 def load_attribute(reference: str, *default: Any) -> Any:
-    """The object that `module:attribute` names; modules of the working directory are found as well.
+    """Import the object named `module:attribute`; the working directory is searched, too.
 
-    Given a default, as for `getattr`, it stands for an attribute that the imported module does not have.
+    A default, as for `getattr`, is returned if the imported module lacks the attribute.
     """
-    module_name, attribute = _halves(reference)
+    module_name, attribute = _split_reference(reference)
     found = _import(module_name, reference)
     path = module_name
     for name in attribute.split("."):
         if not hasattr(found, name):
             if default:
                 return default[0]
-            raise UserError(f"{reference!r}: {path} has no attribute {name!r}{_close(name, dir(found))}")
+            raise UserError(f"{reference!r}: {path} has no attribute {name!r}{_did_you_mean(name, dir(found))}")
         found, path = getattr(found, name), f"{path}.{name}"
     return found
 
 
-def _halves(reference: str) -> tuple[str, str]:
+def _split_reference(reference: str) -> tuple[str, str]:
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"{reference!r}: write module:attribute, such as my_module:MyClass")
@@ -63,7 +63,7 @@ def _import(name: str, reference: str) -> Any:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             files = [path.stem for path in Path(here).glob("*.py")]
             raise UserError(f"{reference!r}: there is no module {error.name!r} in {here} nor among the installed "
-                            f"packages{_close(name, files)}") from None
+                            f"packages{_did_you_mean(name, files)}") from None
         raise UserError(f"{reference!r}: module {name} needs {error.name!r}, which is not installed") from None
     except Exception as error:
         kind = type(error).__name__
@@ -72,60 +72,61 @@ def _import(name: str, reference: str) -> Any:
 
 
 def not_a_recipe(path: Path) -> str:
-    """What to write instead of a Python file's name: the environments that its text defines. It is not run for that."""
+    """Message for a Python file given as a recipe, with the environments in it. The file is parsed, not run."""
     try:
         classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
         module = ".".join(path.resolve().relative_to(Path.cwd()).with_suffix("").parts)
     except (OSError, ValueError, SyntaxError):
-        return f"{path} is a Python file: name what is in it, as module:Class, in the folder of the file"
+        return f"{path} is a Python file: use module:Class instead, from the folder of the file"
     envs = [node for node in classes if any(ast.unparse(base).endswith("Env") for base in node.bases)]
     found = [f"{module}:{node.name}" for node in envs or classes]
-    meant = f"did you mean {' or '.join(found[:3])}?" if found else f"name an environment in it, as {module}:Class"
+    meant = f"did you mean {' or '.join(found[:3])}?" if found else f"use an environment in it, as {module}:Class"
     return f"{path} is a Python file: {meant}"
 
 
-def _close(name: str, names: list[str]) -> str:
+def _did_you_mean(name: str, names: list[str]) -> str:
     close = get_close_matches(name, [other for other in names if not other.startswith("_")], 3, 0.7)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def plugin_names(package: str) -> list[str]:
-    """The files of a package that are plugins, in alphabetical order."""
-    return [name for name in _files(package) if _lacks(importlib.import_module(f"{package}.{name}")) is None]
+    """Names of the plugins of a package, in alphabetical order."""
+    return [name for name in _files(package)
+            if _missing_attribute(importlib.import_module(f"{package}.{name}")) is None]
 
 
 def _files(package: str) -> list[str]:
-    """The public modules of a package, in alphabetical order."""
+    """Public modules of a package, in alphabetical order."""
     paths = importlib.import_module(package).__path__
     return sorted(module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_"))
 
 
 def plugin_module(package: str, name: str) -> Any:
-    """What a name stands for: an object with `Config` and `build`. Hyphens and underscores are the same."""
+    """Object with `Config` and `build` for a plugin name. Hyphens and underscores are equivalent."""
     if ":" in name:
         module = load_attribute(name)
-        if lack := _lacks(module):
-            raise UserError(f"{name!r}: has no {lack}; give it `Config` (a qfleet.config.Config) and `build`")
+        if missing := _missing_attribute(module):
+            raise UserError(f"{name!r}: has no {missing}; give it `Config` (a qfleet.config.Config) and `build`")
         return module
     canonical = name.replace("-", "_")
-    if canonical in _files(package):  # the others are not imported
+    if canonical in _files(package):  # avoids importing the other plugins
         module = importlib.import_module(f"{package}.{canonical}")
-        if _lacks(module) is None:
+        if _missing_attribute(module) is None:
             return module
     known, home, plain = plugin_names(package), importlib.import_module(package), canonical.casefold()
-    if absent := getattr(home, "ABSENT", {}).get(plain):
+    if absent := getattr(home, "NOT_IMPLEMENTED", {}).get(plain):
         raise UserError(absent)
-    meant = getattr(home, "ELSEWHERE", {}).get(plain)
-    hint = f"; it is {meant}" if meant else _close(canonical, known)
-    raise UserError(f"{name!r} is none of {', '.join(known)}, nor module:attribute{hint}")
+    alias = getattr(home, "ALIASES", {}).get(plain)
+    hint = f"; use {alias}" if alias else _did_you_mean(canonical, known)
+    raise UserError(f"{name!r} is not one of {', '.join(known)}, or module:attribute{hint}")
 
 
 @dataclass(frozen=True)
 class PluginName:
     """Annotation of a string that names a module of `package`, one of `words`, or a user's `module:attribute`.
 
-    Example: `Torso = Annotated[str, PluginName("qfleet.networks.torsos", ("auto",))]`. A user's own attribute is not
-    imported here but by the code that builds it.
+    Example: `Torso = Annotated[str, PluginName("qfleet.networks.torsos", ("auto",))]`. A user's attribute is imported
+    by the code that builds it, not here.
     """
 
     package: str
@@ -135,12 +136,12 @@ class PluginName:
         return [*self.words, *_files(self.package)]
 
     def check(self, name: str) -> str:
-        """The name itself; UserError if nothing has it."""
+        """Return the name; raises UserError if it is unknown."""
         if ":" in name:
-            return ":".join(_halves(name))
+            return ":".join(_split_reference(name))
         if name not in self.names():
-            raise UserError(f"{name!r} is none of {', '.join(self.names())}, nor module:attribute"
-                            f"{_close(name, self.names())}")
+            raise UserError(f"{name!r} is not one of {', '.join(self.names())}, or module:attribute"
+                            f"{_did_you_mean(name, self.names())}")
         return name
 
     def _validate(self, name: str) -> str:
@@ -157,8 +158,8 @@ class PluginName:
         return {"type": "string", "anyOf": [{"enum": self.names()}, USER_PLUGIN_SCHEMA]}
 
 
-def _lacks(module: Any) -> str | None:
-    """What keeps an object from being a plugin, if anything."""
+def _missing_attribute(module: Any) -> str | None:
+    """Attribute that an object lacks to be a plugin, or None."""
     model = getattr(module, "Config", None)
     if not (isinstance(model, type) and issubclass(model, Config)):
         return "`Config` that is a section (a subclass of qfleet.config.Config)"
@@ -167,18 +168,18 @@ def _lacks(module: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Plugin:
-    """Annotation of a section whose `key` names its kind; `default` is the kind of a section that names none."""
+    """Annotation of a section whose `key` names its plugin; `default` is used if the section names none."""
 
     package: str
     key: str
     default: str
 
     def make(self) -> Config:
-        """The section with nothing set."""
+        """The section of the default plugin with default values."""
         return self.check({})
 
     def model(self, value: Any) -> type[Config] | None:
-        """The section's model, if its kind is named and known."""
+        """Model of the section, or None if its plugin is unknown."""
         try:
             model: type[Config] = plugin_module(self.package, (value or {}).get(self.key, self.default)).Config
         except (UserError, TypeError, AttributeError):
@@ -193,7 +194,7 @@ class Plugin:
         name = value.get(self.key, self.default)
         if not isinstance(name, str):
             kinds = ", ".join(plugin_names(self.package))
-            raise self._error(f"must name one of {kinds}, or your own as module:attribute (got {name!r})", name)
+            raise self._error(f"must name one of {kinds}, or module:attribute (got {name!r})", name)
         try:
             model: type[Config] = plugin_module(self.package, name).Config
         except UserError as error:
@@ -222,7 +223,7 @@ class Plugin:
 
 
 def plugin(package: str, key: str, default: str) -> Plugin:
-    """How a section is found by name in `package`; `key` is the field that holds the name.
+    """Annotation of a section whose model is found by name in `package`; `key` is the field with the name.
 
     `ALGO = plugin("qfleet.algos", "algo", "dqn")`, `agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make)`.
     """
@@ -234,15 +235,15 @@ def _dump(section: Config, info: core_schema.SerializationInfo) -> dict[str, Any
 
 
 def section_model(field: FieldInfo, value: Any) -> type[Config] | None:
-    """The model of a field that is a section; None for a plain field, or a section of unknown kind."""
-    for mark in field.metadata:
-        if isinstance(mark, Plugin):
-            return mark.model(value)
+    """Model of a field that is a section; None for a plain field or an unknown plugin."""
+    for annotation in field.metadata:
+        if isinstance(annotation, Plugin):
+            return annotation.model(value)
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Config) else None
 
 
 def kinds_of(model: type[Config]) -> dict[str, tuple[str, str]]:
-    """Section -> the key that names its kind and the default kind, for the plugin sections of a model."""
-    return {name: (mark.key, mark.default) for name, field in model.model_fields.items() for mark in field.metadata
-            if isinstance(mark, Plugin)}
+    """Section -> (key with the plugin name, default plugin), for the plugin sections of a model."""
+    return {name: (annotation.key, annotation.default) for name, field in model.model_fields.items()
+            for annotation in field.metadata if isinstance(annotation, Plugin)}

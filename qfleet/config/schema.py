@@ -1,4 +1,4 @@
-"""The base of every config section, and the number types its fields are made of."""
+"""Base class of all config sections, and the numeric types of their fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOOL_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "t
 
 
 def _whole(value: Any) -> Any:
-    """Accept 1e6 and '1e6' where a count is asked for; refuse True, which Python takes for 1."""
+    """Accept 1e6 and '1e6' as integers; reject True, which Python treats as 1."""
     if isinstance(value, bool):
         raise ValueError("a whole number is needed, not true or false")
     if isinstance(value, str):
@@ -41,35 +41,35 @@ Fraction = Annotated[Real, Field(ge=0, le=1)]
 
 
 class Config(BaseModel):
-    """A frozen section of the config; lives beside the code that reads it, one line of doc per field."""
+    """Frozen config section, defined next to the code that reads it, with a description for each field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True,
                               use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_words_for_bools(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic takes `yes` and 1 for True, and True for 1.0: here only true and false are yes/no values."""
+    def _only_true_and_false(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept only true and false as booleans; pydantic also takes `yes` and 1 for True, and True for 1.0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
-        kinds = get_args(annotation) or (annotation,)
-        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
+        types = get_args(annotation) or (annotation,)
+        if isinstance(value, bool) and bool not in types and (int in types or float in types):
             raise ValueError("a number is needed, not true or false")
-        if bool not in kinds or isinstance(value, bool) or (isinstance(value, int) and int in kinds):
+        if bool not in types or isinstance(value, bool) or (isinstance(value, int) and int in types):
             return value
         if annotation is bool or str(value).lower() in _BOOL_WORDS:
             raise ValueError("true or false is needed")
         return value
 
     def inactive(self) -> dict[str, str]:
-        """Fields that have no effect, given the others, and why: setting one of them is refused.
+        """Fields without effect given the others, with the reason: setting one of them is an error.
 
-        A section may also speak, by dotted key, for the sections inside of it.
+        A section may also list dotted keys of the sections inside it.
         """
         return {}
 
 
 def sections(model: Config, path: str = "") -> Iterator[tuple[str, Config]]:
-    """The model itself and every section below it, each with its dotted path (the root's is empty)."""
+    """The model itself and every section below it, with dotted paths (empty for the root)."""
     yield path, model
     for name in type(model).model_fields:
         value = getattr(model, name)
@@ -78,11 +78,11 @@ def sections(model: Config, path: str = "") -> Iterator[tuple[str, Config]]:
 
 
 def join_key(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else str(name)  # a script's mapping may have other keys, to be refused as unknown
+    return f"{path}.{name}" if path else str(name)  # a script may pass other key types, rejected later as unknown
 
 
 def flatten(model: Config) -> dict[str, Any]:
-    """Every value by dotted key, in the order of the fields; lists and free dicts are single values."""
+    """Every value by dotted key, in field order; lists and free dicts are single values."""
     flat: dict[str, Any] = {}
     for name in type(model).model_fields:
         value = getattr(model, name)
@@ -94,6 +94,6 @@ def flatten(model: Config) -> dict[str, Any]:
 
 
 def inactive_keys(model: Config) -> dict[str, str]:
-    """Dotted key -> reason, for every key of the whole config that has no effect."""
+    """Dotted key -> reason, for every key of the whole config without effect."""
     return {join_key(path, name): reason for path, section in sections(model)
             for name, reason in section.inactive().items()}

@@ -1,8 +1,8 @@
-"""Strict YAML: numbers as people write them, no surprises, every problem with its line.
+"""Strict YAML with scientific notation, no implicit conversions, and line numbers in every error.
 
-Plain YAML 1.1 reads `1e6` as text, `no` as false, `1:30` as 90, and takes the last of two equal keys. Here `1e6`,
-`3e-4` and `1_000` are numbers, only true and false are yes/no values, and equal keys, anchors, tags and oversized
-files are refused. Nothing is ever constructed but dicts, lists, text, numbers, true, false and null.
+YAML 1.1 reads `1e6` as text, `no` as false, `1:30` as 90, and keeps the last of two equal keys. Here `1e6`, `3e-4` and
+`1_000` are numbers, only true and false are booleans, and duplicate keys, anchors, tags and oversized files are
+errors. Only dicts, lists, strings, numbers, true, false and null are constructed.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _SCALARS = [
 
 
 class _Resolver(BaseResolver):
-    """Which plain words are numbers, true, false or null; everything else is text."""
+    """Implicit types of plain scalars: numbers, true, false or null; everything else is text."""
 
 
 for _name, _pattern, _first in _SCALARS:
     _Resolver.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
-class _Refused(yaml.MarkedYAMLError):
-    """YAML that is valid, but not here."""
+class _NotAllowed(yaml.MarkedYAMLError):
+    """Valid YAML that is not allowed in a config."""
 
 
 class _Reader(Reader, Scanner, Parser, Composer, _Resolver):
-    """Text -> nodes, with their lines."""
+    """Text -> nodes with line numbers."""
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -66,17 +66,17 @@ class _Reader(Reader, Scanner, Parser, Composer, _Resolver):
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         mark = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):
-            raise _Refused(problem="an alias (*name); write the value out", problem_mark=mark)
+            raise _NotAllowed(problem="an alias (*name); write out the value", problem_mark=mark)
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _Refused(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
+            raise _NotAllowed(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
 
 def read_yaml(path: str | Path, opener: Callable[[str, int], int] | None = None) -> dict[str, Any]:
-    """The mapping in a YAML file; every way of failing is a UserError that names the file. `opener` as of `open`."""
+    """Read the mapping in a YAML file; every failure is a UserError that names the file. `opener` as for `open`."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -88,7 +88,7 @@ def read_yaml(path: str | Path, opener: Callable[[str, int], int] | None = None)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(raw) > MAX_BYTES:
-        raise UserError(f"{path}: larger than {MAX_BYTES // 1024} KiB, which no config is; is it the right file?")
+        raise UserError(f"{path}: larger than {MAX_BYTES // 1024} KiB, the limit for a config; is it the right file?")
     return parse_mapping(decode(raw, str(path)), str(path))
 
 
@@ -101,7 +101,7 @@ def decode(raw: bytes, origin: str) -> str:
 
 
 def parse_mapping(text: str, origin: str) -> dict[str, Any]:
-    """A whole document: a mapping of keys to values."""
+    """Parse a whole document: a mapping of keys to values."""
     node = _compose(text, origin)
     if node is None or (isinstance(node, ScalarNode) and node.tag == _TAG + "null"):
         raise UserError(f"{origin}: is empty; write at least one `key: value`")
@@ -112,7 +112,7 @@ def parse_mapping(text: str, origin: str) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`a.b=c` -> ("a.b", c), with c read as a YAML value: `hidden=[64, 64]`, `learner.learning_rate=3e-4`."""
+    """Parse `a.b=c` to ("a.b", c), with c read as YAML: `hidden=[64, 64]`, `learner.learning_rate=3e-4`."""
     key, equals, value = text.partition("=")
     example = "write key=value, such as learner.learning_rate=3e-4"
     if not equals:
@@ -146,9 +146,9 @@ def _compose(text: str, origin: str) -> Node | None:
 
 
 def _plain(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's complaint in plain words."""
+    """PyYAML's error message in plain words."""
     problem = error.problem or "unreadable"
-    if isinstance(error, _Refused):
+    if isinstance(error, _NotAllowed):
         return problem
     if "'\\t'" in problem or "tab" in problem:
         return "a tab; indent with spaces"
@@ -165,7 +165,7 @@ def _kind(node: Node) -> str:
 
 
 def _convert(node: Node, origin: str) -> Any:
-    """Nodes -> values; all problems of the document at once."""
+    """Nodes -> values; reports all problems of the document at once."""
     problems: list[str] = []
     value = _value(node, origin, problems)
     if problems:
@@ -222,7 +222,7 @@ def _scalar(node: ScalarNode) -> Any:
 
 
 class _Writer(Emitter, Serializer, SafeRepresenter, _Resolver):
-    """Values -> text that `read_yaml`, and any other YAML reader, takes for the same values."""
+    """Values -> text that `read_yaml` and other YAML readers parse to the same values."""
 
     def __init__(self, stream: Any, **options: Any) -> None:
         Emitter.__init__(self, stream, width=120, allow_unicode=True)
@@ -252,21 +252,21 @@ def dump_yaml(data: dict[str, Any]) -> str:
 
 
 def to_yaml(model: Config) -> str:
-    """The whole config as text. Keys without effect are left out, so that reading it back gives an equal config."""
+    """The whole config as YAML. Keys without effect are omitted, so that reading it back gives an equal config."""
     return dump_yaml(_effective(model))
 
 
-def _effective(model: Config, silenced: Collection[str] = ()) -> dict[str, Any]:
-    """What a model says without its idle keys, nor those of it that a section above says are idle."""
+def _effective(model: Config, parent_inactive: Collection[str] = ()) -> dict[str, Any]:
+    """Values of a model without its inactive keys and without those that a parent section declares inactive."""
     plain = model.model_dump(mode="json")
-    silent = {*silenced, *model.inactive()}
+    inactive = {*parent_inactive, *model.inactive()}
     result: dict[str, Any] = {}
     for name in type(model).model_fields:
         value = getattr(model, name)
-        if name in silent:
+        if name in inactive:
             continue
         if isinstance(value, Config):
-            inner = _effective(value, [key.removeprefix(f"{name}.") for key in silent if key.startswith(f"{name}.")])
+            inner = _effective(value, [key.removeprefix(f"{name}.") for key in inactive if key.startswith(f"{name}.")])
             result |= {name: inner} if inner else {}
         else:
             result[name] = plain[name]

@@ -1,4 +1,4 @@
-"""Validation that speaks to people: all problems at once, each with its origin, its key, the value and the remedy."""
+"""Validation with readable errors: all problems at once, each with source, key, value and remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qfleet.core.errors import UserError
 
 M = TypeVar("M", bound=Config)
 Problem = tuple[str, str]
-"""Dotted key (empty for the whole config), and what is wrong with it in one line."""
+"""Dotted key (empty for the whole config) and a one-line message."""
 
 _WORDS = {
     "missing": "is required",
@@ -42,33 +42,33 @@ _TYPES = {
     "int": "must be a whole number", "float": "must be a number", "bool": "must be true or false",
     "string": "must be text", "list": "must be a list, such as [64, 64]",
     "tuple": "must be a list, such as [64, 64]", "dict": "must be a mapping, such as {size: 5}",
-    "mapping": "must be a mapping, such as {size: 5}", "model": "must be a section with keys of its own",
+    "mapping": "must be a mapping, such as {size: 5}", "model": "must be a section (a mapping of keys)",
 }
 
 
 def validate(model: type[M], data: Mapping[str, Any] | Layered, origin: str = "config",
              hints: Mapping[str, str] | None = None) -> M:
-    """The typed config, or one UserError with every problem, one per line.
+    """Build the typed config, or raise one UserError with every problem, one per line.
 
-    `hints` maps names that people know from elsewhere to keys of ours, for the did-you-mean, and dotted keys that were
-    removed to what to do instead.
+    `hints` maps names from other libraries to keys of the config, for the did-you-mean, and removed dotted keys to
+    their replacement.
     """
     layered = data if isinstance(data, Layered) else Layered().over(data, origin)
     return build_config(model, layered, hints or {})[0]
 
 
 def build_config(model: type[M], layered: Layered, hints: Mapping[str, str]) -> tuple[M, dict[str, str]]:
-    """The typed config, and for each of its dotted keys the source of the value.
+    """Build the typed config, and map each of its dotted keys to the source of its value.
 
-    A key without effect is refused if it had none where it was set. If a later layer took its effect away (a recipe
-    sets β, the command line turns prioritisation off), it quietly falls back to its default.
+    A key without effect is an error if it had none where it was set. If a later layer removed its effect (a recipe
+    sets β, the command line disables prioritisation), it falls back to its default without a message.
     """
     values = _with_sections(model, layered.merged())
-    sound, problems = _collect(model, values, hints, layered)
-    idle, superseded = _judge_inactive(model, sound, layered)
-    problems += [problem for problem in idle if not _echoes(problem, problems)]
+    valid, problems = _collect(model, values, hints, layered)
+    inactive, superseded = _find_inactive(model, valid, layered)
+    problems += [problem for problem in inactive if not _repeats(problem, problems)]
     if problems:
-        raise UserError("\n".join(": ".join([_blame(layered, key, text), *filter(None, [key]), text])
+        raise UserError("\n".join(": ".join([_sources_of(layered, key, text), *filter(None, [key]), text])
                                   for key, text in problems))
     for key in superseded:
         values = without(values, key)
@@ -77,8 +77,8 @@ def build_config(model: type[M], layered: Layered, hints: Mapping[str, str]) -> 
     return built, sources
 
 
-def _blame(layered: Layered, key: str, text: str) -> str:
-    """The layer a problem comes from; of a contradiction, the layers of the keys that it mentions."""
+def _sources_of(layered: Layered, key: str, text: str) -> str:
+    """Layers that a problem comes from; for a contradiction, those of the keys that it mentions."""
     given = layered.sources()
     keys = [key] if key else [word for word in re.findall(r"[a-z_][\w.]*", text) if word in given]
     found = dict.fromkeys(source for key in keys if (source := layered.source(key)) != DEFAULT)
@@ -87,7 +87,7 @@ def _blame(layered: Layered, key: str, text: str) -> str:
 
 def _collect(model: type[M], values: dict[str, Any], hints: Mapping[str, str],
              layered: Layered) -> tuple[dict[str, Any], list[Problem]]:
-    """Validate, set the faulty keys aside and validate the rest, so that no problem hides behind another."""
+    """Validate repeatedly without the invalid keys, so that no problem hides another."""
     problems: list[Problem] = []
     rest = values
     while True:
@@ -96,7 +96,7 @@ def _collect(model: type[M], values: dict[str, Any], hints: Mapping[str, str],
             return rest, problems
         except ValidationError as error:
             found = _translate(error, rest, _known(model, rest), hints, layered)
-            problems += [problem for problem in found if not _echoes(problem, problems)]
+            problems += [problem for problem in found if not _repeats(problem, problems)]
             before = rest
             for key, _ in found:
                 rest = without(rest, key)
@@ -104,20 +104,20 @@ def _collect(model: type[M], values: dict[str, Any], hints: Mapping[str, str],
                 return rest, problems
 
 
-def _echoes(problem: Problem, problems: list[Problem]) -> bool:
-    """Whether a problem but repeats one already found: of the same key, or of a key that it mentions."""
+def _repeats(problem: Problem, problems: list[Problem]) -> bool:
+    """True if a problem repeats an earlier one: of the same key, or of a key that it mentions."""
     key, text = problem
     return any(other and (key == other or re.search(rf"\b{re.escape(other)}\b", text)) for other, _ in problems)
 
 
 def _with_sections(model: type[Config], values: dict[str, Any]) -> dict[str, Any]:
-    """Required sections that are absent appear empty, so that a message names the key that is missing in them."""
+    """Add missing required sections as empty ones, so that messages name the key missing in them."""
     absent = [name for name, field in model.model_fields.items() if field.is_required() and section_model(field, None)]
     return {name: {} for name in absent} | values
 
 
 def _known(model: type[Config], values: Any, path: str = "") -> dict[str, FieldInfo]:
-    """Every dotted key, sections included, of a model; plugin sections as the values choose them."""
+    """All dotted keys of a model, sections included; plugin sections as selected by the values."""
     known: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         value = values.get(name) if isinstance(values, Mapping) else None
@@ -130,7 +130,7 @@ def _known(model: type[Config], values: Any, path: str = "") -> dict[str, FieldI
 
 def _translate(error: ValidationError, data: Mapping[str, Any], known: Mapping[str, FieldInfo],
                hints: Mapping[str, str], layered: Layered) -> list[Problem]:
-    """pydantic's errors by dotted key, in plain words; the branches of a union become one problem."""
+    """Problems by dotted key in plain words; the branches of a union become one problem."""
     grouped: dict[str, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
         grouped.setdefault(_locate(item["loc"], data, known), []).append(item)
@@ -139,7 +139,7 @@ def _translate(error: ValidationError, data: Mapping[str, Any], known: Mapping[s
 
 
 def _locate(loc: Iterable[int | str], data: Any, known: Mapping[str, FieldInfo]) -> str:
-    """The dotted key of an error; pydantic's own marks (the branch of a union) are left out."""
+    """Dotted key of an error, without pydantic's own markers (the branch of a union)."""
     path = ""
     for part in loc:
         inside = (isinstance(data, Mapping) and part in data) or (isinstance(data, list) and isinstance(part, int))
@@ -199,7 +199,7 @@ def _show(value: Any) -> str:
 def _unknown(key: str, known: Mapping[str, FieldInfo], hints: Mapping[str, str]) -> str:
     section, _, name = key.rpartition(".")
     if key in known:
-        return "write it nested: the section as a key of its own, with this key under it"
+        return "write it nested: the section as a key, and this key below it"
     if section and key in hints:
         return hints[key]
     by_name: dict[str, list[str]] = {}
@@ -208,44 +208,44 @@ def _unknown(key: str, known: Mapping[str, FieldInfo], hints: Mapping[str, str])
     siblings = [other for other, paths in by_name.items() if join_key(section, other) in paths]
     near = [join_key(section, close) for close in get_close_matches(name, siblings, 2, 0.65)]
     far = [path for close in get_close_matches(name, by_name, 2, 0.8) for path in by_name[close]]
-    with_priority_inputs = [hints[name]] if hints.get(name) in known else []
-    found = with_priority_inputs or by_name.get(name) or near or far
+    hinted = [hints[name]] if hints.get(name) in known else []
+    found = hinted or by_name.get(name) or near or far
     if found:
         return f"unknown key; did you mean {' or '.join(found[:3])}?"
     return f"unknown key; there are {', '.join(siblings)}"
 
 
-def _judge_inactive(model: type[Config], sound: Mapping[str, Any],
+def _find_inactive(model: type[Config], valid: Mapping[str, Any],
                     layered: Layered) -> tuple[list[Problem], list[str]]:
-    """Keys that were set without effect, and why; and keys whose effect a later layer took away."""
+    """Keys set without effect, with the reason; and keys whose effect a later layer removed."""
     given = layered.sources()
-    refused: list[Problem] = []
+    rejected: list[Problem] = []
     superseded: list[str] = []
-    for path, section in _sound_sections(model, sound):
+    for path, section in _valid_sections(model, valid):
         for name, reason in section.inactive().items():
             key = join_key(path, name)
             leaf = next((leaf for leaf in given if leaf == key or leaf.startswith(key + ".")), None)
-            if leaf is None or attrgetter(name)(section) is None:  # null asks for nothing, so nothing is lost
+            if leaf is None or attrgetter(name)(section) is None:  # null requests nothing, so nothing is ignored
                 continue
             if _was_active(type(section), path, name, layered.upto(leaf)):
                 superseded.append(key)
             else:
-                refused.append((key, f"has no effect{_because(reason)}; remove it, or change that"))
-    return refused, superseded
+                rejected.append((key, f"has no effect{_with_reason(reason)}; remove it, or change that"))
+    return rejected, superseded
 
 
-def _because(reason: str) -> str:
+def _with_reason(reason: str) -> str:
     return f" {reason}" if reason.partition(" ")[0] in ("with", "without", "unless", "while", "when") else f": {reason}"
 
 
-def _sound_sections(model: type[Config], values: Any, path: str = "") -> Iterator[tuple[str, Config]]:
-    """Every section that is valid by itself, even where the whole is not."""
+def _valid_sections(model: type[Config], values: Any, path: str = "") -> Iterator[tuple[str, Config]]:
+    """Every section that is valid by itself, even if the whole config is not."""
     with contextlib.suppress(ValidationError):
         yield path, model.model_validate(values)
     for name, field in model.model_fields.items():
         inner = section_model(field, values.get(name))
         if inner is not None and isinstance(values.get(name), Mapping):
-            yield from _sound_sections(inner, values[name], join_key(path, name))
+            yield from _valid_sections(inner, values[name], join_key(path, name))
 
 
 def _was_active(model: type[Config], path: str, name: str, layered: Layered) -> bool:

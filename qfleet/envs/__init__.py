@@ -1,6 +1,7 @@
-"""Environments, one suite per file: `claims(id)`, `make(cfg, lanes, render)` and `inactive(cfg)`.
+"""Environment suites, one file each: `claims(id)`, `make(cfg, lanes, render)` and `inactive(cfg)`.
 
-A suite registers by lying in this folder. The generic Gymnasium suite takes what no other claims.
+Every file of this folder with these functions is a suite. The generic Gymnasium suite handles ids that no other
+claims.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from qfleet.envs.spaces import SpaceAdapter
 
 GENERIC = "gym"
-"""The suite that is asked last and refuses nobody before it has tried."""
+"""Suite that is tried last and claims every id."""
 
 
 class EnvConfig(Config):
@@ -85,7 +86,7 @@ class EnvConfig(Config):
 
 
 class Suite(Protocol):
-    """What a file of this folder offers to be a suite."""
+    """Functions that a file of this folder must define to be a suite."""
 
     def claims(self, id: str) -> bool: ...
     def make(self, cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv: ...
@@ -94,26 +95,26 @@ class Suite(Protocol):
 
 @cache
 def suites() -> dict[str, Suite]:
-    """Every suite of the folder by file name, the generic one last."""
+    """All suites of the folder by file name, the generic one last."""
     names = sorted((m.name for m in pkgutil.iter_modules(__path__)), key=lambda name: (name == GENERIC, name))
     modules: dict[str, Any] = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "claims")}
 
 
 def suite(id: str) -> Suite:
-    """The suite that knows this environment."""
+    """The first suite that claims this id."""
     return next(suite for suite in suites().values() if suite.claims(id))
 
 
 def make(cfg: EnvConfig, lanes: int, *, render: bool = False) -> VectorEnv:
-    """Build `lanes` copies of the environment; `render` makes them slower and visible."""
+    """Build `lanes` copies of the environment; with `render` they are slower and can return images."""
     return suite(cfg.id).make(cfg, lanes, render)
 
 
 def make_space_adapter(cfg: EnvConfig) -> SpaceAdapter | None:
-    """From the environment's own observations and to its own actions; None where the agent's are the same (Atari).
+    """Converter between the environment's spaces and the agent's; None if they are the same (Atari).
 
-    One environment is built, to look at its spaces, in this process.
+    Builds one environment in this process to read its spaces.
     """
     from qfleet.envs import gym, toy
     from qfleet.envs.spaces import ImageFormat, SpaceAdapter
@@ -124,7 +125,7 @@ def make_space_adapter(cfg: EnvConfig) -> SpaceAdapter | None:
     build, _ = gym.env_factory(cfg)
     env = build()
     try:
-        view = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
-        return SpaceAdapter(env.observation_space, env.action_space, view, cfg.max_action_combinations)
+        image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+        return SpaceAdapter(env.observation_space, env.action_space, image_format, cfg.max_action_combinations)
     finally:
         env.close()

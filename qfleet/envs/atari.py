@@ -1,10 +1,10 @@
-"""Atari 2600 by ale-py's C++ vector environment, under two named protocols.
+"""Atari 2600 on ale-py's C++ vector environment, under two named protocols.
 
     classic   up to 30 no-ops, minimal actions, a lost life is terminal for the learner only     ...NoFrameskip-v4
     sticky    Machado et al. 2018: actions repeat with probability 0.25, all 18, full games      ALE/...-v5
 
-Both skip 4 frames (the brighter of the last two), see 4 grey frames of 84 x 84, train on the sign of the reward,
-truncate at 108,000 frames, and press no FIRE at reset. Scores are full games, unclipped.
+Both skip 4 frames (pixel-wise maximum of the last two), stack 4 grey frames of 84 x 84, train on the sign of the
+reward, truncate at 108,000 frames, and press no FIRE at reset. Scores are those of full games, unclipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qfleet.envs.lanes import EpisodeRules, GymLanes
 from qfleet.envs.spaces import ROOT, ImageFormat
 
 MAX_FRAMES = 108_000
-"""Half an hour of play, the cap of the literature."""
+"""Episode limit of the literature: half an hour of play."""
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "classic": {"noop_max": 30, "full_action_space": False, "sticky": 0.0, "clip_rewards": True, "life_loss": True},
@@ -40,7 +40,7 @@ TWO_PLAYERS_ONLY = {"combat", "joust", "maze_craze", "warlords"}
 
 @dataclass(frozen=True)
 class AtariRules:
-    """A game and the rules it is played by, with every default filled in."""
+    """Game and protocol with all defaults filled in."""
 
     rom: str
     protocol: str
@@ -66,74 +66,74 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
                "max_action_combinations": "Atari actions are not combinations",
                "unlimited_episode_steps": "Atari games have a limit"}
     if not cfg.wrappers:
-        reasons["on_nan"] = "an emulator gives no NaN"
+        reasons["on_nan"] = "an emulator returns no NaN"
     return reasons
 
 
 def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
-    """The C++ vector environment, or Python lanes of the same game where pictures or wrappers are wanted."""
-    table = rules_of(cfg)
+    """The C++ vector environment, or Python lanes of the same game if rendering or wrappers are needed."""
+    rules = rules_of(cfg)
     if cfg.kwargs:
-        raise UserError(f"env.kwargs={cfg.kwargs} has no effect on {cfg.id}; its settings are env keys of their own")
+        raise UserError(f"env.kwargs={cfg.kwargs} has no effect on {cfg.id}; use the other env keys instead")
     if not render and not cfg.wrappers:
-        return AtariLanes(cfg, table, lanes)
+        return AtariLanes(cfg, rules, lanes)
     from qfleet.envs.atari_game import AtariGame
     from qfleet.envs.gym import with_wrappers
 
-    build = with_wrappers(lambda: AtariGame(table), cfg)
-    limit = -(-table.max_frames // table.frame_skip)
-    rules = EpisodeRules(limit, table.clip_rewards, table.life_loss, table.frame_skip)
-    return GymLanes(build, cfg, lanes, ImageFormat(table.stack), rules)
+    build = with_wrappers(lambda: AtariGame(rules), cfg)
+    limit = -(-rules.max_frames // rules.frame_skip)
+    episode_rules = EpisodeRules(limit, rules.clip_rewards, rules.life_loss, rules.frame_skip)
+    return GymLanes(build, cfg, lanes, ImageFormat(rules.stack), episode_rules)
 
 
 def rules_of(cfg: EnvConfig) -> AtariRules:
-    """The game and the protocol that an id means, with the config's own wishes over the protocol's."""
+    """Game and protocol of an id; env keys that are set override the protocol."""
     rom, protocol = _game(cfg.id)
     protocol = cfg.protocol or protocol
-    wishes = {key: getattr(cfg, key) for key in PROTOCOLS[protocol]}
-    rules = PROTOCOLS[protocol] | {key: wish for key, wish in wishes.items() if wish is not None}
+    given = {key: getattr(cfg, key) for key in PROTOCOLS[protocol]}
+    rules = PROTOCOLS[protocol] | {key: value for key, value in given.items() if value is not None}
     max_frames = cfg.max_episode_steps * cfg.frame_skip if cfg.max_episode_steps else MAX_FRAMES
     return AtariRules(rom, protocol, frame_skip=cfg.frame_skip, stack=cfg.stack or 4, size=cfg.frame_size or 84,
                       grey=cfg.colour == "grey", max_frames=max_frames, **rules)
 
 
 def protocol(cfg: EnvConfig) -> str:
-    """The name of the rules that a config is played by."""
+    """Name of the protocol of a config."""
     return rules_of(cfg).protocol
 
 
 class AtariLanes:
-    """N emulators on C++ threads, as a VectorEnv: `send` lets them run, `recv` collects."""
+    """N emulators on C++ threads as a VectorEnv: `send` starts a step, `recv` collects it."""
 
-    def __init__(self, cfg: EnvConfig, table: AtariRules, lanes: int) -> None:
+    def __init__(self, cfg: EnvConfig, rules: AtariRules, lanes: int) -> None:
         from ale_py.vector_env import AtariVectorEnv
 
-        self.lanes, self._rules = lanes, table
-        # Rewards stay unclipped and lives are watched here: the library's own flags lose the score, restart the
-        # game at every life, or call a lost life the same as a lost game.
+        self.lanes, self._rules = lanes, rules
+        # Reward clipping and life loss are handled here: the library's own flags lose the score, restart the
+        # game at every life, or do not distinguish a lost life from a lost game.
         self._emulators = AtariVectorEnv(
-            table.rom, lanes, num_threads=cfg.threads, max_num_frames_per_episode=table.max_frames,
-            repeat_action_probability=table.sticky, full_action_space=table.full_action_space,
-            img_height=table.size, img_width=table.size, grayscale=table.grey, stack_num=table.stack,
-            frameskip=table.frame_skip, noop_max=table.noop_max, reward_clipping=False, use_fire_reset=False)
-        channels = table.stack if table.grey else 3 * table.stack
-        leaf = Leaf((channels, table.size, table.size), "uint8", "image", stack=table.stack)
+            rules.rom, lanes, num_threads=cfg.threads, max_num_frames_per_episode=rules.max_frames,
+            repeat_action_probability=rules.sticky, full_action_space=rules.full_action_space,
+            img_height=rules.size, img_width=rules.size, grayscale=rules.grey, stack_num=rules.stack,
+            frameskip=rules.frame_skip, noop_max=rules.noop_max, reward_clipping=False, use_fire_reset=False)
+        channels = rules.stack if rules.grey else 3 * rules.stack
+        leaf = Leaf((channels, rules.size, rules.size), "uint8", "image", stack=rules.stack)
         actions = flatdim(self._emulators.single_action_space)
-        self.spec = EnvSpec(cfg.id, {ROOT: leaf}, actions, table.frame_skip)
+        self.spec = EnvSpec(cfg.id, {ROOT: leaf}, actions, rules.frame_skip)
         self._running = False
 
     def reset(self, seeds: Sequence[int]) -> Obs:
         self._drain()
-        pictures, info = self._emulators.reset(seed=np.array([int(seed) % 2**31 for seed in seeds]))
+        images, info = self._emulators.reset(seed=np.array([int(seed) % 2**31 for seed in seeds]))
         self._lives = info["lives"]
         self._over = np.zeros(self.lanes, bool)
-        return self._obs(pictures)
+        return self._obs(images)
 
     def send(self, actions: np.ndarray) -> None:
         if self._running:
             raise RuntimeError("send() was called twice without recv()")
         actions = np.ascontiguousarray(actions, np.int64)
-        # An action out of range would make the emulators' next recv() wait for ever.
+        # An action out of range would make the emulators' next recv() block forever.
         if actions.shape != (self.lanes,) or actions.min() < 0 or actions.max() >= self.spec.num_actions:
             raise ValueError(f"{self.spec.id} needs {self.lanes} actions 0..{self.spec.num_actions - 1}, not {actions}")
         self._emulators.send(actions)
@@ -143,17 +143,17 @@ class AtariLanes:
         if not self._running:
             raise RuntimeError("recv() was called without send()")
         self._running = False
-        pictures, rewards, terminated, truncated, info = self._emulators.recv()
+        images, rewards, terminated, truncated, info = self._emulators.recv()
         lives = info["lives"]
         ended = terminated | self._over
         if self._rules.life_loss:
-            # No lives left is not yet a lost game: some games play on for a few frames, and end it themselves.
+            # Zero lives is not game over yet: some games continue for a few frames and then terminate.
             ended = ended | ((lives < self._lives) & (lives > 0))
         last = terminated | truncated
         self._lives, self._over = lives, last
         score = rewards.astype(np.float64)
         reward = np.sign(score) if self._rules.clip_rewards else score
-        return StepResult(self._obs(pictures), reward.astype(np.float32), (~ended).astype(np.float32), last, score,
+        return StepResult(self._obs(images), reward.astype(np.float32), (~ended).astype(np.float32), last, score,
                           np.zeros(self.lanes, bool))
 
     def render(self) -> np.ndarray | None:
@@ -165,11 +165,11 @@ class AtariLanes:
     def close(self) -> None:
         self._drain()
 
-    def _obs(self, pictures: np.ndarray) -> Obs:
+    def _obs(self, images: np.ndarray) -> Obs:
         if not self._rules.grey:
             shape = (self.lanes, *self.spec.observation[ROOT].shape)
-            pictures = np.ascontiguousarray(pictures.transpose(0, 1, 4, 2, 3)).reshape(shape)
-        return {ROOT: pictures}
+            images = np.ascontiguousarray(images.transpose(0, 1, 4, 2, 3)).reshape(shape)
+        return {ROOT: images}
 
     def _drain(self) -> None:
         if self._running:
@@ -179,7 +179,7 @@ class AtariLanes:
 
 @cache
 def games() -> dict[str, str]:
-    """Games by the name that ids use, e.g. MsPacman -> ms_pacman."""
+    """Games by their name in ids -> ROM name, e.g. MsPacman -> ms_pacman."""
     try:
         from ale_py import roms
     except ImportError:
@@ -195,7 +195,7 @@ def _games_if_installed() -> dict[str, str]:
 
 
 def _game(id: str) -> tuple[str, str]:
-    """The rom and the default protocol of an id."""
+    """ROM and default protocol of an id."""
     new, old = NEW_ID.fullmatch(id), OLD_ID.fullmatch(id)
     name = new[1] if new else old[1] if old else id.removeprefix("ALE/").partition("-")[0]
     if name not in games():
@@ -206,5 +206,5 @@ def _game(id: str) -> tuple[str, str]:
         return games()[name], "sticky"
     if old and old[2] == "NoFrameskip" and old[3] == "4":
         return games()[name], "classic"
-    raise UserError(f"env.id={id} names rules that are not played here; write {name}NoFrameskip-v4 (classic: no "
+    raise UserError(f"env.id={id} is an unsupported Atari variant; use {name}NoFrameskip-v4 (classic: no "
                     f"sticky actions, 4 frames skipped) or ALE/{name}-v5 (sticky)")

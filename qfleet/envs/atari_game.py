@@ -1,6 +1,6 @@
-"""One Atari game in Python, frame for frame what ale-py's C++ vector environment plays.
+"""Single Atari game in Python, frame for frame identical to ale-py's C++ vector environment.
 
-It can be drawn and wrapped, which the vector environment cannot; videos show the very game that a score came from.
+Unlike the vector environment it can be rendered and wrapped, so videos show the same game that a score came from.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from qfleet.envs.atari import AtariRules
 
 
 class AtariGame(gymnasium.Env[np.ndarray, Any]):
-    """Observes the newest picture, uint8 [H, W] or [H, W, 3]; `info["lives"]` counts the lives left."""
+    """Observes the newest image, uint8 [H, W] or [H, W, 3]; `info["lives"]` is the number of lives left."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's own convention)
     render_mode = "rgb_array"
 
-    def __init__(self, table: AtariRules) -> None:
+    def __init__(self, rules: AtariRules) -> None:
         try:
             import cv2
         except ImportError:
-            raise UserError("pictures of Atari games need OpenCV; pip install 'qfleet[atari]'") from None
+            raise UserError("rendering or wrapping Atari games needs OpenCV; pip install 'qfleet[atari]'") from None
         import ale_py
 
-        self._rules, self._cv2 = table, cv2
+        self._rules, self._cv2 = rules, cv2
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-        self._rom = Path(ale_py.roms.__file__).with_name(f"{table.rom}.bin")
+        self._rom = Path(ale_py.roms.__file__).with_name(f"{rules.rom}.bin")
         self._ale = ale_py.ALEInterface()
-        self._ale.setFloat("repeat_action_probability", table.sticky)
+        self._ale.setFloat("repeat_action_probability", rules.sticky)
         self._ale.loadROM(self._rom)
-        self._keys = self._ale.getLegalActionSet() if table.full_action_space else self._ale.getMinimalActionSet()
+        self._keys = self._ale.getLegalActionSet() if rules.full_action_space else self._ale.getMinimalActionSet()
         self.action_space = spaces.Discrete(len(self._keys))
-        shape = (table.size, table.size) if table.grey else (table.size, table.size, 3)
+        shape = (rules.size, rules.size) if rules.grey else (rules.size, rules.size, 3)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self._noops = NoopSampler(0)
         self._frames = 0
@@ -55,7 +55,7 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
         self._frames = 0
         self._newest = self._screen()
         self._before = np.zeros_like(self._newest)
-        return self._picture(), {"lives": self._ale.lives()}
+        return self._observe(), {"lives": self._ale.lives()}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         reward, over, capped = 0, False, False
@@ -64,33 +64,33 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
             self._frames += 1
             over, capped = self._ale.game_over(), self._frames >= self._rules.max_frames
             if over or capped:
-                break  # the vector environment does not look at the frame that ends a game, either
+                break  # like the vector environment, which does not read the final frame
             if left == 2:
                 self._before = self._screen()
             elif left == 1:
                 self._newest = self._screen()
-        return self._picture(), float(reward), over, capped and not over, {"lives": self._ale.lives()}
+        return self._observe(), float(reward), over, capped and not over, {"lives": self._ale.lives()}
 
     def render(self) -> np.ndarray:
-        picture: np.ndarray = self._ale.getScreenRGB()
-        return picture
+        image: np.ndarray = self._ale.getScreenRGB()
+        return image
 
     def _screen(self) -> np.ndarray:
         screen: np.ndarray = self._ale.getScreenGrayscale() if self._rules.grey else self._ale.getScreenRGB()
         return screen
 
-    def _picture(self) -> np.ndarray:
-        """The brighter of the last two frames, small: sprites that flicker are drawn in every other frame only."""
+    def _observe(self) -> np.ndarray:
+        """Pixel-wise maximum of the last two frames, resized; sprites that flicker appear in every other frame only."""
         self._newest = np.maximum(self._newest, self._before)
         size = self._rules.size
         if self._newest.shape[:2] == (size, size):
             return self._newest
-        picture: np.ndarray = self._cv2.resize(self._newest, (size, size), interpolation=self._cv2.INTER_AREA)
-        return picture
+        image: np.ndarray = self._cv2.resize(self._newest, (size, size), interpolation=self._cv2.INTER_AREA)
+        return image
 
 
 class NoopSampler:
-    """The numbers of no-ops that the C++ library draws: std::mt19937 under libstdc++'s bounded distribution."""
+    """No-op counts as drawn by the C++ library: std::mt19937 with libstdc++'s bounded uniform distribution."""
 
     def __init__(self, seed: int) -> None:
         self._words = np.random.RandomState(seed)

@@ -1,4 +1,4 @@
-"""`check-env`: tries an environment before anybody trains in it, and says what an agent would meet there."""
+"""`check-env`: tries an environment with random actions and reports its properties and API violations."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from qfleet.envs.gym import env_factory
 from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
 
 STEPS = 500
-"""Random steps tried; enough to see an episode end in most environments, a second at most in most."""
+"""Random steps to try: enough to reach the end of an episode in most environments, usually within a second."""
 
 SEED = 1234
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what is so (info), what may hurt (warning), what forbids training (error)."""
+    """One line of the report: a property (info), a possible problem (warning) or an obstacle to training (error)."""
 
     level: Literal["info", "warning", "error"]
     text: str
 
 
 def check(cfg: EnvConfig) -> list[Finding]:
-    """Everything found out about an environment, errors last; never raises for the environment's sake."""
+    """All findings about an environment, errors last. Errors of the environment are reported, not raised."""
     findings: list[Finding] = []
     try:
         if atari.claims(cfg.id):
-            findings += _protocol(cfg)
-        elif suite(cfg.id) in (gym, toy):  # other suites need not be made of Gymnasium environments
-            findings += _contract(cfg)
-        findings += _lanes(cfg)
+            findings += _describe_protocol(cfg)
+        elif suite(cfg.id) in (gym, toy):  # other suites need not use Gymnasium environments
+            findings += _check_api(cfg)
+        findings += _check_lanes(cfg)
     except (UserError, EnvFault) as error:
-        told = [finding.text for finding in findings if finding.level == "error"]
-        if not any(text in str(error) for text in told):  # the lanes may complain of the same
+        reported = [finding.text for finding in findings if finding.level == "error"]
+        if not any(text in str(error) for text in reported):  # the lanes may report the same problem
             findings.append(Finding("error", str(error)))
     order = {"info": 0, "warning": 1, "error": 2}
     return sorted(findings, key=lambda finding: order[finding.level])
 
 
-def _protocol(cfg: EnvConfig) -> list[Finding]:
-    table = atari.rules_of(cfg)
-    return [Finding("info", f"Atari game {table.rom}, protocol {table.protocol}: sticky actions {table.sticky:g}, "
-                            f"{table.noop_max or 'no'} no-ops, {'all 18' if table.full_action_space else 'minimal'} "
-                            f"actions, life loss {'ends' if table.life_loss else 'does not end'} the learner's "
-                            f"episode, training reward {'clipped' if table.clip_rewards else 'unclipped'}, "
-                            f"at most {table.max_frames} frames per episode")]
+def _describe_protocol(cfg: EnvConfig) -> list[Finding]:
+    rules = atari.rules_of(cfg)
+    return [Finding("info", f"Atari game {rules.rom}, protocol {rules.protocol}: sticky actions {rules.sticky:g}, "
+                            f"{rules.noop_max or 'no'} no-ops, {'all 18' if rules.full_action_space else 'minimal'} "
+                            f"actions, life loss {'ends' if rules.life_loss else 'does not end'} the learner's "
+                            f"episode, training reward {'clipped' if rules.clip_rewards else 'unclipped'}, "
+                            f"at most {rules.max_frames} frames per episode")]
 
 
-def _contract(cfg: EnvConfig) -> list[Finding]:
-    """What the Gymnasium interface asks of the environment itself."""
+def _check_api(cfg: EnvConfig) -> list[Finding]:
+    """Check the environment itself against the Gymnasium API."""
     toy.register()
     build, limit = env_factory(cfg)
     env = build()
     findings = [Finding("info", f"observation space {env.observation_space}"),
                 Finding("info", f"action space {env.action_space}")]
     if limit is None:
-        findings.append(Finding("warning", "no time limit: episodes that never end are never scored; "
+        findings.append(Finding("warning", "no time limit: an episode that never ends is never evaluated; "
                                            "set env.max_episode_steps"))
     try:
         findings += _check_return_types(env)
@@ -79,7 +79,7 @@ def _contract(cfg: EnvConfig) -> list[Finding]:
 
 
 def _check_return_types(env: gymnasium.Env[Any, Any]) -> list[Finding]:
-    """The types that one reset and one step return."""
+    """Check the types that one reset and one step return."""
     answer: Any = env.reset(seed=SEED)
     if fault := fault_of_reset(answer):
         return [Finding("error", fault)]
@@ -109,21 +109,21 @@ def _check_in_space(env: gymnasium.Env[Any, Any], observation: Any, call: str) -
                                                  f"against {env.observation_space}")]
 
 
-def _lanes(cfg: EnvConfig) -> list[Finding]:
-    """What an agent meets: leaves, actions, rewards, episodes, speed, and whether a seed fixes it all."""
+def _check_lanes(cfg: EnvConfig) -> list[Finding]:
+    """Properties seen by an agent: leaves, actions, rewards, episodes, speed, and reproducibility under one seed."""
     env = make(cfg, 1)
     try:
         findings = [Finding("info", _describe(name, leaf)) for name, leaf in env.spec.observation.items()]
         findings.append(Finding("info", f"the agent chooses among {env.spec.action_text}" if env.spec.box is None
-                                else f"the agent gives {env.spec.action_text}"))
+                                else f"the agent outputs {env.spec.action_text}"))
         start = time.perf_counter()
         first = _roll(env, STEPS)
         findings.append(Finding("info", f"{STEPS / (time.perf_counter() - start):.0f} steps/s in one lane"))
-        findings += _rewards(first)
+        findings += _check_rewards(first)
         if env.faults():
             findings.append(Finding("warning", f"it failed and was rebuilt {env.faults()} times in {STEPS} steps"))
-        if not _same(first, _roll(env, STEPS)):
-            findings.append(Finding("warning", "two runs with one seed differ: results cannot be reproduced; "
+        if not _equal(first, _roll(env, STEPS)):
+            findings.append(Finding("warning", "two rollouts with the same seed differ: results cannot be reproduced; "
                                                "draw all randomness from self.np_random"))
         return findings
     finally:
@@ -134,7 +134,7 @@ Trace = list[tuple[dict[str, np.ndarray], float, float, bool]]
 
 
 def _roll(env: VectorEnv, steps: int) -> Trace:
-    """(observation, score, discount, last) of `steps` random steps."""
+    """(observation, raw reward, discount, last) of `steps` random steps."""
     rng = np.random.default_rng(SEED)
     trace: Trace = [(env.reset([SEED]), 0.0, 1.0, False)]
     for _ in range(steps):
@@ -145,13 +145,13 @@ def _roll(env: VectorEnv, steps: int) -> Trace:
     return trace
 
 
-def _rewards(trace: Trace) -> list[Finding]:
-    taken = [row for before, row in itertools.pairwise(trace) if not before[3]]  # the row after a last is a reset
-    scores = [score for _, score, _, _ in taken]
+def _check_rewards(trace: Trace) -> list[Finding]:
+    taken = [row for before, row in itertools.pairwise(trace) if not before[3]]  # the row after a `last` is a reset
+    rewards = [reward for _, reward, _, _ in taken]
     ended = sum(last for *_, last in trace)
-    findings = [Finding("info", f"{ended} episodes ended in {STEPS} random steps; rewards {min(scores):g} to "
-                                f"{max(scores):g} per step")]
-    largest = max(map(abs, scores))
+    findings = [Finding("info", f"{ended} episodes ended in {STEPS} random steps; rewards {min(rewards):g} to "
+                                f"{max(rewards):g} per step")]
+    largest = max(map(abs, rewards))
     if largest == 0:
         findings.append(Finding("warning", f"no reward in {STEPS} random steps: exploration will be hard"))
     elif largest > 100 or math.log10(largest) < -3:
@@ -160,7 +160,7 @@ def _rewards(trace: Trace) -> list[Finding]:
     return findings
 
 
-def _same(one: Trace, other: Trace) -> bool:
+def _equal(one: Trace, other: Trace) -> bool:
     return all(a[1:] == b[1:] and all(np.array_equal(a[0][name], b[0][name]) for name in a[0])
                for a, b in zip(one, other, strict=True))
 

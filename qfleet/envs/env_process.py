@@ -1,4 +1,4 @@
-"""A child process that answers frames: deadlines, last words, and an end that leaves nothing behind (POSIX)."""
+"""Child process that exchanges frames over pipes, with deadlines, an exit report and full cleanup (POSIX)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from qfleet.envs.frames import Frame, FrameDecoder, FrameError, encode
 LAST_LINES = 50
 TAIL_CHARACTERS = 1 << 16
 PIPE_BYTES = 1 << 20
-"""A pipe that holds a whole step of Atari frames: the child writes it without waiting for the reader."""
+"""Pipe size that holds a whole step of Atari frames: the child writes it without waiting for the reader."""
 
-GLANCE_S = 0.2
-"""How often a silent child is looked at: one that left a process behind holds its pipes open after its death."""
+POLL_S = 0.2
+"""Interval between checks of a silent child: the pipes of a dead child stay open if it left a process behind."""
 
 EXIT_GRACE_S = 1.0
-"""A child that closed its pipe is exiting: this long it may take, so that its own exit code is reported."""
+"""Time for a child that closed its pipe to exit, so that its own exit code is reported."""
 
 REAPER_SCRIPT = 'read _; sleep 1; kill -s KILL -- "-$0"'
-"""Ends the child's process group a second after the pipe to this process broke. PR_SET_PDEATHSIG would be shorter, but
-it spares the child's own children, strikes when the thread that started the child ends, and is Linux's alone."""
+"""Kills the child's process group a second after the pipe to this process breaks. PR_SET_PDEATHSIG would be simpler,
+but it does not reach the child's own children, fires when the thread that started the child ends, and is Linux-only.
+"""
 
 
 class ChildLost(Exception):
-    """The child did not answer in time, ended, or answered nonsense."""
+    """The child did not answer in time, exited, or sent an invalid answer."""
 
     def __init__(self, reason: str, grace_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -40,13 +41,16 @@ class ChildLost(Exception):
 
 
 class PipeProcess:
-    """One child and its pipes. `post` never waits; `read` waits with a deadline; `end` may be called at any time."""
+    """One child process and its pipes.
+
+    `post` never blocks; `read` blocks up to a deadline; `terminate` may be called at any time.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         if os.name != "posix":
             raise UserError("env.isolate=true needs Linux or macOS; set env.isolate=false")
         pipe = subprocess.PIPE
-        # A session of its own: Ctrl-C at the terminal is for the trainer, and one kill reaches the whole group.
+        # A new session: Ctrl-C at the terminal reaches only the trainer, and one killpg reaches the whole group.
         self._process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe,
                                          start_new_session=True)
         self._reaper = subprocess.Popen(["/bin/sh", "-c", REAPER_SCRIPT, str(self._process.pid)], stdin=pipe,
@@ -61,26 +65,26 @@ class PipeProcess:
         self._poll.register(self._out, select.POLLIN)
         self._poll.register(self._err, select.POLLIN)
         self._unsent = memoryview(b"")
-        self._assembly = FrameDecoder()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._frame_decoder = FrameDecoder()
+        self._text_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._ended = False
 
     def post(self, frame: Frame) -> None:
-        """Write a frame as far as the pipe takes it; `read` writes the rest, and finds out if nobody reads it."""
+        """Write a frame as far as the pipe accepts it; `read` writes the rest and detects a closed pipe."""
         if self._ended:
             return
         self._unsent = memoryview(bytes(self._unsent) + encode(frame))
         self._flush()
 
     def read(self, timeout_s: float) -> Frame:
-        """The next frame of the child's; ChildLost if none comes within `timeout_s`."""
+        """Next frame from the child; raises ChildLost if none arrives within `timeout_s`."""
         if self._ended:
-            raise ChildLost("it was ended")
+            raise ChildLost("it was terminated")
         deadline = time.monotonic() + timeout_s
         while True:
             left = deadline - time.monotonic()
-            ready = dict(self._poll.poll(1000 * max(0.0, min(left, GLANCE_S))))
+            ready = dict(self._poll.poll(1000 * max(0.0, min(left, POLL_S))))
             if self._err in ready:
                 self._drain_stderr()
             if self._in in ready:
@@ -88,12 +92,12 @@ class PipeProcess:
             if self._out in ready and (frame := self._receive()) is not None:
                 return frame
             if left <= 0:
-                raise ChildLost(f"it gave no answer within {timeout_s:g} s")
+                raise ChildLost(f"it did not answer within {timeout_s:g} s")
             if not ready and self._exited():
                 raise ChildLost("it exited")
 
     def terminate(self, grace_s: float) -> None:
-        """Close the pipes, which asks the child to leave; kill it and all it started after `grace_s`."""
+        """Close the pipes, which asks the child to exit; after `grace_s` kill it and its descendants."""
         if self._ended:
             return
         self._ended = True
@@ -102,21 +106,21 @@ class PipeProcess:
         deadline = time.monotonic() + grace_s
         while not self._exited() and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(0.01, left))
-            self._drain_stderr()  # a child that is blocked in a print could not leave
+            self._drain_stderr()  # a child blocked in a print could not exit
         self._reaper.kill()
         self._reaper.wait()
-        # The group is killed before its leader is reaped: until then the number cannot belong to anybody else.
+        # The group is killed before its leader is reaped: until then its id cannot be reused.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5.0)
-        for _ in range(16):  # bounded: what fled from the group may go on writing
+        for _ in range(16):  # bounded: a process that left the group may keep writing
             self._drain_stderr()
         for file in self._files[2:]:
             file.close()
 
     def exit_report(self) -> str:
-        """How an ended child ended, and the last lines that it wrote."""
+        """Exit code of a terminated child and the last lines it wrote."""
         code = self._process.returncode
         lines = "\n".join(self._tail.splitlines()[-LAST_LINES:])
         return f"exit code {code}; " + (f"its last lines:\n{lines}" if lines else "it wrote nothing")
@@ -129,25 +133,25 @@ class PipeProcess:
             self._poll.register(self._in, select.POLLOUT)
             return
         except OSError:
-            self._unsent = memoryview(b"")  # nobody reads any more: the reading side says why
+            self._unsent = memoryview(b"")  # the pipe is closed; reading will report the reason
         with contextlib.suppress(KeyError):
             self._poll.unregister(self._in)
 
     def _receive(self) -> Frame | None:
-        """Read all that has come; the frame if it is whole."""
+        """Read all available bytes; returns the frame if it is complete."""
         try:
-            while count := os.readv(self._out, [self._assembly.buffer]):
-                if (frame := self._assembly.advance(count)) is not None:
+            while count := os.readv(self._out, [self._frame_decoder.buffer]):
+                if (frame := self._frame_decoder.advance(count)) is not None:
                     return frame
-            cut = " in the middle of an answer" if self._assembly.partial else ""
-            raise ChildLost(f"it ended{cut}", EXIT_GRACE_S)
+            position = " in the middle of an answer" if self._frame_decoder.partial else ""
+            raise ChildLost(f"it ended{position}", EXIT_GRACE_S)
         except BlockingIOError:
             return None
         except FrameError as error:
-            raise ChildLost(f"it sent nonsense: {error}") from None
+            raise ChildLost(f"it sent invalid data: {error}") from None
 
     def _drain_stderr(self) -> None:
-        """Keep and pass on what the child wrote to its stderr; its prints come here, too."""
+        """Keep and forward the child's stderr, which includes its prints."""
         try:
             data = os.read(self._err, 1 << 16)
         except BlockingIOError:
@@ -156,13 +160,13 @@ class PipeProcess:
             with contextlib.suppress(KeyError):
                 self._poll.unregister(self._err)
             return
-        text = self._decoder.decode(data)
+        text = self._text_decoder.decode(data)
         self._tail = (self._tail + text)[-TAIL_CHARACTERS:]
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # our own stderr may be closed, or None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # this process's stderr may be closed or None
             sys.stderr.write(text)
 
     def _exited(self) -> bool:
-        """Whether the child is dead, without reaping it where the system can tell."""
+        """True if the child has exited; does not reap it on systems with waitid."""
         if not hasattr(os, "waitid"):
             return self._process.poll() is not None
         try:
@@ -172,7 +176,7 @@ class PipeProcess:
 
 
 def _widen(fd: int) -> None:
-    """Enlarge a pipe where the system and the user's quota allow it."""
+    """Enlarge a pipe if the system and the user's quota allow it."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 

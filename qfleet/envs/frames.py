@@ -1,6 +1,6 @@
-"""Named arrays over a pipe: length-prefixed frames, a JSON header and raw bytes; nothing is ever unpickled.
+"""Named arrays over a pipe: length-prefixed frames of a JSON header and raw bytes; nothing is unpickled.
 
-    magic 4s | header bytes u32 | body bytes u64 | header (JSON, padded) | body (arrays, each from a multiple of 16)
+    magic 4s | header bytes u32 | body bytes u64 | header (JSON, padded) | body (arrays, each aligned to 16 bytes)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_BODY_BYTES = 1 << 31
 
 
 class FrameError(Exception):
-    """What came through the pipe is not a frame, or not the one that was due."""
+    """Bytes from the pipe that are not a valid frame, or not the expected one."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One message: what it is, small facts as JSON, and arrays of numbers."""
+    """One message: its kind, small values as JSON (`facts`), and numeric arrays."""
 
     kind: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame. Arrays of anything but numbers and booleans are refused."""
+    """Bytes of a frame. Raises FrameError for arrays that are neither numeric nor boolean."""
     entries, pieces, size = [], [], 0
     for name, value in frame.arrays.items():
         array = np.asarray(value, order="C")
@@ -45,20 +45,20 @@ def encode(frame: Frame) -> bytes:
         size += gap + array.nbytes
         entries.append([name, array.dtype.str, list(array.shape)])
     header = json.dumps({"kind": frame.kind, "facts": dict(frame.facts), "arrays": entries}).encode()
-    header += b" " * (-len(header) % ALIGN)  # the body lands aligned in the reader's memory
+    header += b" " * (-len(header) % ALIGN)  # keeps the body aligned in the reader's memory
     _check_sizes(len(header), size)
     return b"".join([PREFIX.pack(MAGIC, len(header), size), header, *pieces])
 
 
 class FrameDecoder:
-    """Puts frames together from reads of any size.
+    """Assembles frames from reads of any size.
 
-    Read into `space`, then tell `advance` how many bytes came; it returns the frame when it is whole. The arrays
-    are views of memory that belongs to that frame alone, so they may be kept and written to.
+    Read into `buffer`, then pass the number of bytes to `advance`, which returns the frame once it is complete. The
+    arrays are views of memory owned by that frame alone, so they may be kept and written to.
     """
 
     def __init__(self) -> None:
-        self._sizes: tuple[int, int] | None = None  # of header and body, once the prefix is read
+        self._sizes: tuple[int, int] | None = None  # of header and body, known after the prefix
         self._space = memoryview(bytearray(PREFIX.size))
         self._filled = 0
 
@@ -68,7 +68,7 @@ class FrameDecoder:
 
     @property
     def partial(self) -> bool:
-        """Whether a frame has begun and is not whole."""
+        """True if a frame has started and is incomplete."""
         return self._filled > 0 or self._sizes is not None
 
     def advance(self, count: int) -> Frame | None:
@@ -101,7 +101,7 @@ def _decode(header: bytes, body: np.ndarray) -> Frame:
     except (ValueError, TypeError, KeyError) as error:
         raise FrameError(f"unreadable header {header[:200]!r}: {error!r}") from None
     if not isinstance(kind, str) or not isinstance(facts, dict):
-        raise FrameError(f"unreadable header {header[:200]!r}: kind must be a text and facts a mapping")
+        raise FrameError(f"unreadable header {header[:200]!r}: kind must be a string and facts a mapping")
     arrays, offset = {}, 0
     for name, dtype, shape in plan:
         _check_dtype(name, dtype)
@@ -120,7 +120,7 @@ def _decode(header: bytes, body: np.ndarray) -> Frame:
 
 def _check_dtype(name: str, dtype: np.dtype) -> None:
     if dtype.kind not in "biuf":
-        raise FrameError(f"array {name!r} has the type {dtype}; only numbers and booleans travel")
+        raise FrameError(f"array {name!r} has the type {dtype}; only numeric and boolean arrays are supported")
 
 
 def _check_sizes(header_bytes: int, body_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment: a registered id, `module:Id`, or `module:callable` that returns one."""
+"""Generic suite for Gymnasium environments: a registered id, `module:Id`, or `module:callable` that returns one."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def claims(id: str) -> bool:
 def inactive(cfg: EnvConfig) -> dict[str, str]:
     reasons = dict.fromkeys(ATARI_ONLY, f"{cfg.id} is not an Atari game")
     if cfg.frame_size is None:
-        reasons["colour"] = "without env.frame_size images stay as they are"
+        reasons["colour"] = "without env.frame_size images are not converted"
     return reasons
 
 
 def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
     build, limit = env_factory(cfg, render)
-    view = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+    image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
     rules = EpisodeRules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
                          fallback_limit=limit is None)
-    return GymLanes(build, cfg, lanes, view, rules)
+    return GymLanes(build, cfg, lanes, image_format, rules)
 
 
 def env_factory(cfg: EnvConfig, render: bool = False) -> tuple[EnvFactory, int | None]:
-    """How to build one environment, wrapped as configured, and after how many steps its episodes are truncated."""
+    """Factory of one environment with the configured wrappers, and the step limit of its episodes."""
     target = load_attribute(cfg.id, None) if ":" in cfg.id else None
-    name = cfg.id.partition(":")[2] or cfg.id  # registered, perhaps by importing the module just now
+    name = cfg.id.partition(":")[2] or cfg.id  # may have been registered by importing the module
     if callable(target):
         build, limit = _from_callable(cfg, target, render), None
     else:
@@ -70,7 +70,7 @@ def env_factory(cfg: EnvConfig, render: bool = False) -> tuple[EnvFactory, int |
 
 
 def with_wrappers(build: EnvFactory, cfg: EnvConfig) -> EnvFactory:
-    """The same environment inside the configured wrappers, the first of them innermost."""
+    """Factory that applies the configured wrappers, the first of them innermost."""
     wrappers = [load_attribute(wrapper) for wrapper in cfg.wrappers]
 
     def build_wrapped() -> gymnasium.Env[Any, Any]:
@@ -89,7 +89,7 @@ def with_wrappers(build: EnvFactory, cfg: EnvConfig) -> EnvFactory:
 
 @contextmanager
 def explain_build_errors(cfg: EnvConfig) -> Iterator[None]:
-    """Whatever goes wrong while an environment is built, in terms of what the user can do about it."""
+    """Convert errors raised while an environment is built to UserError or EnvFault with a remedy."""
     try:
         yield
     except (UserError, EnvFault):
@@ -108,11 +108,11 @@ def explain_build_errors(cfg: EnvConfig) -> Iterator[None]:
 
 
 def close_matches(id: str) -> list[str]:
-    """Registered ids that look like this one, whatever its namespace and case."""
+    """Registered ids similar to this one, ignoring namespace and case."""
     names: dict[str, str] = {}
     for known, spec in gymnasium.registry.items():
         if str(spec.entry_point).startswith("ale_py") and not known.startswith("ALE/"):
-            continue  # older spellings of the same games
+            continue  # older ids of the same games
         names.setdefault(known.casefold(), known)
         names.setdefault(known.rpartition("/")[2].casefold(), known)
     wanted = id.casefold()
@@ -122,15 +122,15 @@ def close_matches(id: str) -> list[str]:
 
 
 def _not_found(id: str, target: Any) -> str:
-    """What is wrong with `module:name` where the module can be imported: nothing has that name, or nothing callable."""
+    """Message for `module:name` if the module can be imported but has no such name, or the object is not callable."""
     module, _, name = id.partition(":")
     if target is not None:
-        return f"{id} is neither an environment nor a function that makes one"
-    there = vars(sys.modules[module])
-    own = [key for key, value in there.items()
+        return f"{id} is neither an environment nor a function that returns one"
+    members = vars(sys.modules[module])
+    own = [key for key, value in members.items()
            if isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == module]
     own += [key for key, spec in gymnasium.registry.items() if str(spec.entry_point).partition(":")[0] == module]
-    near = difflib.get_close_matches(name, {*own, *there}, 3, 0.7)
+    near = difflib.get_close_matches(name, {*own, *members}, 3, 0.7)
     hint = _hint([f"{module}:{key}" for key in near])
     if not near and own:
         hint = f"; it has {', '.join(f'{module}:{key}' for key in own[:4])}"
@@ -156,47 +156,49 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[EnvFactory,
     spec = copy.deepcopy(spec)
     spec.disable_env_checker, spec.max_episode_steps = True, limit
     if not cfg.wrappers:
-        # GymLanes keeps order and time itself; two wrappers fewer are 7 % of a CartPole step.
+        # GymLanes enforces order and time limit itself; two wrappers fewer save 7 % of a CartPole step.
         spec.order_enforce, spec.max_episode_steps = False, None
     kwargs = dict(cfg.kwargs)
-    if render and _draws(cfg, spec):
+    if render and _can_render(cfg, spec):
         kwargs.setdefault("render_mode", "rgb_array")
     if "mujoco" in str(spec.entry_point):
         if not _prepare_mujoco() and render:
-            raise UserError(f"{cfg.id} cannot be drawn: there is no screen, and no EGL library to draw without one; "
-                            "apt install libegl1, or set DISPLAY, or MUJOCO_GL=osmesa")
+            raise UserError(f"{cfg.id} cannot be rendered: there is no display, and no EGL library for headless "
+                            "rendering; apt install libegl1, set DISPLAY, or set MUJOCO_GL=osmesa")
         if render:
             return lambda: _with_tracking_camera(gymnasium.make(spec, **kwargs), kwargs), limit
     return lambda: gymnasium.make(spec, **kwargs), limit
 
 
 def _warn_outdated(spec: GymSpec) -> None:
-    """Say once what gymnasium.make says of an id, and does not of a spec: that there is a newer version."""
+    """Warn once about an id with a newer version; gymnasium.make warns for ids only, not for specs."""
     newest = find_highest_version(spec.namespace, spec.name)
     if spec.version is not None and newest is not None and newest > spec.version:
-        _tell_outdated(spec.id, spec.id.removesuffix(f"-v{spec.version}") + f"-v{newest}")
+        _log_outdated(spec.id, spec.id.removesuffix(f"-v{spec.version}") + f"-v{newest}")
 
 
 @functools.cache
-def _tell_outdated(id: str, newest: str) -> None:
+def _log_outdated(id: str, newest: str) -> None:
     log.warning("%s is out of date: %s is its newest version", id, newest)
 
 
 def _prepare_mujoco() -> bool:
-    """Left alone, MuJoCo needs a screen to draw, and writes warnings into MUJOCO_LOG.TXT of the working directory.
-    Whether it could draw."""
-    if display_name() is None and ctypes.util.find_library("EGL"):  # without it, not even importing would work
-        os.environ.setdefault("MUJOCO_GL", "egl")  # read when it is imported
-    with suppress(ImportError):  # said where the environment is built
+    """Configure MuJoCo for headless rendering and log its warnings; returns True if it can render.
+
+    By default MuJoCo needs a display to render, and writes warnings to MUJOCO_LOG.TXT in the working directory.
+    """
+    if display_name() is None and ctypes.util.find_library("EGL"):  # without EGL the import itself would fail
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read on import
+    with suppress(ImportError):  # reported when the environment is built
         import mujoco
 
         if mujoco.get_mju_user_warning() is None:
-            mujoco.set_mju_user_warning(lambda text: _tell(text.partition("Time =")[0].strip()))
+            mujoco.set_mju_user_warning(lambda text: _log_mujoco(text.partition("Time =")[0].strip()))
     return display_name() is not None or bool(os.environ.get("MUJOCO_GL"))
 
 
 def _with_tracking_camera(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Pictures by the model's camera that follows the body, where it has one: otherwise a cheetah runs out of them."""
+    """Render with the model's tracking camera if it has one; otherwise HalfCheetah, for example, leaves the image."""
     import mujoco
 
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
@@ -207,19 +209,19 @@ def _with_tracking_camera(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any
 
 
 @functools.cache
-def _tell(text: str) -> None:
-    """Once each; what is deprecated in Gymnasium's models is no matter of their users."""
+def _log_mujoco(text: str) -> None:
+    """Log a MuJoCo warning once; deprecations inside Gymnasium's models only at debug level."""
     log.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)
 
 
-def _draws(cfg: EnvConfig, spec: GymSpec) -> bool:
+def _can_render(cfg: EnvConfig, spec: GymSpec) -> bool:
     with explain_build_errors(cfg):
         maker = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
     return "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", [])
 
 
 def _register_atari() -> None:
-    """Atari ids, if they can be had, belong among the close matches."""
+    """Import ale_py, if installed, so that Atari ids are among the close matches."""
     try:
         importlib.import_module("ale_py")
     except ImportError:

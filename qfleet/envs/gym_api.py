@@ -1,4 +1,4 @@
-"""What Gymnasium asks of an environment's answers; the Gym before it had other ones, and code for it abounds."""
+"""Checks of return values against the Gymnasium API; environments written for the older Gym API violate it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ API = "see https://gymnasium.farama.org/introduction/migration_guide if it was w
 
 
 def fault_of_reset(answer: Any) -> str | None:
-    """What is wrong with the form of what `reset` returned."""
+    """Problem with the return value of `reset`, or None."""
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict):
         return None
     return f"reset must return (observation, info dict); it returned {_form(answer)}; {API}"
 
 
 def fault_of_step(answer: Any) -> str | None:
-    """What is wrong with the form of what `step` returned."""
+    """Problem with the return value of `step`, or None."""
     if isinstance(answer, tuple) and len(answer) == 5:
         return None
     return f"step must return (observation, reward, terminated, truncated, info); it returned {_form(answer)}; {API}"
 
 
 def fault_of_reward(reward: Any) -> str | None:
-    """What is wrong with a reward that is not one real number; a number in a string or in a list is not one."""
+    """Problem with a reward that is not one real number (a string or a list is not one), or None."""
     shape = getattr(reward, "shape", ())
     if hasattr(reward, "__float__") and not isinstance(reward, np.complexfloating) and shape == ():
         return None
@@ -33,7 +33,7 @@ def fault_of_reward(reward: Any) -> str | None:
 
 
 def fault_of_call(error: BaseException) -> str | None:
-    """What an exception says of the same: a wrapper met the old answers, or `reset` takes no seed."""
+    """API problem behind an exception: a wrapper received the old 4-tuple, or `reset` takes no seed; else None."""
     text = str(error)
     if isinstance(error, ValueError) and "to unpack (expected 5, got 4)" in text:
         return fault_of_step((None,) * 4)

@@ -1,16 +1,16 @@
-"""An environment in a process of its own: one that hangs, exits, prints, forks or moves about cannot harm training.
+"""Environment in a separate process: crashes, hangs, prints, forks and chdir cannot affect training.
 
-    IsolatedEnv, in the trainer                  serve, in a fresh interpreter (never a fork of a live torch process)
+    IsolatedEnv, in the trainer                  serve_env, in a fresh interpreter (never a fork of a torch process)
       make {request}                  ──▶          env = make(request)
                                       ◀──        ready {spec, lanes}
       reset {seeds}                   ──▶          env.reset
                                       ◀──        obs
-      step [actions]: send returns    ──▶          env.send, env.recv           (whatever the caller does meanwhile)
+      step [actions]: send returns    ──▶          env.send, env.recv           (concurrently with the caller)
                       recv waits      ◀──        outcome {faults}
       the pipe is closed              ──▶          env.close, exit
 
-Every request has one answer, in order. A child that gives none in time, ends, or answers nonsense is killed with all
-that it started, and replaced. A UserError or EnvFault raised in the child is raised again in the trainer.
+Every request has one answer, in order. A child that misses the deadline, exits, or sends an invalid answer is killed
+with its descendants and replaced. A UserError or EnvFault raised in the child is raised again in the trainer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qfleet.envs.env_process import ChildLost, PipeProcess
 from qfleet.envs.frames import Frame, FrameDecoder, FrameError, encode
 
 START_TIMEOUT_S = 120.0
-"""A start imports the environment's libraries, from what may be a cold network disk."""
+"""Time to start: the environment's libraries are imported, possibly from a cold network disk."""
 
 CLOSE_GRACE_S = 2.0
 COLUMNS = ("reward", "discount", "last", "raw_reward", "aborted")
@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 
 
 class IsolatedEnv:
-    """A VectorEnv whose lanes live in a child process.
+    """VectorEnv whose lanes run in a child process.
 
-    `command` starts an interpreter that calls `serve`; `request` (JSON) says what is to be made there. When the
-    child is lost, another takes its place: its lanes begin new episodes, with seeds that follow from the last reset
-    and the number of restarts since, and the Outcome says `cut`. The loss number `max_faults` with no episode completed
-    between is an EnvFault. A step may contain a reset, so one deadline serves both.
+    `command` starts an interpreter that calls `serve_env`; `request` (JSON) describes the environment to make. A lost
+    child is replaced: its lanes start new episodes, with seeds derived from the last reset and the number of restarts
+    since, and StepResult marks them `aborted`. After `max_faults` losses without a completed episode an EnvFault is
+    raised. A step may include a reset, so both have the same deadline.
     """
 
     def __init__(self, command: Sequence[str], request: Mapping[str, Any], lanes: int, step_timeout_s: float,
@@ -58,16 +58,16 @@ class IsolatedEnv:
         self._timeout_s, self._max_faults = step_timeout_s, max_faults
         self._seeds: list[int] = []
         self._restarts = 0  # since the last reset
-        self._streak = 0  # losses since an episode was completed
-        self._lost = 0  # episodes lost with children that are gone
-        self._rebuilt = 0  # episodes lost inside the present child, as it counts them
+        self._consecutive_losses = 0  # losses since the last completed episode
+        self._lost_episodes = 0  # episodes lost with earlier children
+        self._child_faults = 0  # episodes lost inside the current child, as it reports them
         self._stepping = False
         self._step_result: StepResult | None = None
         self._child = PipeProcess(self._command)
         try:
             self.spec = self._handshake()
         except ChildLost as loss:
-            # No second try: what fails before the first step fails again, and the user waits for the message.
+            # No retry: a failure before the first step would repeat, and the user is waiting for the message.
             self._child.terminate(loss.grace_s)
             raise EnvFault(f"the environment's process did not start: {loss}; {self._child.exit_report()}") from None
         except BaseException:
@@ -75,7 +75,7 @@ class IsolatedEnv:
             raise
 
     def reset(self, seeds: Sequence[int]) -> Obs:
-        """Begin new episodes in all lanes; a step in flight is waited for and forgotten."""
+        """Start new episodes in all lanes; waits for a step in flight and discards its result."""
         if len(seeds) != self.lanes:
             raise ValueError(f"{len(seeds)} seeds for {self.lanes} lanes")
         if self._stepping:
@@ -88,70 +88,71 @@ class IsolatedEnv:
             return self._replace(loss)
 
     def send(self, actions: np.ndarray) -> None:
-        """Start a step and return at once. That a child is gone shows at `recv`."""
+        """Start a step and return at once. A lost child is detected in `recv`."""
         if not self._seeds or self._stepping or self._step_result is not None:
-            raise RuntimeError("send needs a reset before it, and a recv after the send before it")
+            raise RuntimeError("send() needs a reset() first, and a recv() after the previous send()")
         self._child.post(Frame("step", arrays={"actions": np.asarray(actions)}))
         self._stepping = True
 
     def recv(self) -> StepResult:
-        """End the step: its outcome, or the cut of all lanes by a restart."""
+        """Result of the step; if the child was lost, all lanes are aborted."""
         if self._stepping:
             self._await_step()
         if self._step_result is None:
-            raise RuntimeError("recv needs a send before it")
-        outcome, self._step_result = self._step_result, None
-        return outcome
+            raise RuntimeError("recv() was called without send()")
+        result, self._step_result = self._step_result, None
+        return result
 
     def render(self) -> np.ndarray | None:
-        """The picture of lane 0; while a step is in flight, of where it leads. None if the child is lost over it."""
+        """Image of lane 0, after a step in flight has finished. None if the child is lost while rendering."""
         if self._stepping:
             self._await_step()
         try:
             return self._ask(Frame("render"), "picture", self._timeout_s).arrays.get("picture")
         except ChildLost as loss:
-            self._child.terminate(loss.grace_s)  # the next step or reset finds it gone, and replaces it
+            self._child.terminate(loss.grace_s)  # the next step or reset replaces it
             return None
 
     def faults(self) -> int:
-        """Episodes lost: every restart counts once per lane; lanes rebuilt inside the child count as there."""
-        return self._lost + self._rebuilt
+        """Lost episodes: each restart counts once per lane, plus the faults that the child reports."""
+        return self._lost_episodes + self._child_faults
 
     def close(self) -> None:
         self._child.terminate(CLOSE_GRACE_S)
 
     def _await_step(self) -> None:
-        """Wait for the outcome of the step in flight. An interrupt (Ctrl-C) leaves it in flight."""
+        """Wait for the result of the step in flight. An interrupt (Ctrl-C) leaves it in flight."""
         try:
             frame = self._answer("outcome", self._timeout_s)
-            outcome = _decode_result(frame, self.spec, self.lanes)
+            result = _decode_result(frame, self.spec, self.lanes)
         except ChildLost as loss:
             self._stepping = False
             obs = self._replace(loss)
             nothing, never = np.zeros(self.lanes, np.float32), np.zeros(self.lanes, bool)
             self._step_result = StepResult(obs, nothing, nothing.copy(), never, np.zeros(self.lanes), ~never)
         else:
-            self._step_result = outcome
-            if outcome.last.any():
-                self._streak = 0
-            self._rebuilt = int(frame.facts.get("faults", 0))
+            self._step_result = result
+            if result.last.any():
+                self._consecutive_losses = 0
+            self._child_faults = int(frame.facts.get("faults", 0))
 
     def _replace(self, loss: ChildLost) -> Obs:
-        """Start another child in place of the lost one; returns the first observations of its lanes."""
+        """Start a new child in place of the lost one; returns the first observations of its lanes."""
         while True:
             self._child.terminate(loss.grace_s)
-            self._lost, self._rebuilt = self._lost + self._rebuilt + self.lanes, 0
-            self._streak += 1
-            if self._streak >= self._max_faults:
-                raise EnvFault(f"the process of {self.spec.id} was lost {self._streak} times without completing an "
-                               f"episode (env.max_faults={self._max_faults}): {loss}; {self._child.exit_report()}")
+            self._lost_episodes, self._child_faults = self._lost_episodes + self._child_faults + self.lanes, 0
+            self._consecutive_losses += 1
+            if self._consecutive_losses >= self._max_faults:
+                raise EnvFault(f"the process of {self.spec.id} was lost {self._consecutive_losses} times without "
+                               f"completing an episode (env.max_faults={self._max_faults}): {loss}; "
+                               f"{self._child.exit_report()}")
             self._restarts += 1
-            log.warning("the environment's process is replaced, %d lanes begin new episodes: %s", self.lanes, loss)
+            log.warning("the environment's process is replaced, %d lanes start new episodes: %s", self.lanes, loss)
             try:
                 self._child = PipeProcess(self._command)
                 spec = self._handshake()
                 if spec != self.spec:
-                    raise EnvFault(f"the environment came back as another one: {spec} instead of {self.spec}")
+                    raise EnvFault(f"the restarted environment has another spec: {spec} instead of {self.spec}")
                 return self._first_obs([seed_for(seed, "restart", self._restarts) for seed in self._seeds])
             except ChildLost as again:
                 loss = again
@@ -161,9 +162,9 @@ class IsolatedEnv:
         try:
             lanes, spec = facts["lanes"], EnvSpec.from_json(facts["spec"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ChildLost(f"it introduced itself with {dict(facts)}: {error!r}") from None
+            raise ChildLost(f"its first message is invalid: {dict(facts)}: {error!r}") from None
         if lanes != self.lanes:
-            raise EnvFault(f"the environment's process made {lanes} lanes; {self.lanes} were asked for")
+            raise EnvFault(f"the environment's process made {lanes} lanes; {self.lanes} were requested")
         return spec
 
     def _first_obs(self, seeds: Sequence[int]) -> Obs:
@@ -183,25 +184,25 @@ class IsolatedEnv:
                 error.add_note("In the environment's process:\n" + frame.facts["cause"])
             raise error
         if frame.kind != kind:
-            raise ChildLost(f"it answered {frame.kind!r} where {kind!r} was due")
+            raise ChildLost(f"it answered {frame.kind!r} instead of {kind!r}")
         return frame
 
 
 def make_isolated_env(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_faults: int,
                       render: bool = False) -> IsolatedEnv:
-    """The environment of an env section, as JSON has it, hosted by a fresh interpreter with this package."""
-    # The child looks for the user's modules where this process does: beside a script, for instance.
-    request = {"env": dict(section), "lanes": lanes, "render": render, "path": [str(place) for place in sys.path]}
+    """Build the environment of an env section (as JSON) in a fresh interpreter running this package."""
+    # The child uses the same module search path as this process, e.g. the directory of a script.
+    request = {"env": dict(section), "lanes": lanes, "render": render, "path": [str(folder) for folder in sys.path]}
     return IsolatedEnv([sys.executable, "-m", "qfleet", "_env-host"], request, lanes, step_timeout_s, max_faults)
 
 
 def _obs(frame: Frame, spec: EnvSpec, lanes: int) -> Obs:
-    """The observation leaves of a frame, checked against the spec."""
+    """Observation leaves of a frame, validated against the spec."""
     obs = {name[len(OBS_PREFIX):]: array for name, array in frame.arrays.items() if name.startswith(OBS_PREFIX)}
     found = {name: (array.shape, array.dtype) for name, array in obs.items()}
-    due = {name: ((lanes, *leaf.shape), np.dtype(leaf.dtype)) for name, leaf in spec.observation.items()}
-    if found != due:
-        raise ChildLost(f"it sent the observations {found}; its spec says {due}")
+    expected = {name: ((lanes, *leaf.shape), np.dtype(leaf.dtype)) for name, leaf in spec.observation.items()}
+    if found != expected:
+        raise ChildLost(f"it sent the observations {found}; its spec says {expected}")
     return obs
 
 
@@ -209,14 +210,14 @@ def _decode_result(frame: Frame, spec: EnvSpec, lanes: int) -> StepResult:
     columns = {name: frame.arrays[name] for name in COLUMNS if name in frame.arrays}
     shapes = {name: column.shape for name, column in columns.items()}
     if shapes != dict.fromkeys(COLUMNS, (lanes,)):
-        raise ChildLost(f"it sent the columns {shapes}; {COLUMNS} of ({lanes},) were due")
+        raise ChildLost(f"it sent the columns {shapes}; {COLUMNS} of shape ({lanes},) were expected")
     return StepResult(_obs(frame, spec, lanes), **columns)
 
 
 def serve_env(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdout: IO[Any]) -> int:
-    """Be the host of one environment until `stdin` ends; returns the exit status. Nothing else may have used either.
+    """Serve one environment until `stdin` is closed; returns the exit status. Neither stream may have been used before.
 
-    From here on the process's own fd 0 is empty and its fd 1 leads to stderr: what the environment prints or reads
+    The process's fd 0 becomes empty and its fd 1 is redirected to stderr, so that reads and prints of the environment
     cannot disturb the frames.
     """
     requests, answers = os.dup(stdin.fileno()), os.dup(stdout.fileno())
@@ -228,8 +229,8 @@ def serve_env(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdou
         sys.stdout.reconfigure(line_buffering=True)
     try:
         with contextlib.ExitStack() as stack:
-            assembly, envs = FrameDecoder(), list[VectorEnv]()
-            while (frame := _next(requests, assembly)) is not None:
+            decoder, envs = FrameDecoder(), list[VectorEnv]()
+            while (frame := _next(requests, decoder)) is not None:
                 answer = encode(_respond(frame, make, envs, stack))
                 if not _write(answers, answer):
                     break
@@ -241,7 +242,7 @@ def serve_env(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdou
 
 def _respond(frame: Frame, make: Callable[[dict[str, Any]], VectorEnv], envs: list[VectorEnv],
              stack: contextlib.ExitStack) -> Frame:
-    """The answer to one request. `envs` holds the environment once it is made, `stack` closes it."""
+    """Answer to one request. `envs` holds the environment once it is made, `stack` closes it."""
     try:
         if frame.kind == "make":
             env = make(frame.facts["request"])
@@ -253,12 +254,12 @@ def _respond(frame: Frame, make: Callable[[dict[str, Any]], VectorEnv], envs: li
             return Frame("obs", arrays=_leaves(env.reset(frame.facts["seeds"])))
         if frame.kind == "step":
             env.send(frame.arrays["actions"])
-            outcome = env.recv()
-            columns = {name: getattr(outcome, name) for name in COLUMNS}
-            return Frame("outcome", {"faults": env.faults()}, {**_leaves(outcome.obs), **columns})
+            result = env.recv()
+            columns = {name: getattr(result, name) for name in COLUMNS}
+            return Frame("outcome", {"faults": env.faults()}, {**_leaves(result.obs), **columns})
         if frame.kind == "render":
-            picture = env.render()
-            return Frame("picture", arrays={} if picture is None else {"picture": picture})
+            image = env.render()
+            return Frame("picture", arrays={} if image is None else {"picture": image})
         raise FrameError(f"unknown request {frame.kind!r}")
     except (UserError, EnvFault) as error:
         name = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
@@ -270,17 +271,17 @@ def _leaves(obs: Obs) -> dict[str, np.ndarray]:
     return {OBS_PREFIX + name: leaf for name, leaf in obs.items()}
 
 
-def _next(fd: int, assembly: FrameDecoder) -> Frame | None:
-    """The next request; None when the trainer has closed the pipe, or is gone."""
-    while count := os.readv(fd, [assembly.buffer]):
-        frame = assembly.advance(count)
+def _next(fd: int, decoder: FrameDecoder) -> Frame | None:
+    """Next request; None once the trainer has closed the pipe or exited."""
+    while count := os.readv(fd, [decoder.buffer]):
+        frame = decoder.advance(count)
         if frame is not None:
             return frame
     return None
 
 
 def _write(fd: int, data: bytes) -> bool:
-    """Write all of it; False when nobody listens any more."""
+    """Write all of `data`; returns False if the reader has closed the pipe."""
     rest = memoryview(data)
     try:
         while rest:

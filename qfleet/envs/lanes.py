@@ -1,8 +1,8 @@
-"""Python environments as lanes of one vector environment, stepped in a plain loop, mended when they break.
+"""Python environments as lanes of one vector environment, stepped in a loop and rebuilt after failures.
 
-    row t      step: reward, discount, score of the step; `last` if the episode ends with this observation
-    row t + 1  after a `last`: reset; the action is ignored, reward, discount and score are zero
-    row t + 1  after a failure: the lane was built anew; `cut`, and the observation begins another episode
+    row t      step: reward, discount, raw_reward of the step; `last` if the episode ends with this observation
+    row t + 1  after a `last`: reset; the action is ignored, reward, discount and raw_reward are zero
+    row t + 1  after a failure: the lane was rebuilt; `aborted`, and the observation starts a new episode
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, Spac
 log = logging.getLogger("qfleet.envs")
 
 FAILURES = (Exception, SystemExit)
-"""What an environment may raise and be rebuilt for; one that calls exit() must not end the training in silence."""
+"""Exceptions for which an environment is rebuilt; one that calls exit() must not end the training silently."""
 
-MOST_REWARD = float(np.finfo(np.float32).max)
+MAX_REWARD = float(np.finfo(np.float32).max)
 """Rewards are trained on as float32."""
 
-UNANSWERED = object()
-"""What a call that raised has returned."""
+NO_ANSWER = object()
+"""Placeholder for the return value of a call that raised."""
 
-BOUNDS_WATCH_STEPS = 1000
-"""Bounds of observations are compared for so many steps; a space that lies is found early or not at all."""
+BOUNDS_CHECK_STEPS = 1000
+"""Steps for which observations are checked against their bounds; violations that occur at all occur early."""
 
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """When an episode ends and what its rewards are worth to the learner. `unlimited`: the limit is not the
-    environment's, which has none."""
+    """Step limit of episodes and rewards for the learner.
+
+    `fallback_limit`: the environment has no limit of its own, `limit` is qfleet's.
+    """
 
     limit: int | None
     clip: bool = False
@@ -54,9 +56,10 @@ class EpisodeRules:
 
 @dataclass(slots=True)
 class Lane:
-    """One environment and where it stands. `streak` counts failures with no episode completed between.
+    """One environment and the state of its episode.
 
-    `rebuilt` counts for life, `anew` since the last reset: a run that resumes there gives the same seeds.
+    `consecutive_faults` counts failures since the last completed episode; `rebuilt` counts in total,
+    `rebuilds_since_reset` since the last reset, so that a run resumed there derives the same seeds.
     """
 
     env: gymnasium.Env[Any, Any]
@@ -70,7 +73,7 @@ class Lane:
 
 
 class StepBuffer:
-    """One vector step in the making. `fresh` lanes begin an episode with their frame."""
+    """Columns of one vector step while it is assembled. In `fresh` lanes the frame starts an episode."""
 
     __slots__ = ("aborted", "discount", "frames", "fresh", "last", "raw_reward")
 
@@ -81,13 +84,13 @@ class StepBuffer:
         self.last, self.aborted, self.fresh = np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes, bool)
 
     def abort(self, i: int) -> None:
-        """The episode of lane i came to nothing, and another begins here."""
+        """Mark the episode of lane i as aborted; a new one starts in this row."""
         self.raw_reward[i] = self.discount[i] = 0
         self.last[i], self.aborted[i], self.fresh[i] = False, True, True
 
 
 class GymLanes:
-    """N environments made by `build`, as a VectorEnv. The work is done in `recv`."""
+    """N environments made by `build`, as a VectorEnv. All work is done in `recv`."""
 
     def __init__(
         self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: ImageFormat,
@@ -99,7 +102,7 @@ class GymLanes:
         self._actions = make_action_decoder(env.action_space, cfg.max_action_combinations)
         self.spec = EnvSpec(cfg.id, self._encoder.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
         self._sent: list[Any] | None = None
-        self._watch_steps = BOUNDS_WATCH_STEPS
+        self._bounds_checks_left = BOUNDS_CHECK_STEPS
         if rules.limit is None:
             _warn_endless(cfg.id)
 
@@ -136,21 +139,21 @@ class GymLanes:
                 self._step(i, action, row)
         self._restart_nonfinite(row)
         for i in row.last.nonzero()[0].tolist():
-            self._lanes[i].consecutive_faults = 0  # not before the final observation was found to be whole
-        if self._watch_steps:
-            self._watch(row.frames)
+            self._lanes[i].consecutive_faults = 0  # only after the final observation was found finite
+        if self._bounds_checks_left:
+            self._check_bounds(row.frames)
         reward = np.sign(row.raw_reward) if self._rules.clip else row.raw_reward
         return StepResult(self._stack.push(row.frames, row.fresh), reward.astype(np.float32), row.discount, row.last,
                           row.raw_reward, row.aborted)
 
     def render(self) -> np.ndarray | None:
         try:
-            picture = self._lanes[0].env.render()
+            image = self._lanes[0].env.render()
         except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(f"{self.spec.id} cannot draw: {error}; pip install 'qfleet[video]'") from None
+            raise UserError(f"{self.spec.id} cannot be rendered: {error}; pip install 'qfleet[video]'") from None
         except NotImplementedError:
-            raise UserError(f"{self.spec.id} has no render(): let it return an rgb_array picture to be seen") from None
-        return picture if isinstance(picture, np.ndarray) else None
+            raise UserError(f"{self.spec.id} has no render(): implement it to return an rgb_array image") from None
+        return image if isinstance(image, np.ndarray) else None
 
     def faults(self) -> int:
         return sum(lane.rebuilt for lane in self._lanes)
@@ -161,23 +164,23 @@ class GymLanes:
                 lane.env.close()
 
     def _step(self, i: int, action: Any, row: StepBuffer) -> None:
-        """One step of one lane, written into the row; a failure begins another episode there."""
+        """Step lane i and write the result into the row; a failure starts a new episode."""
         lane, rules = self._lanes[i], self._rules
-        answer: Any = UNANSWERED
+        answer: Any = NO_ANSWER
         try:
             answer = lane.env.step(self._actions.decode(action))
             raw, reward, terminated, truncated, info = answer
-            score = reward if type(reward) is float else self._number(reward)
+            score = reward if type(reward) is float else self._to_float(reward)
             lives = int(info.get("lives", 0)) if rules.life_loss else 0
         except (MemoryError, UserError):
-            raise  # which no rebuilding mends
+            raise  # rebuilding cannot fix these
         except FAILURES as error:
-            if lane.steps == 0:  # what comes later is a slip in some corner of it, which building it anew may mend
-                self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_step(answer))
+            if lane.steps == 0:  # later failures may be rare bugs that a rebuild survives
+                self._require_api(fault_of_call(error) if answer is NO_ANSWER else fault_of_step(answer))
             self._restart(i, row, self._rebuild(i, user_traceback(error)))
             return
         lane.steps += 1
-        if not -MOST_REWARD <= score <= MOST_REWARD and not (rules.clip and math.isfinite(score)):
+        if not -MAX_REWARD <= score <= MAX_REWARD and not (rules.clip and math.isfinite(score)):
             large = ", which float32 cannot hold," if math.isfinite(score) else ""
             self._restart(i, row, self._not_finite(i, f"the reward {score:g}{large}"))
             return
@@ -189,13 +192,13 @@ class GymLanes:
         if terminated or truncated or lane.steps == rules.limit:
             row.last[i] = lane.over = True
             if rules.fallback_limit and not (terminated or truncated):
-                _warn_cut(self.spec.id, lane.steps)
+                _warn_truncated(self.spec.id, lane.steps)
 
-    def _number(self, reward: Any) -> float:
-        self._require_form(fault_of_reward(reward))
+    def _to_float(self, reward: Any) -> float:
+        self._require_api(fault_of_reward(reward))
         try:
             return float(reward)
-        except OverflowError:  # an integer of hundreds of digits
+        except OverflowError:  # an integer with hundreds of digits
             return math.inf if reward > 0 else -math.inf
 
     def _restart(self, i: int, row: StepBuffer, seed: int) -> None:
@@ -203,30 +206,30 @@ class GymLanes:
         self._begin(i, row.frames, seed)
 
     def _begin(self, i: int, frames: Obs, seed: int | None) -> bool:
-        """Reset lane i, building it anew as often as is allowed; True if that was needed."""
+        """Reset lane i, rebuilding it as often as allowed; returns True if it was rebuilt."""
         lane, rebuilt = self._lanes[i], False
         while True:
-            answer: Any = UNANSWERED
+            answer: Any = NO_ANSWER
             try:
                 answer = lane.env.reset(seed=seed)
                 raw, info = answer
                 lane.lives = int(info.get("lives", 0))
                 break
             except FAILURES as error:
-                self._require_form(fault_of_call(error) if answer is UNANSWERED else fault_of_reset(answer))
+                self._require_api(fault_of_call(error) if answer is NO_ANSWER else fault_of_reset(answer))
                 seed, rebuilt = self._rebuild(i, user_traceback(error)), True
         lane.steps, lane.over = 0, False
         self._write(i, frames, raw)
         return rebuilt
 
-    def _require_form(self, fault: str | None) -> None:
-        """Refuse an environment with another interface, which no rebuilding mends."""
+    def _require_api(self, fault: str | None) -> None:
+        """Raise UserError for a violation of the Gymnasium API, which rebuilding cannot fix."""
         if fault is not None:
-            raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault} (`qfleet check-env "
-                            f"{self.spec.id}` tries it out)") from None
+            raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault} (run `qfleet "
+                            f"check-env {self.spec.id}`)") from None
 
     def _restart_nonfinite(self, row: StepBuffer) -> None:
-        """Begin another episode wherever an observation is not finite."""
+        """Start a new episode in lanes whose observation is not finite."""
         while not self._encoder.all_finite(row.frames):
             for i in self._encoder.nonfinite_lanes(row.frames).tolist():
                 self._restart(i, row, self._not_finite(i, "an observation with NaN or infinity"))
@@ -234,11 +237,11 @@ class GymLanes:
     def _not_finite(self, i: int, what: str) -> int:
         where = f"{self.spec.id} gave {what} in lane {i} at step {self._lanes[i].steps} of its episode"
         if self._cfg.on_nan == "error":
-            raise BadOutput(f"{where}; env.on_nan=drop_episode would go on without that episode")
+            raise BadOutput(f"{where}; set env.on_nan=drop_episode to discard such episodes and continue")
         return self._rebuild(i, where)
 
     def _rebuild(self, i: int, reason: str) -> int:
-        """Replace the environment of lane i; returns a seed for it, the same in every run with these failures."""
+        """Rebuild the environment of lane i; returns its seed, derived from the lane's seed and failure count."""
         lane = self._lanes[i]
         with contextlib.suppress(Exception):
             lane.env.close()
@@ -257,32 +260,32 @@ class GymLanes:
             except FAILURES as error:
                 reason = user_traceback(error)
         lost = self.faults()
-        if lost & (lost - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: heard of, and never a flood
-            log.warning("%s: lane %d failed and was built anew, its episode is lost (%d so far): %s", self.spec.id, i,
+        if lost & (lost - 1) == 0:  # log the 1st, 2nd, 4th, 8th ... only
+            log.warning("%s: lane %d failed and was rebuilt, its episode is lost (%d so far): %s", self.spec.id, i,
                         lost, reason.strip().splitlines()[-1])
         return int(np.random.SeedSequence([lane.seed, lane.rebuilds_since_reset]).generate_state(1)[0] >> 1)
 
     def _write(self, i: int, frames: Obs, raw: Any) -> None:
         try:
             self._encoder.write(frames, i, raw)
-        except SpaceMismatch as misfit:
-            raise BadOutput(f"{self.spec.id}, lane {i}, step {self._lanes[i].steps}: {misfit}") from None
+        except SpaceMismatch as mismatch:
+            raise BadOutput(f"{self.spec.id}, lane {i}, step {self._lanes[i].steps}: {mismatch}") from None
 
-    def _watch(self, frames: Obs) -> None:
-        self._watch_steps -= 1
-        complaint = self._encoder.bounds_violation(frames)
-        if complaint:
-            log.warning("%s: %s; training goes on", self.spec.id, complaint)
-            self._watch_steps = 0
+    def _check_bounds(self, frames: Obs) -> None:
+        self._bounds_checks_left -= 1
+        violation = self._encoder.bounds_violation(frames)
+        if violation:
+            log.warning("%s: %s; training continues", self.spec.id, violation)
+            self._bounds_checks_left = 0
 
 
 @cache
 def _warn_endless(id: str) -> None:
-    """Said once, however many copies are built."""
-    log.warning("%s has no time limit: an episode that never ends is never scored; set env.max_episode_steps", id)
+    """Logged once per id, for any number of copies."""
+    log.warning("%s has no time limit: an episode that never ends is never evaluated; set env.max_episode_steps", id)
 
 
 @cache
-def _warn_cut(id: str, steps: int) -> None:
-    log.warning("no time limit of %s is known, and an episode was cut off after %d steps: it is scored as it stands; "
-                "for another limit set env.max_episode_steps, or eval.max_episode_steps for evaluations", id, steps)
+def _warn_truncated(id: str, steps: int) -> None:
+    log.warning("%s has no time limit, and an episode was truncated after %d steps; its return so far is used. "
+                "To change the limit set env.max_episode_steps, or eval.max_episode_steps for evaluations", id, steps)

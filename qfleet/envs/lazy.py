@@ -1,4 +1,4 @@
-"""An environment that is built when it is first needed: sixty emulators take seconds to start."""
+"""Environment that is built on first use: sixty emulators take seconds to start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qfleet.core.env import EnvSpec, Obs, StepResult, VectorEnv
 
 
 class LazyEnv:
-    """The environment that `build` makes, of the kind that `spec` describes, as a VectorEnv."""
+    """VectorEnv that calls `build` at the first reset; `spec` describes the environment before that."""
 
     def __init__(self, build: Callable[[], VectorEnv], spec: EnvSpec, lanes: int) -> None:
         self.spec, self.lanes = spec, lanes

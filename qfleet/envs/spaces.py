@@ -1,4 +1,4 @@
-"""Spaces into leaves: what an agent sees of an observation space, and how its action numbers are meant.
+"""Conversion of Gymnasium spaces: observations to leaves, action indices to actions.
 
     Box uint8 [H, W], [H, W, C] or [C, H, W], 0..255  -> image    uint8   [C, H, W]
     any other real Box, MultiBinary                    -> vector   float32, the same shape
@@ -28,16 +28,16 @@ SUPPORTED_ACTIONS = "Discrete, MultiDiscrete up to env.max_action_combinations, 
 
 
 class SpaceMismatch(Exception):
-    """An observation that does not fit the space its environment announced."""
+    """Observation that does not match the environment's observation space."""
 
 
 class OutOfSpace(SpaceMismatch):
-    """An observation of the right shape whose value the space does not hold."""
+    """Observation of the right shape with a value outside the space."""
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """How images are seen: frames on top of each other, and, if `size` is given, shrunk to size x size."""
+    """Preprocessing of images: number of stacked frames and, if `size` is given, resizing to size x size."""
 
     stack: int = 1
     size: int | None = None
@@ -46,7 +46,7 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class LeafReader:
-    """One leaf: where it lies in the raw observation, and how it is brought into shape (one frame, no stack)."""
+    """One leaf: its path in the raw observation and the conversion of one frame (no stack)."""
 
     name: str
     path: tuple[Any, ...]
@@ -62,86 +62,86 @@ class LeafReader:
 
 
 class ObservationEncoder:
-    """Writes raw observations, lane by lane, into arrays [N, ...] by leaf; says which lanes are not finite."""
+    """Writes raw observations, lane by lane, into arrays [N, ...] per leaf; detects non-finite values."""
 
-    def __init__(self, space: spaces.Space[Any], view: ImageFormat) -> None:
-        self.readers = list(_readers(space, (), view))
-        names = [port.name for port in self.readers]
+    def __init__(self, space: spaces.Space[Any], image_format: ImageFormat) -> None:
+        self.readers = list(_readers(space, (), image_format))
+        names = [reader.name for reader in self.readers]
         if not names or len(set(names)) < len(names):
-            raise UserError(f"the observation {space} has {'two parts of one name' if names else 'no parts'}; "
+            raise UserError(f"the observation {space} has {'two leaves with the same name' if names else 'no leaves'}; "
                             f"supported: {SUPPORTED_OBS}")
-        if view.stack > 1 and not any(port.leaf.kind == "image" for port in self.readers):
-            raise UserError(f"env.stack={view.stack} stacks images, and the observation {space} has none; "
+        if image_format.stack > 1 and not any(reader.leaf.kind == "image" for reader in self.readers):
+            raise UserError(f"env.stack={image_format.stack} stacks images, and the observation {space} has none; "
                             "leave env.stack out")
-        self._vectors = [port.name for port in self.readers if port.leaf.kind == "vector"]
-        self.leaves = {port.name: _stacked(port.leaf, view.stack) for port in self.readers}
+        self._vectors = [reader.name for reader in self.readers if reader.leaf.kind == "vector"]
+        self.leaves = {reader.name: _stacked(reader.leaf, image_format.stack) for reader in self.readers}
 
     def allocate(self, lanes: int) -> Obs:
-        """Room for one frame of every leaf in every lane."""
-        return {port.name: np.empty((lanes, *port.leaf.shape), port.leaf.dtype) for port in self.readers}
+        """Uninitialised arrays for one frame of every leaf in every lane."""
+        return {reader.name: np.empty((lanes, *reader.leaf.shape), reader.leaf.dtype) for reader in self.readers}
 
     def write(self, out: Obs, lane: int, raw: Any) -> None:
-        """Put a raw observation into its lane; raises Misfit when it does not belong to the space."""
-        for port in self.readers:
+        """Write a raw observation into its lane; raises SpaceMismatch if it does not belong to the space."""
+        for reader in self.readers:
             try:
-                out[port.name][lane] = port.convert(port.extract(raw))
-            except SpaceMismatch as misfit:
-                raise type(misfit)(f"observation '{port.name}': {misfit}") from None
+                out[reader.name][lane] = reader.convert(reader.extract(raw))
+            except SpaceMismatch as mismatch:
+                raise type(mismatch)(f"observation '{reader.name}': {mismatch}") from None
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise SpaceMismatch(f"observation '{port.name}' cannot be read: {error!r}") from None
+                raise SpaceMismatch(f"observation '{reader.name}' cannot be read: {error!r}") from None
 
     def all_finite(self, obs: Obs) -> bool:
-        """Whether all numbers are finite."""
-        # The sum of squares is finite only if all numbers are, and is found in less than half the time.
+        """True if all floats are finite."""
+        # The sum of squares is finite only if all floats are, and takes less than half the time.
         return all(math.isfinite(np.vdot(obs[name], obs[name])) or bool(np.isfinite(obs[name]).all())
                    for name in self._vectors)
 
     def nonfinite_lanes(self, obs: Obs) -> np.ndarray:
-        """Lanes [k] in which some number is NaN or infinite."""
+        """Lanes [k] with a NaN or an infinity."""
         return np.flatnonzero(np.any([~np.isfinite(obs[name]).reshape(len(obs[name]), -1).all(1)
                                       for name in self._vectors], 0))
 
     def bounds_violation(self, obs: Obs) -> str | None:
-        """Which leaf leaves the bounds of its Box, and how; None if all is well."""
-        for port in self.readers:
-            if port.low is not None and port.high is not None:
-                values = obs[port.name]
-                if (values < port.low).any() or (values > port.high).any():
-                    return (f"observation '{port.name}' ranges over {values.min():g}..{values.max():g}, "
-                            f"its space says {port.low.min():g}..{port.high.max():g}")
+        """Description of the first leaf outside the bounds of its Box, or None."""
+        for reader in self.readers:
+            if reader.low is not None and reader.high is not None:
+                values = obs[reader.name]
+                if (values < reader.low).any() or (values > reader.high).any():
+                    return (f"observation '{reader.name}' ranges over {values.min():g}..{values.max():g}, "
+                            f"its space says {reader.low.min():g}..{reader.high.max():g}")
         return None
 
 
 class FrameStack:
-    """Keeps the newest frames of every lane: images [N, stack * C, H, W], newest last, zeros before the first."""
+    """Stack of the newest frames per lane: images [N, stack * C, H, W], newest last, zeros before the first."""
 
     def __init__(self, leaves: Mapping[str, Leaf], lanes: int) -> None:
         self.leaves = {name: leaf for name, leaf in leaves.items() if leaf.stack > 1}
-        self._held = {name: np.zeros((lanes, *leaf.shape), leaf.dtype) for name, leaf in self.leaves.items()}
+        self._frames = {name: np.zeros((lanes, *leaf.shape), leaf.dtype) for name, leaf in self.leaves.items()}
 
     def push(self, frames: Obs, fresh: np.ndarray) -> Obs:
-        """Frames [N, C, H, W] in, stacks out; `fresh` [N] lanes begin an episode with theirs."""
+        """Frames [N, C, H, W] -> stacks; in `fresh` [N] lanes the frame starts an episode."""
         for name, leaf in self.leaves.items():
             channels = leaf.frame_shape[0]
-            stacked = np.empty_like(self._held[name])
-            stacked[:, :-channels] = self._held[name][:, channels:]
+            stacked = np.empty_like(self._frames[name])
+            stacked[:, :-channels] = self._frames[name][:, channels:]
             stacked[fresh, :-channels] = 0
             stacked[:, -channels:] = frames[name]
             frames = {**frames, name: stacked}
-            self._held[name] = stacked
+            self._frames[name] = stacked
         return frames
 
 
 @dataclass(frozen=True)
 class ActionDecoder:
-    """The numbers 0..n-1, or with a `box` arrays within ±1, and what each means to the environment."""
+    """Agent actions (0..n-1, or with a `box` arrays within ±1) and their decoding to environment actions."""
 
     n: int
     decode: Callable[[Any], Any]
     box: Box | None = None
 
     def validate(self, actions: np.ndarray) -> list[Any]:
-        """One action per lane, to be decoded; ValueError if one of them does not exist."""
+        """One action per lane, ready to decode; raises ValueError for an invalid action."""
         if self.box is not None:
             if actions.shape[1:] != self.box.shape or not (np.abs(actions) <= 1).all():
                 raise ValueError(f"actions of shape {self.box.shape} within ±1, not {actions}")
@@ -154,9 +154,9 @@ class ActionDecoder:
 
 
 def make_action_decoder(space: spaces.Space[Any], limit: int) -> ActionDecoder:
-    """Flat action numbers for a space; the last entry of a MultiDiscrete runs fastest. A Box is scaled from ±1."""
+    """Decoder of flat action indices; the last entry of a MultiDiscrete varies fastest. A Box is rescaled from ±1."""
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        return _scaled(space)
+        return _rescaled(space)
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return ActionDecoder(int(space.n), start.__add__)
@@ -172,7 +172,7 @@ def make_action_decoder(space: spaces.Space[Any], limit: int) -> ActionDecoder:
     raise UserError(f"the action space {space} is not supported by this agent; supported: {SUPPORTED_ACTIONS}")
 
 
-def _scaled(space: spaces.Box) -> ActionDecoder:
+def _rescaled(space: spaces.Box) -> ActionDecoder:
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise UserError(f"the action space {space} has no bounds, and actions are scaled to them: give it finite low "
@@ -180,38 +180,39 @@ def _scaled(space: spaces.Box) -> ActionDecoder:
     half, middle = (high - low) / 2, (high + low) / 2
 
     def decode(action: np.ndarray) -> np.ndarray:
-        # Clipped once more after rounding to the space's own numbers: a bound is not to be missed by a hair.
+        # Clipped after the cast to the space's dtype, since rounding may exceed a bound.
         return np.asarray(np.clip((middle + half * action).astype(space.dtype), space.low, space.high))
 
     return ActionDecoder(0, decode, Box(space.shape, tuple(low.ravel().tolist()), tuple(high.ravel().tolist())))
 
 
 class SpaceAdapter:
-    """Between one environment's own words and an agent's: raw observations to leaves, numbers to actions."""
+    """Converts raw observations of one environment to leaves, and agent actions to environment actions."""
 
     def __init__(
-        self, observation: spaces.Space[Any], action: spaces.Space[Any], view: ImageFormat, limit: int
+        self, observation: spaces.Space[Any], action: spaces.Space[Any], image_format: ImageFormat, limit: int
     ) -> None:
-        self.encoder, self.actions = ObservationEncoder(observation, view), make_action_decoder(action, limit)
-        self._plain = not isinstance(observation, spaces.Dict | spaces.Tuple)
+        self.encoder, self.actions = ObservationEncoder(observation, image_format), make_action_decoder(action, limit)
+        self._array_space = not isinstance(observation, spaces.Dict | spaces.Tuple)
 
     def encode(self, raw: Any) -> tuple[Obs, bool]:
-        """Leaves [N, ...] of one raw observation, or of a batch if they are plain arrays; and whether it was one.
+        """Leaves [N, ...] of one raw observation or of a batch of plain arrays; the flag is True for a single one.
 
-        Raises Misfit if it is neither, or if frames are stacked: one observation does not tell those before it.
+        Raises SpaceMismatch if it is neither, or if frames are stacked: one observation does not contain the previous
+        ones.
         """
         if any(leaf.stack > 1 for leaf in self.encoder.leaves.values()):
-            raise SpaceMismatch("images are stacked, so they are needed as the agent sees them")
+            raise SpaceMismatch("frames are stacked: pass the stacked images that the agent sees")
         try:
-            return self._written([raw]), True
+            return self._encode_all([raw]), True
         except OutOfSpace:
             raise
         except SpaceMismatch:
-            if not self._plain or not isinstance(raw, np.ndarray | list | tuple) or len(raw) == 0:
+            if not self._array_space or not isinstance(raw, np.ndarray | list | tuple) or len(raw) == 0:
                 raise
-        return self._written(raw), False
+        return self._encode_all(raw), False
 
-    def _written(self, raws: Any) -> Obs:
+    def _encode_all(self, raws: Any) -> Obs:
         out = self.encoder.allocate(len(raws))
         for lane, raw in enumerate(raws):
             self.encoder.write(out, lane, raw)
@@ -219,7 +220,7 @@ class SpaceAdapter:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Images have fewer channels than rows or columns, so the smallest axis names the layout."""
+    """True for [C, H, W]: images have fewer channels than rows or columns, so the smallest axis is the channel axis."""
     return int(np.argmin(shape)) == 0
 
 
@@ -229,14 +230,14 @@ def _stacked(leaf: Leaf, stack: int) -> Leaf:
     return Leaf((leaf.shape[0] * stack, *leaf.shape[1:]), leaf.dtype, leaf.kind, stack=stack)
 
 
-def _readers(space: spaces.Space[Any], path: tuple[Any, ...], view: ImageFormat) -> Iterator[LeafReader]:
+def _readers(space: spaces.Space[Any], path: tuple[Any, ...], image_format: ImageFormat) -> Iterator[LeafReader]:
     name = ".".join(str(key) for key in path) or ROOT
     if isinstance(space, spaces.Dict):
         for key, part in space.items():
-            yield from _readers(part, (*path, key), view)
+            yield from _readers(part, (*path, key), image_format)
     elif isinstance(space, spaces.Tuple):
         for index, part in enumerate(space.spaces):
-            yield from _readers(part, (*path, index), view)
+            yield from _readers(part, (*path, index), image_format)
     elif isinstance(space, spaces.Discrete):
         yield _category(name, path, np.array([space.n]), np.array([space.start]), ())
     elif isinstance(space, spaces.MultiDiscrete):
@@ -244,7 +245,7 @@ def _readers(space: spaces.Space[Any], path: tuple[Any, ...], view: ImageFormat)
     elif isinstance(space, spaces.MultiBinary):
         yield _vector(name, path, space.shape)
     elif isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
-        yield _image(name, path, space, view) if _is_image(space) else _bounded(name, path, space)
+        yield _image(name, path, space, image_format) if _is_image(space) else _bounded(name, path, space)
     else:
         raise UserError(f"observation '{name}' has the space {space}, which is not supported; "
                         f"supported: {SUPPORTED_OBS}")
@@ -259,43 +260,44 @@ def _is_image(space: spaces.Box) -> bool:
     return True
 
 
-def _image(name: str, path: tuple[Any, ...], space: spaces.Box, view: ImageFormat) -> LeafReader:
+def _image(name: str, path: tuple[Any, ...], space: spaces.Box, image_format: ImageFormat) -> LeafReader:
     shape = space.shape
     first = len(shape) == 3 and channels_first(shape)
     height, width = shape[1:] if first else shape[:2]
     channels = 1 if len(shape) == 2 else shape[0] if first else shape[2]
-    shrink = _shrinker(view.size, view.grey and channels == 3) if view.size else None
-    if view.size:
-        height, width, channels = view.size, view.size, 1 if view.grey and channels == 3 else channels
+    size, to_grey = image_format.size, image_format.grey and channels == 3
+    resize = _make_resize(size, to_grey) if size else None
+    if size:
+        height, width, channels = size, size, 1 if to_grey else channels
 
     def convert(value: Any) -> np.ndarray:
-        picture = np.asarray(value)
-        if picture.shape != shape or picture.dtype != np.uint8:
-            raise SpaceMismatch(f"the space says uint8 {shape}, the environment gave {picture.dtype} {picture.shape}")
-        if shrink is not None:
-            picture = shrink(picture.transpose(1, 2, 0) if first else picture)
+        image = np.asarray(value)
+        if image.shape != shape or image.dtype != np.uint8:
+            raise SpaceMismatch(f"the space says uint8 {shape}, the environment gave {image.dtype} {image.shape}")
+        if resize is not None:
+            image = resize(image.transpose(1, 2, 0) if first else image)
         elif first:
-            return picture
-        return picture[None] if picture.ndim == 2 else picture.transpose(2, 0, 1)
+            return image
+        return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
 
     return LeafReader(name, path, Leaf((channels, height, width), "uint8", "image"), convert)
 
 
-def _shrinker(size: int, grey: bool) -> Callable[[np.ndarray], np.ndarray]:
+def _make_resize(size: int, grey: bool) -> Callable[[np.ndarray], np.ndarray]:
     try:
         import cv2
     except ImportError:
         raise UserError(f"env.frame_size={size} resizes images with OpenCV, which is not installed; "
                         "pip install 'qfleet[atari]'") from None
 
-    def shrink(picture: np.ndarray) -> np.ndarray:
-        picture = np.ascontiguousarray(picture)
+    def resize(image: np.ndarray) -> np.ndarray:
+        image = np.ascontiguousarray(image)
         if grey:
-            picture = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-        small: np.ndarray = cv2.resize(picture, (size, size), interpolation=cv2.INTER_AREA)
+            image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+        small: np.ndarray = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
         return small
 
-    return shrink
+    return resize
 
 
 def _vector(name: str, path: tuple[Any, ...], shape: tuple[int, ...]) -> LeafReader:
@@ -309,11 +311,11 @@ def _vector(name: str, path: tuple[Any, ...], shape: tuple[int, ...]) -> LeafRea
 
 
 def _bounded(name: str, path: tuple[Any, ...], space: spaces.Box) -> LeafReader:
-    port = _vector(name, path, space.shape)
-    low, high = (np.reshape(bound, port.leaf.shape).astype(np.float32) for bound in (space.low, space.high))
+    reader = _vector(name, path, space.shape)
+    low, high = (np.reshape(bound, reader.leaf.shape).astype(np.float32) for bound in (space.low, space.high))
     if np.isneginf(low).all() and np.isposinf(high).all():
-        return port
-    return LeafReader(name, path, port.leaf, port.convert, low, high)
+        return reader
+    return LeafReader(name, path, reader.leaf, reader.convert, low, high)
 
 
 def _category(
@@ -325,7 +327,7 @@ def _category(
             raise SpaceMismatch(f"the space says integers {shape}, the environment gave {array.dtype} {array.shape}")
         index = array.reshape(-1).astype(np.int64) - start
         if (index < 0).any() or (index >= sizes).any():
-            raise OutOfSpace(f"{array} lies outside the space, which counts from {start} through {start + sizes - 1}")
+            raise OutOfSpace(f"{array} lies outside the space, which counts from {start} to {start + sizes - 1}")
         return index
 
     return LeafReader(name, path, Leaf((len(sizes),), "int32", "category", tuple(int(n) for n in sizes)), convert)

@@ -1,13 +1,13 @@
-"""Small environments with known answers, for tests and first steps: `toy/...` ids.
+"""Small environments with known optimal returns, for tests and tutorials: `toy/...` ids.
 
-    Catch       reach the falling ball; best return 1, a random paddle about -0.6
-    DeepSea     go right every time; best return 0.99, a random walk finds it once in 2^size episodes
-    MemoryCue   answer as the first observation said; best return 1, without memory 0 on average
+    Catch       catch the falling ball; best return 1, a random paddle about -0.6
+    DeepSea     always go right; best return 0.99, a random walk finds it once in 2^size episodes
+    MemoryCue   repeat the cue of the first observation; best return 1, without memory 0 on average
     TMaze       walk to a junction, turn as the first observation said; best return 1, without memory 0.5 on average
     HiddenCartPole  CartPole without its velocities; best return 500
     Chain       walk to the right end; best return 1, the optimal values are `Chain.optimal_q`
-    LQR         calm a mass on a spring, continuous actions; the best return is `LQR.optimal_return`
-    Faulty      fails on command; best return is the length of its episodes
+    LQR         stabilise a mass on a spring, continuous actions; the best return is `LQR.optimal_return`
+    Faulty      fails at given steps; best return is the length of its episodes
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
 
 
 def register() -> None:
-    """Give the toys their Gymnasium ids."""
+    """Register the toy environments with Gymnasium."""
     for toy in (Catch, DeepSea, MemoryCue, TMaze, Chain, LQR):
         _register(toy, LONGEST_STEPS)
     _register(HiddenCartPole, 500)
@@ -56,9 +56,9 @@ def _register(toy: type[gymnasium.Env[Any, Any]], limit: int | None) -> None:
 
 
 class Catch(gymnasium.Env[np.ndarray, Any]):
-    """A ball falls straight down a board; the paddle on the bottom row goes left, stays or goes right.
+    """A ball falls straight down a board; the paddle on the bottom row moves left, stays or moves right.
 
-    Observes the board, float32 [rows, columns], or with `pixels` a picture, uint8 [side, side].
+    Observes the board, float32 [rows, columns], or with `pixels` an image, uint8 [side, side].
     The reward is +1 for a catch and -1 for a miss, at the end; an episode takes rows - 1 steps.
     """
 
@@ -85,26 +85,26 @@ class Catch(gymnasium.Env[np.ndarray, Any]):
         return self._observe(), reward, over, False, {}
 
     def render(self) -> np.ndarray:
-        return np.repeat(self._picture(84)[:, :, None], 3, 2)
+        return np.repeat(self._image(84)[:, :, None], 3, 2)
 
     def _observe(self) -> np.ndarray:
-        return self._picture(self.side) if self.pixels else self._board()
+        return self._image(self.side) if self.pixels else self._board()
 
     def _board(self) -> np.ndarray:
         board = np.zeros((self.rows, self.columns), np.float32)
         board[self.row, self.ball] = board[-1, self.paddle] = 1
         return board
 
-    def _picture(self, side: int) -> np.ndarray:
+    def _image(self, side: int) -> np.ndarray:
         row, column = np.arange(side) * self.rows // side, np.arange(side) * self.columns // side
         return (self._board()[row][:, column] * 255).astype(np.uint8)
 
 
 class DeepSea(gymnasium.Env[np.ndarray, Any]):
-    """A diver sinks one row per step and drifts left or right (Osband et al. 2019); the chest lies far right.
+    """A diver sinks one row per step and moves left or right (Osband et al. 2019); the treasure is in the right corner.
 
-    Observes its cell one-hot, float32 [size, size]. Every move right costs 0.01 / size, the chest brings 1: only
-    `size` moves right in a row pay. With `mapping_seed` the meaning of the two actions differs from cell to cell.
+    Observes its cell one-hot, float32 [size, size]. Every move right costs 0.01 / size, the treasure gives 1: only
+    `size` moves right in a row pay off. With `mapping_seed` the meaning of the two actions differs from cell to cell.
     """
 
     def __init__(self, size: int = 10, mapping_seed: int | None = None) -> None:
@@ -136,10 +136,10 @@ class DeepSea(gymnasium.Env[np.ndarray, Any]):
 
 
 class MemoryCue(gymnasium.Env[np.ndarray, Any]):
-    """A cue is shown once; `delay` steps later the same action is asked for.
+    """A cue is shown once; `delay` steps later the same action is required.
 
-    Observes float32 [3]: the cue (-1 or +1, on the first step only), the question (1 on the last step), the fraction
-    of time gone. The answer brings +1 or -1; actions before it change nothing.
+    Observes float32 [3]: the cue (-1 or +1, on the first step only), the query (1 on the last step), the fraction of
+    time elapsed. The final action gives +1 or -1; earlier actions have no effect.
     """
 
     def __init__(self, delay: int = 10) -> None:
@@ -164,11 +164,11 @@ class MemoryCue(gymnasium.Env[np.ndarray, Any]):
 
 
 class TMaze(gymnasium.Env[np.ndarray, Any]):
-    """A corridor of `length` steps that ends in a junction (Bakker 2002); a sign at its beginning says where to turn.
+    """A corridor of `length` steps that ends in a junction (Bakker 2002); a sign at its start gives the correct turn.
 
-    Observes float32 [3]: the sign (-1 down, +1 up, at the first cell only), the first cell, the junction. Actions: on,
-    up, down. The right turn brings 1, the wrong one nothing; in the corridor up and down lead nowhere. After four times
-    its length the episode is truncated.
+    Observes float32 [3]: the sign (-1 down, +1 up, at the first cell only), the first cell, the junction. Actions:
+    forward, up, down. The correct turn gives 1, the wrong one 0; in the corridor up and down have no effect. The
+    episode is truncated after four times its length.
     """
 
     def __init__(self, length: int = 20) -> None:
@@ -194,7 +194,7 @@ class TMaze(gymnasium.Env[np.ndarray, Any]):
 
 
 class HiddenCartPole(CartPoleEnv):
-    """CartPole-v1 that shows where cart and pole are, float32 [2], and not how fast they move."""
+    """CartPole-v1 that observes the positions of cart and pole, float32 [2], but not their velocities."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
@@ -211,7 +211,7 @@ class HiddenCartPole(CartPoleEnv):
 
 
 class Chain(gymnasium.Env[np.ndarray, Any]):
-    """States in a row: action 1 goes right, action 0 left; the right end brings 1 and ends the episode.
+    """States in a row: action 1 goes right, action 0 left; the right end gives 1 and ends the episode.
 
     Observes the state one-hot, float32 [length]. Random behaviour visits every state and action, so that a correct
     Q-learner finds `optimal_q` from random data alone.
@@ -234,7 +234,7 @@ class Chain(gymnasium.Env[np.ndarray, Any]):
 
     @staticmethod
     def optimal_q(length: int, gamma: float) -> np.ndarray:
-        """Q* of the states that can be left, [length - 1, 2]: γ to the number of steps before the reward."""
+        """Q* of the non-terminal states, [length - 1, 2]: γ to the number of steps before the reward."""
         state = np.arange(length - 1)
         right = length - 2 - state
         left = length - 1 - np.maximum(state - 1, 0)
@@ -247,8 +247,9 @@ class Chain(gymnasium.Env[np.ndarray, Any]):
 class LQR(gymnasium.Env[np.ndarray, Any]):
     """A mass on a spring: x' = A x + B u at a cost of |x|² + R u² per step, for `length` steps.
 
-    Observes position and speed, float32 [2], which begin within ±1; u is a number within ±2. The best policy is linear,
-    u = −K x, as long as it keeps within the bounds, which it does here. Doing nothing costs five times as much.
+    Observes position and speed, float32 [2], which start within ±1; u is a scalar within ±2. The optimal policy is
+    linear, u = −K x, as long as it stays within the bounds, which it does here. The zero policy costs five times as
+    much.
     """
 
     A, B, R = np.array([[0.9, 0.4], [-0.4, 0.9]]), np.array([0.1, 0.4]), 0.3
@@ -271,7 +272,7 @@ class LQR(gymnasium.Env[np.ndarray, Any]):
 
     @classmethod
     def optimal_return(cls, x: np.ndarray, length: int) -> float:
-        """−x·P x, the best from x in `length` steps, P by Riccati's recursion backwards from the last."""
+        """−x·P x, the optimal return from x in `length` steps, with P from the backward Riccati recursion."""
         p = np.eye(2)
         for _ in range(length - 1):
             reach = p @ cls.B
@@ -284,10 +285,10 @@ class LQR(gymnasium.Env[np.ndarray, Any]):
 
 
 class Faulty(gymnasium.Env[np.ndarray, Any]):
-    """A random walk, float32 [4], of `length` steps (0 = for ever), reward 1 each, that fails as it is told.
+    """A random walk, float32 [4], of `length` steps (0 = endless), reward 1 each, with configurable failures.
 
-    `raise_at`, `hang_at`, `exit_at`, `nan_at`, `nan_reward_at`, `shape_at`: at which step of this instance's life, 1
-    being its first step and 0 its first reset. A rebuilt environment is a new instance and counts anew.
+    `raise_at`, `hang_at`, `exit_at`, `nan_at`, `nan_reward_at`, `shape_at`: step of this instance at which to fail, 1
+    being its first step and 0 its first reset. A rebuilt environment is a new instance and counts from 0 again.
     """
 
     def __init__(self, length: int = 50, hang_s: float = 3600.0, **at: int) -> None:
@@ -298,7 +299,7 @@ class Faulty(gymnasium.Env[np.ndarray, Any]):
         self.length, self.hang_s, self.at = length, hang_s, at
         self.action_space = spaces.Discrete(2)
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-        self.lived = self.t = 0
+        self.age = self.t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
         super().reset(seed=seed)
@@ -306,7 +307,7 @@ class Faulty(gymnasium.Env[np.ndarray, Any]):
         return self._observe(), {}
 
     def step(self, action: int) -> GymStep:
-        self.lived += 1
+        self.age += 1
         self.t += 1
         self.walk = (self.walk + (2 * action - 1) * 0.1).astype(np.float32)
         reward = float("nan") if self._due("nan_reward_at") else 1.0
@@ -314,7 +315,7 @@ class Faulty(gymnasium.Env[np.ndarray, Any]):
 
     def _observe(self) -> np.ndarray:
         if self._due("raise_at"):
-            raise RuntimeError(f"told to fail at step {self.lived}")
+            raise RuntimeError(f"set to fail at step {self.age}")
         if self._due("hang_at"):
             time.sleep(self.hang_s)
         if self._due("exit_at"):
@@ -324,4 +325,4 @@ class Faulty(gymnasium.Env[np.ndarray, Any]):
         return np.full(4, np.nan, np.float32) if self._due("nan_at") else self.walk
 
     def _due(self, kind: str) -> bool:
-        return self.at.get(kind) == self.lived
+        return self.at.get(kind) == self.age

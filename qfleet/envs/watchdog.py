@@ -1,4 +1,4 @@
-"""An environment that hangs says so: all stacks, then exit 1, instead of silence for ever."""
+"""Watchdog for hanging environments: prints all stacks and exits with status 1."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from qfleet.core.env import Obs, StepResult, VectorEnv
 
 
 class WatchdogEnv:
-    """A vector environment whose `reset` and `recv` may not take longer than `limit_s` seconds.
+    """Vector environment whose `reset` and `recv` must not take longer than `limit_s` seconds.
 
-    Time is counted in the watcher's own ticks: a process that was stopped as a whole, and a machine that slept, are no
-    fault of the environment's.
+    Time is counted in ticks of the watchdog thread, so that a stopped process or a suspended machine does not count
+    against the environment.
     """
 
     def __init__(self, env: VectorEnv, limit_s: float) -> None:
         self.env, self.limit_s = env, limit_s
         self.spec, self.lanes = env.spec, env.lanes
-        self._call: object | None = None  # the call under way
+        self._call: object | None = None  # the current call
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -61,9 +61,9 @@ class WatchdogEnv:
             before, call = call, self._call
             ticks = ticks + 1 if call is before else 0
             if call is not None and ticks * tick_s >= self.limit_s:
-                with contextlib.suppress(Exception):  # whatever became of stderr, the end must come
+                with contextlib.suppress(Exception):  # exit even if stderr is unusable
                     print(f"the environment {self.spec.id} has not answered for {self.limit_s:g} s "
-                          "(run.stall_timeout_s); env.isolate=true with env.step_timeout_s survives that. "
-                          "Where every thread stands:", file=sys.stderr, flush=True)
+                          "(run.stall_timeout_s); env.isolate=true with env.step_timeout_s replaces a "
+                          "hanging environment. Stacks of all threads:", file=sys.stderr, flush=True)
                     faulthandler.dump_traceback(2)
                 os._exit(1)

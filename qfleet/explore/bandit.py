@@ -1,10 +1,10 @@
-"""Agent57's way (Badia et al. 2020b): a bandit learns from what episodes brought which policy to follow in the next.
+"""Agent57's meta-controller (Badia et al. 2020b): a sliding-window bandit selects the arm of each episode.
 
-It forgets: only the last episodes count, since the policies that it chooses among are learning. By the paper's
-simplified UCB, or by UCB1-Tuned (Auer et al. 2002), which takes the spread of an arm's returns into account.
+Only the last episodes count, since the policies behind the arms change as they learn. The rule is the paper's
+simplified UCB, or UCB1-Tuned (Auer et al. 2002), which uses the variance of an arm's returns.
 
-One bandit serves all lanes of an actor. It is told which arms are being played: their returns are on their way, so they
-count as trials, and an arm without returns is tried by one lane at a time.
+One bandit serves all lanes of an actor. Arms of running episodes count as trials whose return is pending, and an arm
+without returns is tried by one lane at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.exploration import Explorer
-from qfleet.explore.ladder import Config as Rungs
+from qfleet.explore.ladder import Config as LadderConfig
 from qfleet.explore.ladder import Ladder
 
 Rule = Literal["ucb", "ucb1_tuned"]
@@ -47,29 +47,31 @@ class Config(Section):
 
 
 class Bandit:
-    """Which of N arms brings most, judged by the last `window` episodes of all its lanes.
+    """Sliding-window UCB over N arms, based on the last `window` episodes of all lanes.
 
-    `playing` are the arms of the other lanes, which are in the middle of an episode. The caller keeps them: the arm of
-    a lane that is lost is lost with it.
+    `playing` lists the arms of the other lanes' running episodes. The caller keeps them, so that the arm of a lost
+    lane is dropped with it.
     """
 
     def __init__(self, arms: int, window: int, rule: Rule = "ucb", weight: float = 1.0, random: float = 0.0) -> None:
         self.arms, self.rule, self.weight, self.random = arms, rule, weight, random
         self.window, self.history = window, deque[tuple[int, float]]()
-        self._returns = [deque[float]() for _ in range(arms)]  # the same, arm by arm
+        self._returns = [deque[float]() for _ in range(arms)]  # the history's returns, per arm
         self.rng = np.random.default_rng(0)
         self.dealt = 0
 
     def choose(self, playing: Sequence[int] = ()) -> int:
-        """Every arm once, then the most promising one, of equals the one that fewest play, or with probability `random`
-        any."""
+        """Next arm: each arm once, then a random one with probability `random`, else the one with the best score.
+
+        Ties go to the arm that the fewest lanes are playing.
+        """
         if self.dealt < self.arms:
             self.dealt += 1
             return self.dealt - 1
         if self.rng.random() < self.random:
             return int(self.rng.integers(self.arms))
-        scores, under_way = self.scores(playing), Counter(playing)
-        return min(np.flatnonzero(scores == scores.max()).tolist(), key=lambda arm: under_way[arm])
+        scores, running = self.scores(playing), Counter(playing)
+        return min(np.flatnonzero(scores == scores.max()).tolist(), key=lambda arm: running[arm])
 
     def update(self, arm: int, ret: float) -> None:
         self.history.append((arm, ret))
@@ -78,24 +80,24 @@ class Bandit:
             self._returns[self.history.popleft()[0]].popleft()
 
     def scores(self, playing: Sequence[int] = ()) -> np.ndarray:
-        """Mean return plus bonus [N]. An arm without returns comes first, or last if a lane is playing it."""
-        found, under_way = np.full(self.arms, math.inf), Counter(playing)
+        """Mean return plus bonus [N]. Arms without returns rank first, or last if a lane is playing them."""
+        found, running = np.full(self.arms, math.inf), Counter(playing)
         for arm, own in enumerate(self._returns):
             if own:
-                found[arm] = sum(own) / len(own) + self.weight * self._bonus(own, len(own) + under_way[arm])
-            elif under_way[arm]:
+                found[arm] = sum(own) / len(own) + self.weight * self._bonus(own, len(own) + running[arm])
+            elif running[arm]:
                 found[arm] = -math.inf
         return found
 
     def best(self) -> int:
-        """The arm with the greatest mean return, the first one if nothing is known."""
+        """Arm with the largest mean return; arm 0 without data."""
         return int(np.argmax([sum(own) / len(own) if own else -math.inf for own in self._returns]))
 
     def _bonus(self, own: Sequence[float], trials: int) -> float:
         if self.rule == "ucb":
             return math.sqrt(1 / trials)
-        everything = [ret for _, ret in self.history]
-        span, log = max(everything) - min(everything), math.log(len(everything)) / trials
+        returns = [ret for _, ret in self.history]
+        span, log = max(returns) - min(returns), math.log(len(returns)) / trials
         spread = (float(np.var(own)) / span**2 if span else 0.0) + math.sqrt(2 * log)
         return span * math.sqrt(log * min(0.25, spread))
 
@@ -109,16 +111,16 @@ class Bandit:
             own.clear()
         for arm, ret in state["history"]:
             if not 0 <= arm < self.arms:
-                raise ValueError(f"a bandit of {self.arms} arms cannot remember arm {arm:g}")
+                raise ValueError(f"a bandit of {self.arms} arms cannot load a history with arm {arm:g}")
             self.update(int(arm), float(ret))
         self.dealt, self.rng.bit_generator.state = int(state["dealt"]), state["rng"]
 
 
 class BanditExplorer:
-    """An arm for every episode of every lane, chosen by one bandit; implements `Chooser`."""
+    """One arm per episode and lane, chosen by a shared bandit; implements `AdaptiveExplorer`."""
 
-    def __init__(self, bandit: Bandit, rungs: Explorer, lanes: int, by_arm: bool = False) -> None:
-        self.bandit, self.epsilon_ladder, self.by_arm = bandit, rungs, by_arm
+    def __init__(self, bandit: Bandit, epsilon_ladder: Explorer, lanes: int, by_arm: bool = False) -> None:
+        self.bandit, self.epsilon_ladder, self.by_arm = bandit, epsilon_ladder, by_arm
         self._arm = np.zeros(lanes, np.int64)
         self._begin()
 
@@ -139,7 +141,7 @@ class BanditExplorer:
         return {"bandit": self.bandit.state_dict(), "arm": self._arm.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The bandit goes on; so do the arms under way, unless they are of other lanes than these."""
+        """Restore the bandit, and the arms of running episodes if the number of lanes is unchanged."""
         self.bandit.load_state_dict(state["bandit"])
         if len(state["arm"]) == len(self._arm):
             self._arm[:] = state["arm"]
@@ -150,7 +152,8 @@ class BanditExplorer:
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> BanditExplorer:
-    rungs = Rungs(base=cfg.base, alpha=cfg.alpha, warmup_steps=cfg.warmup_steps)
+    ladder_config = LadderConfig(base=cfg.base, alpha=cfg.alpha, warmup_steps=cfg.warmup_steps)
     by_arm = cfg.epsilon_by == "arm"
-    ladder = Ladder(rungs, cfg.arms, 0, cfg.arms) if by_arm else Ladder(rungs, lanes, first, total)
+    ladder = (Ladder(ladder_config, cfg.arms, 0, cfg.arms) if by_arm
+              else Ladder(ladder_config, lanes, first, total))
     return BanditExplorer(Bandit(cfg.arms, cfg.window * lanes, cfg.rule, cfg.weight, cfg.random), ladder, lanes, by_arm)

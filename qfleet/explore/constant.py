@@ -1,4 +1,4 @@
-"""One ε for all lanes, for ever; ε = 0 is greedy play, as in evaluation, which also leaves a network's noise out."""
+"""Constant ε, the same for all lanes. ε = 0 without network noise is the greedy policy, as in evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Config(Section):
 
 
 class Constant:
-    """ε [N], the same at every step; for those who only show what was learnt, without noise."""
+    """ε [N], the same at every step; `noise=False` (evaluation) also disables noisy layers."""
 
     def __init__(self, epsilon: float, lanes: int, noise: bool = False) -> None:
         self.fixed = ExplorationParams(torch.full((lanes,), epsilon), noise)

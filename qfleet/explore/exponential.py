@@ -1,4 +1,4 @@
-"""ε falls exponentially and may end (Clark et al. 2024), the same for all lanes."""
+"""Exponentially decaying ε with an optional end (Clark et al. 2024), the same for all lanes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Config(Section):
 
 
 class Exponential:
-    """ε [N] at a given step of the run."""
+    """ε [N] as a function of the run's environment steps."""
 
     def __init__(self, cfg: Config, lanes: int) -> None:
         self.cfg, self.lanes = cfg, lanes

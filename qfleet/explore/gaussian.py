@@ -1,4 +1,4 @@
-"""Normal noise on continuous actions, drawn anew at every step (Fujimoto et al. 2018), of a size for each lane."""
+"""Gaussian noise on continuous actions, independent at every step (Fujimoto et al. 2018), with σ per lane."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Config(Section):
 
 
 class ActionNoise:
-    """σ [N] of the lanes; ε is 1 during warm-up and 0 after it."""
+    """σ [N] per lane; ε is 1 during warm-up and 0 after it."""
 
     def __init__(self, sigma: torch.Tensor, theta: float, warmup_steps: int) -> None:
         self.warmup_steps = warmup_steps
         random, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
-        self._random, self._chosen = (
+        self._warmup, self._policy = (
             ExplorationParams(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero)
         )
 
     def params(self, steps: int) -> ExplorationParams:
-        return self._random if steps < self.warmup_steps else self._chosen
+        return self._warmup if steps < self.warmup_steps else self._policy
 
 
 def sigma_ladder(first: float, last: float | None, lanes: int, begin: int, total: int) -> torch.Tensor:
-    """σ [N] of lanes `begin` and on, among `total` of the run, in equal steps from the first to the last."""
-    rung = torch.arange(begin, begin + lanes) % total / max(1, total - 1)
-    return first + ((first if last is None else last) - first) * rung
+    """σ [N] of the lanes from `begin` on, spaced linearly from `first` to `last` over the run's `total` lanes."""
+    position = torch.arange(begin, begin + lanes) % total / max(1, total - 1)
+    return first + ((first if last is None else last) - first) * position
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> ActionNoise:

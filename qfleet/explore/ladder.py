@@ -1,4 +1,4 @@
-"""A fixed ε for each lane, on a ladder (Horgan et al. 2018): ε_i = base^(1 + α i / (N − 1)), N lanes in the run."""
+"""Constant ε per lane (Ape-X, Horgan et al. 2018): ε_i = base^(1 + α i / (N − 1)) for N lanes in the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Config(Section):
 
 
 class Ladder:
-    """ε [N]; during warm-up blended with 1."""
+    """ε [N]; during warm-up interpolated linearly from 1."""
 
     def __init__(self, cfg: Config, lanes: int, first: int, total: int) -> None:
         self.cfg = cfg
-        rung = torch.arange(first, first + lanes) % total
-        self.epsilon = cfg.base ** (1 + cfg.alpha * rung / max(1, total - 1))
+        index = torch.arange(first, first + lanes) % total
+        self.epsilon = cfg.base ** (1 + cfg.alpha * index / max(1, total - 1))
 
     def params(self, steps: int) -> ExplorationParams:
         if steps >= self.cfg.warmup_steps:

@@ -1,4 +1,4 @@
-"""ε falls in a straight line (Mnih et al. 2015), the same for all lanes."""
+"""Linearly decaying ε (Mnih et al. 2015), the same for all lanes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Config(Section):
 
 
 class Linear:
-    """ε [N] at a given step of the run."""
+    """ε [N] as a function of the run's environment steps."""
 
     def __init__(self, cfg: Config, lanes: int) -> None:
         self.cfg, self.lanes = cfg, lanes

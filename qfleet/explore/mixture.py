@@ -1,5 +1,6 @@
-"""NGU's way (Badia et al. 2020a) with few lanes: every episode follows a policy drawn from the agent's family, and ε is
-a ladder. In the paper each of 256 actors follows one policy for ever; with few lanes some policies would never act.
+"""NGU's policy mixture (Badia et al. 2020a) for few lanes: every episode follows a random arm; ε per lane is a ladder.
+
+In the paper each of 256 actors follows one policy throughout; with few lanes some policies would never act.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import Field
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
 from qfleet.core.agent import ExplorationParams
-from qfleet.explore.ladder import Config as Rungs
+from qfleet.explore.ladder import Config as LadderConfig
 from qfleet.explore.ladder import Ladder
 
 
@@ -28,11 +29,12 @@ class Config(Section):
         0, description="environment steps of the run over which ε falls linearly from 1 to these values")
 
     def ladder(self, lanes: int, first: int, total: int) -> Ladder:
-        return Ladder(Rungs(base=self.base, alpha=self.alpha, warmup_steps=self.warmup_steps), lanes, first, total)
+        cfg = LadderConfig(base=self.base, alpha=self.alpha, warmup_steps=self.warmup_steps)
+        return Ladder(cfg, lanes, first, total)
 
 
 class Mixture:
-    """An arm per lane, drawn anew, all alike, for every episode."""
+    """One arm per lane, drawn uniformly for every episode."""
 
     def __init__(self, ladder: Ladder, lanes: int, arms: int) -> None:
         self.ladder, self.lanes, self.count = ladder, lanes, arms

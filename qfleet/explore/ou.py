@@ -1,7 +1,7 @@
-"""An Ornstein-Uhlenbeck process on continuous actions (Lillicrap et al. 2016): x' = (1 − θ) x + σ ξ, ξ normal.
+"""Ornstein-Uhlenbeck noise on continuous actions (Lillicrap et al. 2016): x' = (1 − θ) x + σ ξ, ξ ~ N(0, 1).
 
-Noise that lasts: it pushes one way for about 1/θ steps, as things that have mass must be pushed to get anywhere. In the
-long run its size is σ / √(1 − (1 − θ)²). It begins at 0 with every episode.
+The noise is correlated over about 1/θ steps, which explores better in systems with inertia. Its stationary standard
+deviation is σ / √(1 − (1 − θ)²). It starts at 0 in every episode.
 """
 
 from __future__ import annotations

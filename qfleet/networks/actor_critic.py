@@ -1,4 +1,4 @@
-"""Networks of continuous control: a policy, and critics of what it does. Shapes: B items, A numbers of an action."""
+"""Policy and critic networks for continuous control. Shapes: B items, A action dimensions, Z outputs of a critic."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from qfleet.networks.heads import Head
 from qfleet.networks.norms import Norm
 
 SMALL = 3e-3
-"""Weights of the policy's last layer begin within ±this (Lillicrap et al. 2016): with larger ones some actions begin at
-their bounds, where tanh has no slope to leave by."""
+"""Bound of the initial weights of the policy's last layer (Lillicrap et al. 2016). Larger weights start some actions at
+their bounds, where the gradient of tanh vanishes.
+"""
 
 
 class PolicyNetwork(nn.Module):
@@ -33,7 +34,7 @@ class PolicyNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """What an action is worth: `law(features, action)` [B, Z], Z = 1 for a plain value."""
+    """Return distribution of an action: `distribution(features, action)` [B, Z]; Z = 1 for a scalar value."""
 
     def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int, outputs: int, norm: Norm) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Critic(nn.Module):
         return found
 
     def frozen_distribution(self, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """The same, as a policy may see it: no gradient of it reaches this critic, or what it made of observations."""
+        """Distribution for the policy loss: its gradient reaches the action, not this critic or its encoder."""
         seen = features.detach()
         fixed = {name: parameter.detach() for name, parameter in self.head.named_parameters()}
         found: torch.Tensor = functional_call(self.head, fixed, (torch.cat([seen, action.to(seen.dtype)], 1),))
@@ -56,7 +57,7 @@ class Critic(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """All that a continuous agent learns, with running figures of observations if these are `normalised`."""
+    """Policy and critics, with running statistics of the observations in `normalised`."""
 
     def __init__(self, policy: PolicyNetwork, critics: Sequence[Critic], normalised: Mapping[str, Leaf]) -> None:
         super().__init__()
@@ -64,11 +65,11 @@ class ActorCritic(nn.Module):
         self.normaliser = Normaliser(normalised) if normalised else None
 
     def normalise(self, obs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Observations as policy and critics see them."""
+        """Normalised observations, the input of policy and critics."""
         return obs if self.normaliser is None else self.normaliser(obs)
 
     def updated_statistics(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Buffers by name, as they are after these observations."""
+        """Buffers by name, updated with these observations; the network itself is unchanged."""
         if self.normaliser is None:
             return {}
         return {f"normaliser.{name}": value for name, value in self.normaliser.updated_statistics(obs).items()}
@@ -77,7 +78,9 @@ class ActorCritic(nn.Module):
 def make_actor_critic(
     encoder: Callable[[], Encoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm,
     critics: int, normalised: Mapping[str, Leaf]) -> ActorCritic:
-    """The whole of it; every part looks at observations by an encoder of its own. The policy's dense layers have no
-    `norm`: on HalfCheetah it took time and brought nothing."""
+    """Build policy and critics, each with its own encoder.
+
+    The policy's dense layers have no `norm`: on HalfCheetah it cost time without a benefit.
+    """
     return ActorCritic(PolicyNetwork(encoder(), hidden, actions),
                        [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)], normalised)

@@ -1,6 +1,6 @@
-"""What curiosity is made of: an embedding of what can be controlled, and a network that is surprised by the new.
+"""Curiosity networks: an embedding of controllable features (inverse dynamics) and random network distillation.
 
-Shapes: B items, D numbers of an embedding, A actions.
+Shapes: B items, D embedding dimensions, A actions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from qfleet.networks.heads import MLP
 
 CLIP = 5.0
 LONGEST = 1e6
-"""Rows that the running figures of observations remember: older ones fade."""
+"""Largest count of rows in the running statistics of observations: the weight of older rows decays beyond it."""
 
 
 class Trunk(nn.Module):
-    """{leaf: [B, ...]} -> [B, width]: an encoder, dense layers, and a linear one."""
+    """{leaf: [B, ...]} -> [B, width]: an encoder, dense layers and a linear output layer."""
 
     def __init__(self, observation: Mapping[str, Leaf], torso: str, hidden: Sequence[int], width: int) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Trunk(nn.Module):
 
 
 def flatten_parameters(net: nn.Module) -> torch.Tensor:
-    """All parameters of a network as one float32 vector [P], a copy."""
+    """Copy of all parameters of a network as one float32 vector [P]."""
     return torch.cat([parameter.detach().float().reshape(-1) for parameter in net.parameters()])
 
 
 def call_with_parameters(net: nn.Module, weights: torch.Tensor, *args: Any) -> Any:
-    """What the network would say if its parameters were these [P], as `weights_of` has them."""
+    """Call the network with these parameters [P], in the order of `flatten_parameters`."""
     own = dict(net.named_parameters())
     pieces = weights.split([parameter.numel() for parameter in own.values()])
     given = {name: piece.view(own[name].shape).to(own[name].dtype) for name, piece in zip(own, pieces, strict=True)}
@@ -50,8 +50,10 @@ def call_with_parameters(net: nn.Module, weights: torch.Tensor, *args: Any) -> A
 
 
 def orthogonal_init(module: nn.Module) -> None:
-    """Weights that keep what goes through them large, as Burda et al. have them: small outputs would be learnt within a
-    few visits, and nothing would stay new for long enough to be sought."""
+    """Orthogonal initialisation with gain √2 (Burda et al. 2018), which preserves the scale of activations.
+
+    Small outputs would be learned within a few visits, and observations would not stay novel for long enough.
+    """
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.orthogonal_(module.weight, 2**0.5)
         if module.bias is not None:
@@ -59,9 +61,10 @@ def orthogonal_init(module: nn.Module) -> None:
 
 
 class Normaliser(nn.Module):
-    """Observations less their running mean, over their running deviation, clipped at ±5 (Burda et al. 2018).
+    """Observations minus their running mean, divided by their running deviation, clipped to ±5 (Burda et al. 2018).
 
-    The figures are buffers: they travel with the weights. `seen` says what they become; who trains assigns it.
+    The statistics are buffers and are published with the weights. `updated_statistics` returns their next values; the
+    learner assigns them.
     """
 
     def __init__(self, observation: Mapping[str, Leaf]) -> None:
@@ -81,7 +84,7 @@ class Normaliser(nn.Module):
 
     @torch.no_grad()
     def updated_statistics(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Buffers by name, with these observations in them (Chan et al. 1979)."""
+        """Buffers by name, updated with these observations (Chan et al. 1979)."""
         count = self.get_buffer("count").clamp(max=LONGEST)
         found = {}
         for name, i in self.names.items():
@@ -96,8 +99,10 @@ class Normaliser(nn.Module):
 
 
 class Curiosity(nn.Module):
-    """Three networks: `embed`, trained to tell by which action one observation became the next; a random one that is
-    never trained; and one that learns to predict its outputs, which it cannot where nobody was (Burda et al. 2018).
+    """Embedding, fixed random network and its predictor.
+
+    `embed` is trained to predict the action between two observations (inverse dynamics). `predictor` learns the outputs
+    of `random`, which is never trained; its error is large for novel observations (RND, Burda et al. 2018).
     """
 
     def __init__(self, observation: Mapping[str, Leaf], actions: int, torso: str, hidden: Sequence[int],
@@ -117,7 +122,7 @@ class Curiosity(nn.Module):
         return logits.float()
 
     def rnd_error(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean squared error [B] of the prediction."""
+        """Mean squared error [B] of the predictor."""
         clean = self.normaliser(obs)
         wanted = self.random(clean).float()
         found: torch.Tensor = (self.predictor(clean).float() - wanted).square().mean(1)

@@ -1,4 +1,4 @@
-"""All leaves of an observation as one feature vector: images by a torso, categories one-hot, the rest as it is."""
+"""Encoder of observation leaves to one feature vector: torsos for images, one-hot categories, vectors unchanged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qfleet.networks.torsos import find_torso
 
 
 class Encoder(nn.Module):
-    """{leaf: [B, ...]} -> [B, features]. Bytes become [0, 1]; computes in the dtype of its weights."""
+    """{leaf: [B, ...]} -> [B, features]. uint8 images are scaled to [0, 1]; computes in `dtype`."""
 
     def __init__(self, observation: Mapping[str, Leaf], torso: str, norm: Norm, **options: Any) -> None:
-        """`options` are the torso's own, beyond a shape and a norm."""
+        """Build one torso per image leaf; `options` are passed to the torso's builder."""
         super().__init__()
         self.leaves = dict(observation)
         builders = {name: find_torso(default_torso(leaf) if torso == "auto" else torso)
@@ -36,8 +36,10 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def prepare(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The same observations, on a GPU with pictures laid out as the first layer wants them: if several networks of
-        one kind are shown the same ones, that is done once."""
+        """Observations with images in the first layer's layout (GPU only), to be shared by several passes.
+
+        Networks with equal first layers can read the same result, so the conversion is done once.
+        """
         found = dict(obs)
         for name, torso in self.names.items():
             layer = first_layer(self.get_submodule(torso))
@@ -57,15 +59,15 @@ class Encoder(nn.Module):
         return features
 
     def _pixels(self, torso: nn.Module, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What a torso is shown. On a GPU channels lie last in memory, or it takes the bytes as they are."""
+        """Input of a torso: scaled floats, channels last on a GPU; or raw bytes if the first layer reads them."""
         if leaf.dtype == "uint8" and x.is_cuda and isinstance(first_layer(torso), SpaceToDepthConv2d):
-            return x  # laid out already, or by the layer itself
+            return x  # already prepared, or prepared by the layer itself
         pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
         return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[B, ...] -> [B, N], for any B: an exported network must not keep the batch size that it was traced with."""
+    """[B, ...] -> [B, N], for any B: an exported network must not fix the batch size it was traced with."""
     return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
 
 
@@ -74,5 +76,5 @@ def first_layer(torso: nn.Module) -> nn.Module | None:
 
 
 def default_torso(leaf: Leaf) -> str:
-    """Nature for pictures that its strides can cross, the small one below that."""
+    """`nature` for images large enough for its strides, else `small`."""
     return "nature" if min(leaf.shape[1:]) >= 36 else "small"

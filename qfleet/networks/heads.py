@@ -1,4 +1,4 @@
-"""Dense layers from features to values of actions, or to laws of them. Shapes: B items, A actions, Z atoms of a law."""
+"""Dense heads from features to action values or return distributions. Shapes: B items, A actions, Z atoms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from qfleet.networks.norms import Norm, dense_norm
 
 
 class MLP(nn.Sequential):
-    """Linear layers with ReLU; without widths it is the identity.
+    """Linear layers with ReLU; the identity without widths.
 
-    With `sigma` the last of them is noisy. Those before it belong to the features, as convolutions do in the papers.
+    With `sigma` only the last layer is noisy: the layers before it count as features, like the convolutions in the
+    papers.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], norm: Norm, sigma: float | None = None) -> None:
@@ -31,21 +32,21 @@ class MLP(nn.Sequential):
         self.features = features
 
     def forward(self, x: torch.Tensor, noise: Noise | None = None, last_relu: bool = True) -> torch.Tensor:
-        """Without the `last_relu` for somebody who takes it by himself: to do so twice changes nothing."""
+        """Apply the layers; `last_relu=False` omits the last ReLU for a caller that applies it itself."""
         layers = iter(list(self) if last_relu else list(self)[:-1])
         for layer in layers:
             if isinstance(layer, nn.LayerNorm) and x.ndim == 2 and can_fuse_epilogue(layer.weight, x.shape[1]):
                 x = fused_epilogue(x, None, layer)
-                next(layers, None)  # the ReLU is done
+                next(layers, None)  # the fused kernel includes the ReLU
             else:
                 x = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
         return x
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer that adds up in float32, whatever its weights are kept in.
+    """Linear layer that computes in float32 for weights of any dtype.
 
-    In bfloat16 two values near 10 differ by 0.06 or not at all, which hides which action is better.
+    In bfloat16 two values near 10 differ by at least 0.06 or not at all, which hides the better action.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,7 @@ class Float32Linear(nn.Linear):
 class Head(nn.Module):
     """[B, ..., features] -> [B, ..., *shape] in float32: all hidden layers, then one linear layer.
 
-    `shape` is (A,) for values of actions, (A, Z) for laws of Z numbers each.
+    `shape` is (A,) for action values, (A, Z) for distributions with Z outputs each.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], shape: tuple[int, ...], norm: Norm,
@@ -79,9 +80,9 @@ class Head(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """[B, ..., features] -> [B, ..., *shape], v + (a − mean a), the mean over actions, item by item (Wang et al. 2016).
+    """[B, ..., features] -> [B, ..., *shape]: v + (a − mean a), averaged over actions (Wang et al. 2016).
 
-    The last hidden layer is split: value and advantage each have one of that width.
+    The last hidden layer is split: value and advantage have one of that width each.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], shape: tuple[int, ...], norm: Norm,
@@ -98,17 +99,17 @@ class DuelingHead(nn.Module):
         return self.value.dtype
 
     def forward(self, x: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
-        actions = x.ndim - 1  # their axis
+        action_axis = x.ndim - 1
         x = self.hidden(x)
-        of_action, of_state = self.advantage.q, self.value.q
+        advantage_out, value_out = self.advantage.q, self.value.q
         if (
-            isinstance(of_action, Float32Linear)
-            and isinstance(of_state, Float32Linear)
+            isinstance(advantage_out, Float32Linear)
+            and isinstance(value_out, Float32Linear)
             and len(self.advantage.shape) == 1
-            and can_fuse_head(x, of_action)
+            and can_fuse_head(x, advantage_out)
         ):
             h, h2 = (head.hidden(x, last_relu=False) for head in (self.advantage, self.value))
-            return fused_head(h, of_action, h2, of_state, relu=len(self.value.hidden) > 0)
+            return fused_head(h, advantage_out, h2, value_out, relu=len(self.value.hidden) > 0)
         advantage = self.advantage(x, noise)
-        q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(actions, keepdim=True)
+        q: torch.Tensor = self.value(x, noise) + advantage - advantage.mean(action_axis, keepdim=True)
         return q

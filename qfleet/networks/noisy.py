@@ -1,7 +1,7 @@
-"""Linear layers with learnt noise (Fortunato et al. 2018), factorised: y = (μ + σ ⊙ ε_out ε_inᵀ) x + β + σ_β ⊙ ε_out.
+"""Noisy linear layers (Fortunato et al. 2018), factorised: y = (μ + σ ⊙ ε_out ε_inᵀ) x + β + σ_β ⊙ ε_out.
 
-A layer keeps no noise: whoever computes draws it from a generator, anew for every pass. So no two passes share any,
-neither the online and the target network nor two steps of an actor, and a saved generator is all that resuming needs.
+A layer stores no noise: every pass draws its own from a generator. No two passes share noise, neither those of online
+and target network nor two steps of an actor, and resuming needs only the generator's state.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Noise:
-    """Where a pass takes its noise from: one draw for all items, or with `items` = B one for each of them."""
+    """Noise source of one pass: one draw shared by all items, or with `items` = B one per item."""
 
     rng: torch.Generator
     items: int = 1
 
     def draw(self, size: int, x: torch.Tensor) -> torch.Tensor:
-        """f(ε) = sgn(ε)√|ε|, to be multiplied with something of x's rank: [items, (1, ...) size]."""
+        """f(ε) = sgn(ε)√|ε|, shaped [items, (1, ...) size] to broadcast with a tensor of x's rank."""
         epsilon = torch.randn(self.items, size, generator=self.rng, device=self.rng.device)
         scaled = epsilon.sign() * epsilon.abs().sqrt()
         return scaled.to(x.dtype).view(self.items, *[1] * (x.ndim - 2), size)
@@ -30,8 +30,8 @@ class Noise:
 class NoisyLinear(nn.Module):
     """[B, ..., features] -> [B, ..., size] in the dtype of x; without noise the mean, β + μx.
 
-    The weight with noise is never built: ε_out ⊙ (σ (ε_in ⊙ x)) costs one more multiplication of matrices, and items
-    may have noise of their own.
+    The noisy weight is never materialised: ε_out ⊙ (σ (ε_in ⊙ x)) costs one more matrix multiplication and allows
+    separate noise per item.
     """
 
     def __init__(self, features: int, size: int, sigma: float) -> None:

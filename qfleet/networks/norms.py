@@ -1,4 +1,4 @@
-"""Normalisation between a convolution and its ReLU, by name."""
+"""Normalisation layers between a layer and its ReLU, by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ GROUPS = 16
 
 
 class ImageLayerNorm(nn.GroupNorm):
-    """LayerNorm over all channels and places of a picture, with a weight for each channel.
+    """LayerNorm over all channels and positions of an image, with one weight per channel.
 
-    On a GPU channels lie last in memory. The kernel for groups would move pictures to the other order and the next
-    convolution back: there each is one row of the kernel for rows.
+    On a GPU images are channels-last. The GroupNorm kernel would convert them to channels-first and the next
+    convolution back, so LayerNorm's kernel is used there, with each image as one row.
     """
 
     def __init__(self, channels: int) -> None:
@@ -27,19 +27,19 @@ class ImageLayerNorm(nn.GroupNorm):
 
 
 def channels_last_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Pictures [N, C, H, W] normalised as rows of H·W·C numbers; the result's channels lie last in memory."""
-    pictures = x.permute(0, 2, 3, 1)
-    shape = pictures.shape[1:]
-    return functional.layer_norm(pictures, shape, weight.expand(shape), bias.expand(shape), eps).permute(0, 3, 1, 2)
+    """Normalise images [N, C, H, W] as rows of H·W·C floats; the result is channels-last."""
+    images = x.permute(0, 2, 3, 1)
+    shape = images.shape[1:]
+    return functional.layer_norm(images, shape, weight.expand(shape), bias.expand(shape), eps).permute(0, 3, 1, 2)
 
 
 def conv_norm(kind: Norm, channels: int) -> list[nn.Module]:
-    """GroupNorm in 16 groups, LayerNorm over all channels and places, or nothing."""
+    """GroupNorm with 16 groups, LayerNorm over all channels and positions, or nothing."""
     if kind == "none":
         return []
     return [nn.GroupNorm(GROUPS, channels) if kind == "group" else ImageLayerNorm(channels)]
 
 
 def dense_norm(kind: Norm, features: int) -> list[nn.Module]:
-    """LayerNorm after a dense layer when asked for; GroupNorm speaks of convolutions only."""
+    """LayerNorm after a dense layer if `kind` is layer; GroupNorm applies to convolutions only."""
     return [nn.LayerNorm(features)] if kind == "layer" else []

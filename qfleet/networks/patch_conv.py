@@ -1,8 +1,8 @@
-"""The first convolution of a picture as GPUs like it: patches of pixels become channels (space to depth).
+"""First convolution of an image on a GPU, with pixel patches as channels (space to depth).
 
-An 8×8 convolution of 4 channels in steps of 4 is the same function as a 2×2 convolution of 64 channels in steps of 1,
-once every 4×4 patch of pixels has been laid out as channels. Matrix units want many channels: here it is three times as
-fast. Shapes: B pictures, C channels, H and W pixels, s stride, h = H/s, w = W/s, O features.
+An 8×8 convolution of 4 channels with stride 4 equals a 2×2 convolution of 64 channels with stride 1 over 4×4 pixel
+patches. Matrix units need many channels: this is three times as fast. Shapes: B images, C channels, H and W pixels, s
+stride, h = H/s, w = W/s, O output channels.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ WORDS = {4: torch.int32, 8: torch.int64}
 
 
 class SpaceToDepthConv2d(nn.Conv2d):
-    """A convolution that also takes bytes as they are, 0 to 255 for 0 to 1, or as `ready` has laid them out."""
+    """Convolution that also accepts uint8 images (0 to 255 for 0 to 1), raw or converted by `prepare`."""
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        """Bytes [B, C, H, W] as patches in the numbers of the weights: several networks may be shown the same."""
+        """Bytes [B, C, H, W] -> patches in the dtype of the weights; the result can be shared by several networks."""
         items, channels, high, wide = x.shape
         fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
-        if x.is_cuda and fits and custom_kernels_allowed() and (lay := compile_kernel("lay")) is not None:
-            laid = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
-            lay(x.numel() // 16, [x.contiguous(), laid, x.numel() // 16, channels, high, wide])
-            return laid.permute(0, 3, 1, 2)
+        if x.is_cuda and fits and custom_kernels_allowed() and (kernel := compile_kernel("lay")) is not None:
+            patches = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
+            kernel(x.numel() // 16, [x.contiguous(), patches, x.numel() // 16, channels, high, wide])
+            return patches.permute(0, 3, 1, 2)
         return space_to_depth(x, self.stride[0]).to(self.weight.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,8 +37,10 @@ class SpaceToDepthConv2d(nn.Conv2d):
         return torch.add(self.bias[:, None, None], sums, alpha=scale)
 
     def conv_without_bias(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """The convolution of x before its bias, channels last in memory, and what to multiply it by: the scale 1/255 is
-        applied to the sums, since bytes are exact in bfloat16 and their quotients are not."""
+        """Convolution of x without its bias, channels last, and the factor to multiply it by.
+
+        The factor 1/255 applies to the sums, since bytes are exact in bfloat16 and their quotients are not.
+        """
         if x.dtype == torch.uint8:
             x = self.prepare(x)
         elif x.shape[1] == self.in_channels:
@@ -47,17 +49,17 @@ class SpaceToDepthConv2d(nn.Conv2d):
 
 
 def space_to_depth(x: torch.Tensor, stride: int) -> torch.Tensor:
-    """Bytes [B, C, H, W] -> [B, C · s · s, h, w], channels last. What fills no patch is not looked at."""
+    """Bytes [B, C, H, W] -> [B, C · s · s, h, w], channels last. Pixels beyond the last full patch are ignored."""
     items, channels, high, wide = (x.shape[0], x.shape[1], x.shape[2] // stride, x.shape[3] // stride)
     x = x[..., :high * stride, :wide * stride].contiguous()
-    # The pixels of a patch's row stay together: they are moved as one word.
+    # The pixels of a patch row are contiguous and move as one 4- or 8-byte word.
     words = x.view(items, channels, high, stride, wide, stride).view(WORDS[stride])[..., 0]
-    laid = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
-    return laid.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
+    patches = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
+    return patches.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
 
 
 def space_to_depth_weights(weight: torch.Tensor, stride: int) -> torch.Tensor:
-    """Weights [O, C, k, k] of the same convolution over patches: [O, C · s · s, k/s, k/s], channels last."""
+    """Weights [O, C, k, k] of the equivalent convolution over patches: [O, C · s · s, k/s, k/s], channels last."""
     features, channels, side = weight.shape[0], weight.shape[1], weight.shape[2] // stride
-    laid = weight.unflatten(3, (side, stride)).unflatten(2, (side, stride)).permute(0, 2, 4, 1, 3, 5)
-    return laid.reshape(features, side, side, channels * stride * stride).permute(0, 3, 1, 2)
+    patches = weight.unflatten(3, (side, stride)).unflatten(2, (side, stride)).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(features, side, side, channels * stride * stride).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Convolutions whose largest singular value is 1 (Miyato et al. 2018): no layer stretches what it is given."""
+"""Convolutions with spectral norm 1 (Miyato et al. 2018): the largest singular value of the weight is 1."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn import functional as F
 
 FIRST_ITERATIONS = 15
-"""Power iterations at birth; afterwards one per pass keeps up with weights that move slowly."""
+"""Power iterations at construction; afterwards one per pass suffices, since weights change slowly."""
 
 
 class SpectralConv2d(nn.Conv2d):
-    """A convolution by W / σ(W), W being the kernels laid flat, [out, in · k · k].
+    """Convolution with W / σ(W), where W is the flattened kernel [out, in · k · k].
 
-    `u`, the left singular vector as far as it is known, is a buffer: it is saved and published with the weights, moves
-    while the module is in training mode, and stays as it is for those who only act.
+    `u`, the estimate of the left singular vector, is a buffer: it is saved and published with the weights, updated in
+    training mode only and constant while acting.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,6 +37,6 @@ class SpectralConv2d(nn.Conv2d):
         return self._conv_forward(x, (self.weight.float() / sigma).to(x.dtype), self.bias)
 
     def _pair(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One power iteration: the singular vectors u [out] and v [in · k · k], nearer than before."""
+        """One power iteration: improved singular vectors u [out] and v [in · k · k]."""
         v = F.normalize(flat.t() @ self.u, dim=0)
         return F.normalize(flat @ v, dim=0), v

@@ -1,1 +1,1 @@
-"""The configuration of a run: sections, rules, resolution, and the objects built from it."""
+"""Configuration of a run: sections, rules, resolution, and the objects built from it."""

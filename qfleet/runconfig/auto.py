@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 AUTO_VALUES = {"device": "auto", "learner.precision": "auto", "learner.capture": "auto", "replay.store": "auto",
                "replay.max_bytes": None, "run.threads": None}
-"""Keys that `settle` decides where they have these values."""
+"""Keys that `resolve_auto` sets if they have these values."""
 
 
 def _auto_keys(config: RunConfig) -> list[str]:
@@ -36,25 +36,28 @@ def _auto_keys(config: RunConfig) -> list[str]:
 
 
 def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunConfig:
-    """A config to go on with. On another kind of device, what had been left open is open again; on the same one, what
-    was decided stays, as do for ever the keys that the user has `named`. Devices of other hosts are not looked at."""
-    mine = {key for key in AUTO_VALUES if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
+    """Config of a resumed run, with automatic settings reset if the kind of device has changed.
+
+    On the same kind of device the resolved values stay, as do always the keys that the user has `named`. Devices of
+    other hosts are not queried.
+    """
+    auto_keys = {key for key in AUTO_VALUES if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
                                                                              for name in named)}
-    new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(mine))})})
+    new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(auto_keys))})})
     elsewhere = new.placement == "ray" and new.ray.cell_anywhere
-    wish = "auto" if "device" in mine and not (old.run.exact_resume or elsewhere) else new.device
-    if wish == "auto" and not elsewhere:
-        wish = str(resolve_device(wish))
-    if "auto" in (wish, old.device) or torch.device(wish).type == torch.device(old.device).type:
+    device = "auto" if "device" in auto_keys and not (old.run.exact_resume or elsewhere) else new.device
+    if device == "auto" and not elsewhere:
+        device = str(resolve_device(device))
+    if "auto" in (device, old.device) or torch.device(device).type == torch.device(old.device).type:
         return new
-    for section, _, name in (key.rpartition(".") for key in sorted(mine)):
+    for section, _, name in (key.rpartition(".") for key in sorted(auto_keys)):
         change = {name: AUTO_VALUES[f"{section}.{name}" if section else name]}
         new = new.model_copy(update={section: getattr(new, section).model_copy(update=change)} if section else change)
     return new
 
 
 def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
-    """The same config with nothing left open: device, precision, threads and memory limit are decided and written."""
+    """The config with all automatic settings resolved: device, precision, threads, store and memory limit."""
     if config.eval.video_period:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
@@ -65,50 +68,50 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and _fast_bf16(device) else "fp32"
-    decided = tuple(sorted({*config.run.settled, *_auto_keys(config)}))
-    settled = config.model_copy(update={
+    auto_keys = tuple(sorted({*config.run.settled, *_auto_keys(config)}))
+    resolved = config.model_copy(update={
         "device": str(device),
         "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={
-            "threads": _threads(config, images and device.type == "cpu"), "settled": decided}),
+            "threads": _threads(config, images and device.type == "cpu"), "settled": auto_keys}),
     })
-    network = require_memory(settled, footprint(make_agent(settled, spec)))
-    layout = make_layout(settled, spec)
-    if problems := settled.replay.problems(settled.learner.batch_size, layout.window, settled.lanes):
+    network = require_memory(resolved, footprint(make_agent(resolved, spec)))
+    layout = make_layout(resolved, spec)
+    if problems := resolved.replay.problems(resolved.learner.batch_size, layout.window, resolved.lanes):
         raise UserError("\n".join(problems))
-    store = _store(settled, layout)
-    settled = settled.model_copy(update={
-        "replay": settled.replay.model_copy(update={"store": store}),
-        "learner": settled.learner.model_copy(update={"capture": _capture(settled, device)})})
-    memory = replay_memory(settled, layout, network)
-    if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory, layout, settled.replay.capacity):
-        return settled  # a limit that is never met would only keep the run from going on where less memory is free
-    replay = settled.replay.model_copy(update={"max_bytes": memory.max_bytes})
-    return settled.model_copy(update={"replay": replay})
+    store = _store(resolved, layout)
+    resolved = resolved.model_copy(update={
+        "replay": resolved.replay.model_copy(update={"store": store}),
+        "learner": resolved.learner.model_copy(update={"capture": _capture(resolved, device)})})
+    memory = replay_memory(resolved, layout, network)
+    if memory.max_bytes is None or memory.max_bytes > _most_bytes(memory, layout, resolved.replay.capacity):
+        return resolved  # a limit that is never reached would only prevent resuming with less free memory
+    replay = resolved.replay.model_copy(update={"max_bytes": memory.max_bytes})
+    return resolved.model_copy(update={"replay": replay})
 
 
 def _capture(config: RunConfig, device: torch.device) -> bool:
-    """Whether updates are recorded as CUDA graphs."""
-    wish = config.learner.capture
+    """True if updates are captured as CUDA graphs."""
+    requested = config.learner.capture
     if device.type != "cuda":
-        if wish is True:
-            log.warning("learner.capture=true has no effect on a CPU: only CUDA graphs are recorded")
+        if requested is True:
+            log.warning("learner.capture=true has no effect on a CPU: it captures CUDA graphs")
         return False
-    return not (config.gradients == "allreduce" and config.allreduce.overlap) if wish == "auto" else wish
+    return not (config.gradients == "allreduce" and config.allreduce.overlap) if requested == "auto" else requested
 
 
 def _threads(config: RunConfig, convolutions: bool) -> int:
-    """Those that the user names, or else as many as are planned."""
-    wish, cores = config.run.threads, usable_cores()
-    if wish and wish > MAX_THREADS_PER_CORE * cores and config.placement != "ray" and (
+    """Number of threads set by the user, or else the planned number."""
+    requested, cores = config.run.threads, usable_cores()
+    if requested and requested > MAX_THREADS_PER_CORE * cores and config.placement != "ray" and (
             "run.threads" not in config.run.settled):
-        raise UserError(f"run.threads={wish}: this process may use {cores} core{'s' * (cores > 1)}, and threads that "
-                        f"share a core wait for each other; set run.threads={cores} or less, or leave it out")
-    return wish or thread_plan(convolutions, learner_cores(config)).torch
+        raise UserError(f"run.threads={requested}: this process may use {cores} core{'s' * (cores > 1)}, and threads "
+                        f"that share a core slow each other down; set run.threads={cores} or less, or leave it out")
+    return requested or thread_plan(convolutions, learner_cores(config)).torch
 
 
 def _store(config: RunConfig, layout: Layout) -> str:
-    """On a GPU that has room for it the replay lies there, unless a limit in bytes asks for the compressed one."""
+    """Place of the replay: on a GPU with enough free memory, unless a limit in bytes requires the compressed store."""
     if config.replay.store != "auto":
         return config.replay.store
     if not config.device.startswith("cuda") or config.replay.max_bytes is not None:
@@ -117,40 +120,40 @@ def _store(config: RunConfig, layout: Layout) -> str:
     if free is not None and needed < free // 2:
         return "device"
     why = (
-        "what is free there is not known here"
+        "its free memory is not known here"
         if free is None
         else (
-            f"{format_bytes(needed)} are more than half of the {format_bytes(free)} that are free there"
+            f"{format_bytes(needed)} is more than half of the {format_bytes(free)} free there"
             + (f" for each of {config.cells} cells" if config.cells > 1 else "")
         )
     )
-    log.warning("replay.store: the replay is kept compressed in main memory, not on %s, since %s; replay.store=device, "
-                "or a smaller replay.capacity, would keep it there", config.device, why)
+    log.warning("replay.store: the replay is kept compressed in main memory, not on %s, since %s; to keep it there "
+                "set replay.store=device or lower replay.capacity", config.device, why)
     return "host"
 
 
 def _most_bytes(memory: memory_plan.MemoryPlan, layout: Layout, capacity: int) -> float:
-    """What a replay takes if nothing in it can be compressed and, where chunks end with episodes, all have one step."""
+    """Upper bound of a replay's size: nothing is compressible and, if chunks end with episodes, each has one step."""
     fixed = sum(memory_plan.fixed_bytes(layout, capacity)) if layout.window.within_episode else memory.fixed
     return fixed + 1.05 * memory_plan.IMAGE_RATIO * memory.blob_bytes_estimate
 
 
 def resolve_device(name: str, elsewhere: bool = False) -> torch.device:
-    """The device of that name; one of another host is believed."""
+    """Device by name; `elsewhere` accepts a name on another host without checking it."""
     if elsewhere and name != "auto":
         return torch.device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={name}: torch {torch.__version__} sees no GPU here; use device=cpu or device=auto")
+        raise UserError(f"device={name}: torch {torch.__version__} finds no GPU; use device=cpu or device=auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
     return device
 
 
 def acting_precision(config: RunConfig) -> str:
-    """What an actor computes with, which acts on the CPU whatever the learner learns on."""
+    """Precision of an actor, which acts on the CPU for any learner device."""
     fast = config.learner.precision == "bf16" and _fast_bf16(torch.device("cpu"))
     return "bf16" if fast else "fp32"
 

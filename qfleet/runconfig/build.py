@@ -1,4 +1,4 @@
-"""From a config to living parts: devices and threads are settled, environments and agents built, roles cast."""
+"""Builds environments, agents, explorers and the training plan from a config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def make_env(cfg: EnvConfig, lanes: int, *, render: bool = False, stall_timeout_s: float | None = None) -> VectorEnv:
-    """The environment, in a process of its own if asked for, watched if it may not hang for ever."""
+    """Build the environment, in a separate process if configured, with a watchdog if `stall_timeout_s` is given."""
     if cfg.isolate:
         return make_isolated_env(cfg.model_dump(mode="json"), lanes, cfg.step_timeout_s, cfg.max_faults, render)
     env = envs.make(cfg.model_copy(update={"threads": cfg.threads or usable_cores()}), lanes, render=render)
@@ -44,29 +44,15 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
 
 
 UNLIMITED_STEPS = 10_000
-"""Of an episode that is evaluated or shown, at most, in an environment without a time limit: it must end some time."""
-
-
-
-
-
-
-
-
-
-
-
+"""Step limit of evaluated or rendered episodes in an environment without a time limit."""
 
 
 def learner_cores(config: RunConfig) -> int:
-    """Of this host, for one cell: those of actors in processes of their own are taken."""
-    beside = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
-    cores = (usable_cores() - beside) // config.cells if config.placement != "ray" else int(config.ray.cell_cpus)
-    return max(1, cores)
-
-
-
-
+    """CPU cores of this host for one learner; those of local actor processes are subtracted."""
+    actor_processes = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
+    if config.placement == "ray":
+        return max(1, int(config.ray.cell_cpus))
+    return max(1, (usable_cores() - actor_processes) // config.cells)
 
 
 def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
@@ -75,23 +61,23 @@ def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
 
 
 def make_plan(config: RunConfig) -> TrainingPlan:
-    """What the roles need to know of a settled config."""
-    alone = config.placement != "inline" and config.gradients == "solo"  # elsewhere every cell plays for itself
+    """Training plan of a config with resolved auto values."""
+    alone = config.placement != "inline" and config.gradients == "solo"  # otherwise every learner runs its own actors
     decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, learner_cores(config))
     return TrainingPlan(
         seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
         total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
         log_period_steps=config.run.log_period_steps, log_period_updates=config.run.log_period_updates,
         replay=config.replay, learner=config.learner, eval=config.eval, checkpoint=config.checkpoint,
-        slack_samples=_slack(config), decode_threads=decoders)
+        slack_samples=_slack_samples(config), decode_threads=decoders)
 
 
-def _slack(config: RunConfig) -> float:
+def _slack_samples(config: RunConfig) -> float:
     return max(config.waiting_steps(config.lanes) * config.replay.samples_per_insert, 2.0 * config.learner.batch_size)
 
 
 def make_explorer(config: RunConfig, index: int) -> Explorer:
-    """How actor `index` explores: its lanes are a slice of all lanes of the run."""
+    """Explorer of actor `index`, whose lanes are a slice of all lanes of the run."""
     lanes = config.env.lanes
     build = plugin_module("qfleet.explore", config.explore.kind).build
     explorer: Explorer = build(config.explore, lanes, index * lanes, config.cells * config.lanes)
@@ -101,26 +87,27 @@ def make_explorer(config: RunConfig, index: int) -> Explorer:
 
 
 def make_eval_env(config: RunConfig) -> VectorEnv:
-    """The environment that the agent is evaluated in."""
+    """Build the evaluation environment."""
     lanes = min(config.eval.lanes, config.eval.episodes)
     return make_env(eval_env_config(config), lanes, stall_timeout_s=config.run.stall_timeout_s)
 
 
 def eval_env_config(config: RunConfig) -> EnvConfig:
-    """The environment's section as evaluations have it: their limit of an episode counts where it is the lower one."""
+    """The env section for evaluations; the lower of the training and evaluation step limits applies."""
     limits = [limit for limit in (config.env.max_episode_steps, config.eval.max_episode_steps) if limit]
     return with_step_limit(config.env.model_copy(update={"max_episode_steps": min(limits, default=None)}))
 
 
 def with_step_limit(env: EnvConfig) -> EnvConfig:
-    """The same for episodes that are waited for: where the environment has no time limit, it gets one."""
+    """The env section with a step limit for environments without one, for episodes that must end."""
     return env.model_copy(update={"unlimited_episode_steps": env.unlimited_episode_steps or UNLIMITED_STEPS})
 
 
 def make_acting_setup(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> ActingSetup:
-    """Who plays in a cell that is one process; the first actor gets this environment. `Cast.close` closes them all.
+    """Agent, actors and evaluation environment of a single-process learner; the first actor uses `env`.
 
-    Evaluations are for the first cell, if they are made in a cell at all: others have nothing to play them in.
+    `ActingSetup.close` closes all of them. Only the first learner evaluates, and only if `judged`; the others get
+    `env` as a placeholder for the evaluation environment.
     """
     with ExitStack() as stack:
         stack.callback(env.close)
@@ -129,22 +116,8 @@ def make_acting_setup(config: RunConfig, env: VectorEnv, cell: int = 0, judged: 
         for _ in range(1, config.actors):
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
-        seats = [ActorSpec(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
-        judge = LazyEnv(lambda: make_eval_env(config), env.spec, min(config.eval.lanes, config.eval.episodes))
-        cast = ActingSetup(agent, seats, judge if judged and cell == 0 else env)
+        actors = [ActorSpec(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
+        eval_env = LazyEnv(lambda: make_eval_env(config), env.spec, min(config.eval.lanes, config.eval.episodes))
+        setup = ActingSetup(agent, actors, eval_env if judged and cell == 0 else env)
         stack.pop_all()
-    return cast
-
-
-
-
-
-
-
-
-
-
-
-
-
-
+    return setup

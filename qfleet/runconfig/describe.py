@@ -1,4 +1,4 @@
-"""Descriptions of a configuration: explained keys, JSON schema, differences, the table of all keys."""
+"""Descriptions of a configuration: explained keys, JSON schema, differences, table of all keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qfleet.runconfig.run_config import ALGO, EXPLORE, RunConfig
 
 @dataclass(frozen=True)
 class ExplainedKey:
-    """One key of a config: its value, where that came from, and why it lies idle, if it has no effect."""
+    """One key of a config: its value and source, and the reason if it has no effect."""
 
     key: str
     value: Any
@@ -36,42 +36,44 @@ class ExplainedKey:
 
 
 def explain(resolved: Resolved) -> list[ExplainedKey]:
-    """Every key in the order of the config."""
+    """Every key in config order."""
     idle, docs = inactive_keys(resolved.config), descriptions(resolved.config)
-    unfit, asked = _unfit(resolved.config)
-    idle |= unfit
-    docs |= {key: f"{docs[key]} (only for images)" for key in asked}
+    rejected, unchecked = _rejected_keys(resolved.config)
+    idle |= rejected
+    docs |= {key: f"{docs[key]} (only for images)" for key in unchecked}
     return [ExplainedKey(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
             for key, value in flatten(resolved.config).items()]
 
 
-def _unfit(config: RunConfig) -> tuple[dict[str, str], list[str]]:
-    """Keys of the agent with which a run of this environment is refused, and why; and those of which that cannot be
-    told, since it cannot be made here. It is made only if there is a question."""
-    judge = getattr(config.agent, "unused_for", None)  # an agent of one's own need not have any
-    if judge is None or not (asked := judge(EnvSpec(config.env.id, {}, num_actions=1))):
+def _rejected_keys(config: RunConfig) -> tuple[dict[str, str], list[str]]:
+    """Agent keys that this environment rejects, with the reason; and keys that cannot be checked.
+
+    The environment is built only if a key depends on it; if it cannot be built here, these keys remain unchecked.
+    """
+    unused_for = getattr(config.agent, "unused_for", None)  # a user's agent may lack it
+    if unused_for is None or not (unchecked := unused_for(EnvSpec(config.env.id, {}, num_actions=1))):
         return {}, []
     try:
         spec = env_spec_of(config.env)
-    except Exception:  # an extra that is missing, or anything of somebody's environment: what is known is told
-        return {}, [f"agent.{name}" for name in asked]
-    return {f"agent.{name}": f"{why} (a run is refused)" for name, why in judge(spec).items()}, []
+    except Exception:  # a missing extra or an error of the environment: the rest is still explained
+        return {}, [f"agent.{name}" for name in unchecked]
+    return {f"agent.{name}": f"{why} (a run would fail)" for name, why in unused_for(spec).items()}, []
 
 
 def descriptions(config: Config) -> dict[str, str]:
-    """Dotted key -> its line of documentation."""
+    """Dotted key -> description."""
     return {f"{path}.{name}" if path else name: field.description or ""
             for path, section in sections(config) for name, field in type(section).model_fields.items()}
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a config file; agent and explore are of a kind that comes with the package, or one's own."""
+    """JSON schema of a config file; agent and explore are built-in plugins or a user's own."""
     return RunConfig.model_json_schema()
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A key with two values; one that a config does not have is None there."""
+    """A key with two values; None where a config lacks the key."""
 
     key: str
     a: Any
@@ -79,14 +81,14 @@ class Difference:
 
 
 def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
-    """The keys in which two configs differ."""
+    """Keys with different values in two configs."""
     left, right = flatten(a), flatten(b)
     keys = [*left, *(key for key in right if key not in left)]
     return [Difference(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
 
 
 def key_table() -> str:
-    """Markdown: every key with its default and meaning, one table per section, and per kind where there are several."""
+    """Markdown tables of all keys with default and meaning, one per section and one per plugin."""
     plugins = {"agent": ALGO, "explore": EXPLORE}
     parts = [_table("", RunConfig)]
     for name, field in RunConfig.model_fields.items():

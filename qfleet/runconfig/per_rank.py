@@ -1,4 +1,4 @@
-"""The configuration of one of several allreduce learners."""
+"""Configuration of one rank of an allreduce run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def per_rank(cfg: RunConfig, ranks: int) -> RunConfig:
-    """The same run, stated for one of `ranks` ranks: batch, learning rate, updates and replay as each of them has it.
+    """Config for one of `ranks` ranks: batch size, learning rate, updates and replay per rank.
 
-    Total steps, and all periods, stay those of the whole run. What has been shared out among other numbers of ranks
-    is shared out anew, and what fits already comes back as it is.
+    Total steps and all periods remain those of the whole run. A config scaled for another number of ranks is rescaled;
+    one that already fits is returned unchanged.
     """
     rule, learner, replay = cfg.allreduce, cfg.learner, cfg.replay
     before = rule.scaled_for or 1

@@ -1,4 +1,4 @@
-"""The plan of a run as text, shown before the first step."""
+"""Plan of a run as text, shown before the first step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from qfleet.runconfig.run_config import RunConfig
 
 
 def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -> list[tuple[str, str]]:
-    """What a settled run will do and take, before its first step: (name, text) pairs. Warns of a disk that is too small
-    for the checkpoints of a run at that place."""
+    """(name, text) pairs that describe a run with resolved auto values: environment, agent, steps, memory, disk.
+
+    Logs a warning if the disk of `where` is too small for the run's checkpoints.
+    """
     layout, network, cells = make_layout(config, spec), footprint(make_agent(config, spec)), config.cells
     memory, total = replay_memory(config, layout, network), config.total_steps
     updates = max(0, total / cells - config.replay.min_steps) * (

@@ -1,7 +1,7 @@
-"""The whole config of a run, and how a recipe, a file or an environment id becomes one.
+"""Resolution of a recipe, a file or an environment id to the config of a run.
 
-Layers, later ones over earlier ones: the defaults of the sections, the recipe (and those it extends), the user's
-file, the command line. `Resolved` remembers for every key which of them spoke last.
+Layers, later ones override earlier ones: section defaults, the recipe (and those it extends), the user's file, the
+command line. `Resolved` records for every key the layer that set it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from qfleet.runconfig.run_config import ALGO, RunConfig
 RECIPES = Path(__file__).parents[1] / "recipes"
 COMMAND_LINE = "command line"
 SETTINGS = "config"
-"""The source of values that a script gave as nested settings."""
+"""Source name of values given as nested settings by a script."""
 
 EXCLUSIVE_KEYS = (
     ("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
-"""Two clocks for one schedule: naming one on the command line replaces the other of the recipe."""
+"""Two units for one schedule: setting one in a later layer clears the other."""
 
 HINTS = {
     "lr": "learner.learning_rate", "batch": "learner.batch_size", "max_grad_norm": "learner.clip_norm",
@@ -55,28 +55,28 @@ HINTS = {
     "exploration_fraction": "explore.steps", "exploration_final_eps": "explore.end", "frame_stack": "env.stack",
     "eval_freq": "eval.period_steps", "n_eval_episodes": "eval.episodes", "save_freq": "checkpoint.period_steps",
 }
-"""Names known from other libraries -> ours, for the did-you-mean."""
+"""Names in other libraries -> keys of this config, for the did-you-mean."""
 
 
 REMOVED = {
-    "learner.parts": "was removed in 0.2.0: batches are always learnt whole; delete it, and set run.threads=1 where "
+    "learner.parts": "was removed in 0.2.0: batches are no longer split; delete it, and set run.threads=1 where "
                      "other processes keep cores busy",
     "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",
 }
-"""Keys of older versions, and what to do instead."""
+"""Removed keys -> remedy."""
 
 NOT_PLAYED = (*REMOVED, "learner.capture")
-"""Keys that older versions wrote into checkpoints and this one may refuse; they do not matter to a trained agent."""
+"""Keys in checkpoints of older versions that this version may reject and that a trained agent does not need."""
 
 
 def playable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a checkpoint, of this version or an older one, without what only training needs."""
+    """Settings of a checkpoint of this or an older version, without keys that only training needs."""
     return reduce(without, NOT_PLAYED, dict(settings))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One YAML file: its data, what it stands on, and the environments it is chosen for."""
+    """One YAML file: its data, the recipe it extends, and the environments it suits."""
 
     source: str
     description: str
@@ -87,14 +87,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config, and for each dotted key where its value came from."""
+    """A config, and the source of the value of each dotted key."""
 
     config: RunConfig
     provenance: Mapping[str, str]
 
 
 def read_recipe(path: Path, source: str) -> Recipe:
-    """A recipe file: the config's keys and, beside them, `description`, `extends` and `suits`."""
+    """Read a recipe file: config keys plus `description`, `extends` and `suits`."""
     return _recipe(read_yaml(path), source)
 
 
@@ -114,14 +114,14 @@ def recipe_names() -> list[str]:
 
 
 def list_recipes(words: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Name and one-line description of every recipe that comes with the package, or of those that have all words."""
+    """Name and one-line description of every built-in recipe, or of those that match all words."""
     wanted = [word.casefold() for word in words]
     return [(name, _packaged(name).description) for name in recipe_names()
             if all(word in _about(name) for word in wanted)]
 
 
 def _about(name: str) -> str:
-    """What a search finds a recipe by: its name, description, environment and algorithm, and the recipes it extends."""
+    """Searchable text of a recipe: its name, description, environment, algorithm and the recipes it extends."""
     chain = _chain(name, Path())
     layered = Layered(kinds_of(RunConfig))
     for recipe in chain:
@@ -140,7 +140,7 @@ def _is_file(name: str) -> bool:
 
 
 def _chain(name: str, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]:
-    """A recipe or file by name and all that it extends, lowest first; `folder` is where relative files lie."""
+    """A recipe or file by name and all that it extends, lowest first; relative file names start at `folder`."""
     if name.endswith(".py"):
         raise UserError(not_a_recipe(folder / name))
     if _is_file(name):
@@ -148,13 +148,13 @@ def _chain(name: str, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]
         recipe, folder = read_recipe(path, name), path.parent
     else:
         recipe = _packaged(_known_recipe(name, above))
-    return _with_lower(recipe, folder, above)
+    return _with_extended(recipe, folder, above)
 
 
-def _with_lower(recipe: Recipe, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]:
+def _with_extended(recipe: Recipe, folder: Path, above: tuple[str, ...] = ()) -> list[Recipe]:
     """All that a recipe extends, and the recipe itself, lowest first."""
     if recipe.source in above:
-        raise UserError(f"{recipe.source}: extends itself ({' -> '.join([*above, recipe.source])}); break the circle")
+        raise UserError(f"{recipe.source}: extends itself ({' -> '.join([*above, recipe.source])}); remove the cycle")
     below = _chain(recipe.extends, folder, (*above, recipe.source)) if recipe.extends else []
     return [*below, recipe]
 
@@ -167,22 +167,22 @@ def _known_recipe(name: str, above: tuple[str, ...]) -> str:
     where = f"{above[-1]}: extends: " if above else ""
     if name and Path(name).is_dir():
         raise UserError(f"{where}{name!r} is a directory; name a recipe, a YAML file or an environment id, "
-                        "or go on with a run by `qfleet resume`")
-    if absent := algos.ABSENT.get(plain.replace("-", "_")):
-        raise UserError(f"{where}{name!r} is no recipe: {absent}")
+                        "or resume a run with `qfleet resume`")
+    if absent := algos.NOT_IMPLEMENTED.get(plain.replace("-", "_")):
+        raise UserError(f"{where}{name!r} is not a recipe: {absent}")
     close = get_close_matches(plain, names, 3, 0.6)
     guess = f"did you mean {' or '.join(close)}? " if close else ""
-    raise UserError(f"{where}{name!r} is no recipe, YAML file or environment id; {guess}`qfleet recipes` lists the "
+    raise UserError(f"{where}{name!r} is not a recipe, YAML file or environment id; {guess}`qfleet recipes` lists the "
                     "recipes; an environment id looks like CartPole-v1, ALE/Pong-v5 or module:Class")
 
 
 def is_env_id(name: str) -> bool:
-    """Whether a name can only be an environment's: a version at its end, or a namespace or module before it."""
+    """True if a name can only be an environment id: it ends with a version, or has a namespace or module."""
     return bool(re.search(r"-v\d+$", name) or ":" in name or ("/" in name and not Path(name).is_dir()))
 
 
 def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
-    """The recipe that suits an environment: by its id, else by what it shows; None if only the spec could tell."""
+    """Recipe that suits an environment, by its id, else by its spec; None if the id is not enough."""
     for name in recipe_names():
         if any(fnmatchcase(env_id, pattern) for pattern in _packaged(name).suits):
             return name
@@ -198,12 +198,12 @@ def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:
     try:
         cfg = EnvConfig.model_validate({**(user.get("env") or {}), "id": env_id})
     except (ValidationError, TypeError):
-        return "vector"  # the whole config is checked next, and names this mistake together with all others
+        return "vector"  # the whole config is validated next and reports this error with all others
     return recipe_for(env_id, env_spec_of(cfg)) or "vector"
 
 
 def env_spec_of(cfg: EnvConfig) -> EnvSpec:
-    """What an environment shows. What may hang while it trains may hang while it is looked at."""
+    """Spec of an environment, which is built for it; isolated if configured, since it may hang here as well."""
     env = (make_isolated_env(cfg.model_dump(mode="json"), 1, cfg.step_timeout_s, cfg.max_faults) if cfg.isolate
            else envs.make(cfg, 1))
     with closing(env):
@@ -211,15 +211,14 @@ def env_spec_of(cfg: EnvConfig) -> EnvSpec:
 
 
 def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: str | Path | None = None) -> Resolved:
-    """The config that a recipe, a YAML file or an environment id means, under a further file and `key=value` pairs.
+    """Config of a recipe, a YAML file, an environment id or nested settings.
 
-    Nested settings, as a file has them, do as well.
-    """
+    `file` is a further YAML file on top of it, `overrides` are `key=value` pairs on top of both."""
     user = nest(overrides)
     layered = Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS)
     named: dict[str, Any] = {}
     if isinstance(name, Mapping):
-        recipes = _with_lower(_recipe(dict(name), SETTINGS), Path())
+        recipes = _with_extended(_recipe(dict(name), SETTINGS), Path())
     else:
         if is_env_id(name) and not _is_file(name):
             named = {"env": {"id": name}}
@@ -237,44 +236,17 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     try:
         return Resolved(*build_config(RunConfig, layered, HINTS | REMOVED))
     except UserError as error:
-        if cause := _of_other_actions(below.merged(), layered.merged()):
+        if cause := _action_kind_mismatch(below.merged(), layered.merged()):
             raise UserError(f"{cause}\n{error}") from None
         raise
 
 
-def _of_other_actions(below: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
-    """What is behind other contradictions where the user changed the recipe's algorithm to one for other actions."""
+def _action_kind_mismatch(below: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """Message if the contradictions stem from an algorithm for another kind of actions than the recipe's, or None."""
     old, new = (ALGO.model(data.get("agent")) for data in (below, values))
     if old is None or new is None or getattr(old, "continuous", False) == getattr(new, "continuous", False):
         return None
-    with suppress(Exception):  # an environment that cannot be made here is told later
+    with suppress(Exception):  # an environment that cannot be built is reported later
         agent = new.model_validate({"algo": values["agent"]["algo"]})
         return action_mismatch(agent, env_spec_of(EnvConfig.model_validate(values["env"])))
     return None
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -1,4 +1,4 @@
-"""What a run takes of memory and disk, beside what is free, before it begins."""
+"""Memory and disk requirements of a run, compared with the free space before it starts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 def network_bytes(config: RunConfig, network: Footprint) -> tuple[int, int]:
-    """What the networks of a cell take on the learner's device, if that is a GPU, and in main memory."""
+    """Memory of one learner's networks: on its device, if that is a GPU, and in main memory."""
     acting = network.acting_bytes(config.actors + 1)
     if not config.device.startswith("cuda"):
         return 0, network.learning_bytes + acting
-    together = config.placement == "inline" or config.gradients != "solo"  # actors choose where the learner learns
-    return network.learning_bytes + acting * together, acting * (not together)
+    shared_device = config.placement == "inline" or config.gradients != "solo"  # actors use the learner's device
+    return network.learning_bytes + acting * shared_device, acting * (not shared_device)
 
 
 def require_memory(config: RunConfig, network: Footprint) -> Footprint:
-    """The same network; one that cannot be trained in the memory that is free is refused."""
+    """Return the network; raises UserError if training it needs more than the free memory."""
     for where, needed, free in zip((f"on {config.device}", "in main memory"), network_bytes(config, network),
                                    (free_bytes(config), free_memory(config)), strict=True):
         if free is not None and needed > free:
@@ -43,11 +43,12 @@ def require_memory(config: RunConfig, network: Footprint) -> Footprint:
 
 
 def replay_memory(config: RunConfig, layout: Layout, network: Footprint) -> memory_plan.MemoryPlan:
-    """What a cell's replay takes of the memory that its networks leave."""
-    here, main = network_bytes(config, network)
+    """Memory of one learner's replay, within what its networks leave free."""
+    on_device, in_main_memory = network_bytes(config, network)
     device = config.replay.store == "device"
     free = free_bytes(config) if device else free_memory(config)
-    left = None if free is None else max(0, free - (here if device and config.device.startswith("cuda") else main))
+    networks = on_device if device and config.device.startswith("cuda") else in_main_memory
+    left = None if free is None else max(0, free - networks)
     return (
         memory_plan.plan_device_memory(layout, config.replay, left)
         if device
@@ -56,13 +57,13 @@ def replay_memory(config: RunConfig, layout: Layout, network: Footprint) -> memo
 
 
 def free_memory(config: RunConfig) -> int | None:
-    """Main memory for a cell. Cells share what is free: all of them may be on this host."""
+    """Free main memory per learner, as all learners may be on this host; None if it is not known."""
     free = memory_plan.available_memory()
     return None if free is None else free // config.cells
 
 
 def free_bytes(config: RunConfig) -> int | None:
-    """Of the learner's device, for each cell, as all of them may be on it; None if it is not here to be asked."""
+    """Free memory of the learner's device per learner, as all may share it; None if it cannot be queried."""
     device = torch.device(config.device)
     if device.type != "cuda":
         return free_memory(config)
@@ -71,11 +72,11 @@ def free_bytes(config: RunConfig) -> int | None:
 
 
 def describe_disk(config: RunConfig, layout: Layout, network: Footprint, where: Path) -> str:
-    """What checkpoints take at the same time, in words: a new one is complete before an old one goes."""
+    """Peak disk usage of checkpoints, as text: a new checkpoint is complete before an old one is deleted."""
     rule, cells, steps = config.checkpoint, config.cells, config.total_steps
     period = rule.period_steps or (rule.period_updates or 0) * config.learner.batch_size / (
         config.replay.samples_per_insert) or steps
-    older = int(min(rule.keep, max(0, steps // period - 1)))  # beside the newest; most of the replay is shared
+    older = int(min(rule.keep, max(0, steps // period - 1)))  # besides the newest; most of the replay is shared
     replay = [cells * memory_plan.saved_bytes(layout, config.replay, each / cells) * rule.replay
               for each in (steps, *[period] * older)]
     needed = (1 + older) * network.checkpoint_bytes + 2 * network.copy_bytes + sum(replay)

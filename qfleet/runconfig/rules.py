@@ -1,4 +1,4 @@
-"""Rules between settings: contradictions, each with both values and the remedy."""
+"""Cross-section rules: contradictions between settings, each with both values and the remedy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ if TYPE_CHECKING:
     from qfleet.runconfig.run_config import RunConfig
 
 
-EPSILONS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "base"}
-"""Which key of an exploration says how much there is of it."""
+EPSILON_KEYS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "base"}
+"""Exploration strategy -> the key that sets its amount of random actions."""
 
 
 EXACT_STEPS_PER_LANE = 1000
-"""Exact resume ends every episode at a checkpoint: below so many steps between two, too few would end by themselves."""
+"""Smallest checkpoint period per lane for exact resume, which truncates every episode at a checkpoint: with a shorter
+period too few episodes would end by themselves.
+"""
 
 
 def contradictions(cfg: RunConfig) -> list[str]:
-    """Values that are fine one by one and not together: one line each, with both values and the remedy."""
+    """Values that are valid individually but not together: one line each, with both values and the remedy."""
     window = Window(future=getattr(cfg.agent, "n_step", 1))
     found = cfg.replay.problems(cfg.learner.batch_size, window, cfg.lanes)
     if cfg.replay.min_steps < cfg.learner.batch_size:
         found.append(f"replay.min_steps={cfg.replay.min_steps} is below learner.batch_size={cfg.learner.batch_size}: "
-                     "raise min_steps, so that the first batch finds enough to draw from")
+                     "raise min_steps, so that there is enough data for the first batch")
     if cfg.total_steps <= cfg.replay.min_steps:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins, replay.min_steps="
                      f"{cfg.replay.min_steps}: raise total_steps or lower min_steps")
@@ -38,25 +40,25 @@ def contradictions(cfg: RunConfig) -> list[str]:
                      f"{cfg.replay.chunk_steps} steps; raise total_steps or lower chunk_steps")
     arms, drawn = getattr(cfg.agent, "arms", None), getattr(cfg.explore, "arms", None)
     if arms is not None and drawn is not None and arms != drawn:
-        found.append(f"explore.arms={drawn} are not the agent.arms={arms} that there are: set both alike")
+        found.append(f"explore.arms={drawn} differs from agent.arms={arms}: set both to the same number")
     schedules: dict[str, EvalConfig | CheckpointConfig] = {"eval": cfg.eval, "checkpoint": cfg.checkpoint}
     for name, section in schedules.items():
         if section.period_steps and section.period_updates:
             found.append(f"{name}.period_steps={section.period_steps} and {name}.period_updates="
-                         f"{section.period_updates} are both set: choose one clock, set the other to null")
+                         f"{section.period_updates} are both set: set one of them to null")
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
-        found.append(f"stop_at={cfg.stop_at:g} is judged by evaluations, and there are none: "
+        found.append(f"stop_at={cfg.stop_at:g} is checked against evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
     if cfg.eval.from_return is not None and (cfg.placement != "inline" or cfg.gradients != "solo"):
-        found.append(f"eval.from_return={cfg.eval.from_return:g} needs an evaluator beside the actors: leave it out, "
+        found.append(f"eval.from_return={cfg.eval.from_return:g} needs actors in the learner's process: leave it out, "
                      "or set placement=inline gradients=solo")
-    found += _two_explorations(cfg)
+    found += _noise_and_epsilon(cfg)
     found += _noise_on_discrete_actions(cfg)
     found += _placement(cfg)
-    recorded = cfg.learner.capture is True and not cfg.learner.compile
-    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and recorded:
-        found.append("allreduce.overlap=true with learner.capture=true: a recording hands over all gradients at once; "
-                     "set learner.capture=false")
+    captured = cfg.learner.capture is True and not cfg.learner.compile
+    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and captured:
+        found.append("allreduce.overlap=true with learner.capture=true: a captured update returns all gradients at "
+                     "once; set learner.capture=false")
     if cfg.gradients == "server":
         found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
@@ -65,11 +67,10 @@ def contradictions(cfg: RunConfig) -> list[str]:
 def _placement(cfg: RunConfig) -> list[str]:
     found = cfg.fleet.problems() if cfg.placement == "processes" else []
     if cfg.placement == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
-        found.append(f"device={cfg.device} with placement=ray: Ray chooses the GPU and shows the learner no other; set "
+        found.append(f"device={cfg.device} with placement=ray: Ray assigns the GPU, and the learner sees no other; set "
                      "device=cuda")
     if cfg.placement == "processes" and cfg.gradients != "solo":
-        each = "rank" if cfg.gradients == "allreduce" else "cell"
-        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every {each} plays for itself; "
+        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every learner runs its own actors; "
                      "set placement=inline, or ray")
     return found
 
@@ -82,27 +83,26 @@ def _server(cfg: RunConfig) -> list[str]:
     stale, pull, push = cfg.server.max_staleness, cfg.server.pull_period_updates, cfg.server.push_period_updates
     own = -(-pull // push) - 1
     if stale is not None and stale < own:
-        found.append(f"server.max_staleness={stale} with server.pull_period_updates={pull}: before a cell pulls again "
-                     f"its weights are {own} of its own pushes old, and what it pushes is dropped; raise max_staleness "
-                     "or lower the period")
+        found.append(f"server.max_staleness={stale} with server.pull_period_updates={pull}: before a learner pulls "
+                     f"again its weights are {own} of its own pushes old, so its gradients are dropped; raise "
+                     "max_staleness or lower the period")
     return found
 
 
-def _two_explorations(cfg: RunConfig) -> list[str]:
-    """Noisy layers explore by themselves: ε beside them must be wanted, and cannot be wanted where there is none.
-    Without noise, something else has to explore."""
-    noisy, key = getattr(cfg.agent, "noisy", None), EPSILONS.get(cfg.explore.kind)
+def _noise_and_epsilon(cfg: RunConfig) -> list[str]:
+    """Check that noisy layers and ε are combined only on request, and that there is exploration without them."""
+    noisy, key = getattr(cfg.agent, "noisy", None), EPSILON_KEYS.get(cfg.explore.kind)
     if noisy is None or (not noisy and key is None):
         return []
     explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
     random = any(float(explorer.params(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
     if not noisy:
         return [] if random else [
-            f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: nothing "
-            f"new would ever be tried; raise explore.{key}, or set agent.noisy=true"]
+            f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: there "
+            f"would be no exploration; raise explore.{key}, or set agent.noisy=true"]
     if random and not cfg.agent.noisy_epsilon:
-        return [f"agent.noisy=true explores by its noise, and explore.kind={cfg.explore.kind} adds random actions: set "
-                "explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to have both"]
+        return [f"agent.noisy=true explores with learned noise, and explore.kind={cfg.explore.kind} adds random "
+                "actions: set explore.kind=constant explore.epsilon=0, or agent.noisy_epsilon=true to use both"]
     if cfg.agent.noisy_epsilon and not random:
         return [f"agent.noisy_epsilon=true has no effect: explore.kind={cfg.explore.kind} takes no random actions; "
                 "leave it out"]
@@ -110,45 +110,44 @@ def _two_explorations(cfg: RunConfig) -> list[str]:
 
 
 def _noise_on_discrete_actions(cfg: RunConfig) -> list[str]:
-    """What is added to continuous actions is lost on an agent whose actions are numbered."""
+    """Reject action noise for agents with discrete actions."""
     if getattr(cfg.agent, "continuous", False) or cfg.explore.kind not in ("gaussian", "ou"):
         return []
-    return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and those of agent.algo="
-            f"{cfg.agent.algo} are numbered: set agent.algo=ddpg, or explore.kind=linear if the environment's are "
-            "numbered, too"]
+    return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and agent.algo={cfg.agent.algo} "
+            "has discrete ones: set agent.algo=ddpg, or explore.kind=linear if the environment's actions are discrete"]
 
 
 def action_mismatch(agent: Config, spec: EnvSpec) -> str | None:
-    """Why an agent cannot act in an environment, if its actions are of the other kind."""
+    """Message if the environment's actions are discrete and the agent's continuous, or vice versa; else None."""
     algo, continuous = agent.algo, getattr(agent, "continuous", False)  # type: ignore[attr-defined]
     if spec.box is not None and not continuous:
         return (
-            f"{spec.id} has continuous actions ({spec.action_text}), and agent.algo={algo} chooses among numbered "
+            f"{spec.id} has continuous actions ({spec.action_text}), and agent.algo={algo} needs discrete "
             f"ones: use agent.algo=ddpg or d4pg with explore.kind=gaussian, or train the id itself: `qfleet train "
             f"{spec.id}`"
         )
     if spec.box is None and continuous:
         return (
-            f"{spec.id} has {spec.action_text}, and agent.algo={algo} is for continuous ones (Box): use agent.algo=dqn "
+            f"{spec.id} has {spec.action_text}, and agent.algo={algo} needs continuous ones (Box): use agent.algo=dqn "
             f"with explore.kind=linear, or train the id itself: `qfleet train {spec.id}`"
         )
     return None
 
 
 def _exact_resume(cfg: RunConfig) -> list[str]:
-    """What keeps resuming from being bitwise equal to no interruption, or would spoil the episodes."""
+    """Settings that prevent a resume bitwise equal to an uninterrupted run, or truncate too many episodes."""
     found = []
     if cfg.placement != "inline":
-        found.append(f"run.exact_resume=true with placement={cfg.placement}: processes do not wait for each other; set "
+        found.append(f"run.exact_resume=true with placement={cfg.placement}: processes run asynchronously; set "
                      "placement=inline")
     if cfg.gradients != "solo":
-        found.append(f"run.exact_resume=true with gradients={cfg.gradients}: learners do not wait for "
-                     "each other, or hold batches that are not saved; set gradients=solo")
+        found.append(f"run.exact_resume=true with gradients={cfg.gradients}: learners run asynchronously, "
+                     "or hold batches that are not saved; set gradients=solo")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
     if cfg.eval.beside:
-        found.append("run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and "
-                     "with them the end of the run; set eval.beside=false")
+        found.append("run.exact_resume=true with eval.beside=true: the time at which its results arrive "
+                     "is not deterministic, nor is the end of the run; set eval.beside=false")
     if not cfg.checkpoint.replay:
         found.append("run.exact_resume=true with checkpoint.replay=false: the replay must be saved, too; "
                      "set checkpoint.replay=true")
@@ -159,9 +158,9 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
         return [*found, "run.exact_resume=true needs scheduled checkpoints: set checkpoint.period_steps"]
     least = 2 * cfg.env.max_episode_steps if cfg.env.max_episode_steps else EXACT_STEPS_PER_LANE
     if steps < least * cfg.lanes:
-        found.append(f"run.exact_resume=true cuts every episode at a checkpoint, here after {steps // cfg.lanes} "
-                     f"steps per lane, which is short against the episodes: set checkpoint.period_steps to at least "
-                     f"{least * cfg.lanes} ({least} for each lane, env.lanes={cfg.env.lanes} x actors={cfg.actors})")
+        found.append(f"run.exact_resume=true truncates every episode at a checkpoint, here after {steps // cfg.lanes} "
+                     f"steps per lane, which is short for an episode: set checkpoint.period_steps to at least "
+                     f"{least * cfg.lanes} ({least} per lane, env.lanes={cfg.env.lanes} x actors={cfg.actors})")
     return found
 
 

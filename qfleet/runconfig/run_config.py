@@ -1,4 +1,4 @@
-"""The whole config of a run, and which of its values contradict each other."""
+"""The complete config of a run."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
 SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb", "inbox_messages")
-"""What of the fleet section holds for all processes that we start."""
+"""Keys of the fleet section that apply to all child processes."""
 
 
 LISTEN_KEYS = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
-"""What of it is for actors that join from elsewhere."""
+"""Keys of the fleet section for actors that join from other hosts."""
 
 RAY_ACTORS = ("ray.elastic", "ray.actor_cpus", "ray.actor_gpus", "ray.actor_memory_mb", "ray.actor_resources")
 
 
-
 class RunConfig(Config):
-    """The config of a run. Each section is defined next to the code that reads it."""
+    """Config of a run. Each section is defined next to the code that reads it."""
 
     seed: Count = Field(1, le=2**31 - 1, description="seed of all random number generators of the run")
     device: str = Field("auto", description="device of the learner: auto (a GPU if there is one), cpu, cuda or cuda:N")
@@ -76,20 +75,20 @@ class RunConfig(Config):
 
     @property
     def lanes(self) -> int:
-        """Lanes of all actors of a cell together."""
+        """Lanes of all actors of one learner."""
         return self.actors * self.env.lanes
 
     def waiting_steps(self, lanes: int) -> int:
-        """How many steps of so many lanes may wait for the learner: a part of the burst in which their chunks come."""
+        """Steps of `lanes` lanes that may wait for the learner: a fraction of the burst in which chunks arrive."""
         return max(1, lanes * self.replay.chunk_steps // 8)
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         if self.placement == "inline":
             alone = self.gradients == "solo" and not self.eval.beside
-            why = "placement=inline has no other processes" if alone else (
-                "of eval.beside=true only the evaluator is another process" if self.eval.beside else
-                f"with gradients={self.gradients} every learner plays for itself, on this host")
+            why = "placement=inline starts no other processes" if alone else (
+                "with eval.beside=true: only the evaluator is a separate process" if self.eval.beside else
+                f"with gradients={self.gradients} every learner runs its own actors, on this host")
             idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields
                                    if alone or name not in SUPERVISION or (name == "restarts" and self.eval.beside)],
                                   why)
@@ -100,9 +99,9 @@ class RunConfig(Config):
             if self.gradients != "server":
                 idle["ray.server_cpus"] = "unless gradients=server"
             if self.gradients != "solo":
-                idle |= dict.fromkeys(RAY_ACTORS, f"with gradients={self.gradients} every cell plays for itself")
+                idle |= dict.fromkeys(RAY_ACTORS, f"with gradients={self.gradients} every learner runs its own actors")
             if self.gradients == "allreduce":
-                idle["fleet.restarts"] = "ranks are started anew allreduce.max_restarts times"
+                idle["fleet.restarts"] = "ranks are restarted up to allreduce.max_restarts times"
         else:
             idle |= dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless placement=ray")
         rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ParameterServerConfig}
@@ -110,9 +109,10 @@ class RunConfig(Config):
             if self.gradients != rule:
                 idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
         if self.placement != "inline" or self.gradients != "solo":
-            idle["eval.beside"] = "unless placement=inline gradients=solo: elsewhere evaluators are processes anyway"
+            idle["eval.beside"] = ("unless placement=inline gradients=solo: otherwise the evaluator is a separate "
+                                   "process anyway")
         if self.device == "cpu" and self.learner.capture is True:
-            idle["learner.capture"] = "with device=cpu: updates are recorded as CUDA graphs only"
+            idle["learner.capture"] = "with device=cpu: it captures updates as CUDA graphs"
         if self.gradients == "solo":
             idle["cells"] = "gradients=solo has one learner"
         return idle
@@ -126,15 +126,15 @@ class RunConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_many_as_there_is_room_for(cls, data: Any) -> Any:
-        """`actors=auto` says it shorter: how many there are is decided when the cluster has been seen."""
+    def _expand_auto_actors(cls, data: Any) -> Any:
+        """Expand `actors=auto` to `ray.elastic`; the number is determined when the cluster is known."""
         if not isinstance(data, dict) or data.get("actors") != "auto":
             return data
         if data.get("placement") != "ray":
-            raise ValueError("actors=auto needs placement=ray: elsewhere a number is needed")
+            raise ValueError("actors=auto needs placement=ray: otherwise give a number")
         if data.get("gradients", "solo") != "solo":
-            raise ValueError(f"actors=auto with gradients={data['gradients']}: every cell plays for itself, with as "
-                             "many actors as you say; give a number")
+            raise ValueError(f"actors=auto with gradients={data['gradients']}: every learner runs its own "
+                             "actors; give their number")
         return data | {"actors": 1, "ray": dict(data.get("ray") or {}) | {"elastic": True}}
 
     @model_validator(mode="after")
@@ -142,21 +142,3 @@ class RunConfig(Config):
         if found := contradictions(self):
             raise ValueError("\n".join(found))
         return self
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -272,8 +272,8 @@ def test_what_would_be_ignored_is_refused(words, why):
 
 
 @pytest.mark.parametrize(("spec", "switches", "why"), [
-    (SPEC, {"torso": "impala"}, "is for images"), (PICTURES, {"normalise": True}, "is for vectors"),
-    (EnvSpec("toy", SPEC.observation, 4), {}, "4 actions, and this agent is for continuous ones")])
+    (SPEC, {"torso": "impala"}, "is for images"), (PICTURES, {"normalise": True}, "is for vector observations"),
+    (EnvSpec("toy", SPEC.observation, 4), {}, "4 actions, and this agent needs continuous ones")])
 def test_agents_refuse_what_they_cannot_use(spec, switches, why):
     with pytest.raises(UserError, match=why):
         agent("ddpg", spec, **switches)

@@ -119,7 +119,7 @@ def test_what_other_networks_compute_is_proven_where_the_table_says():
     (["agent.noisy=true", "explore.kind=ladder"], "explore.kind=ladder adds random actions"),
     (["agent.noisy=true", "agent.noisy_epsilon=true", "explore.kind=constant", "explore.epsilon=0"],
      "agent.noisy_epsilon=true has no effect"),
-    (["explore.kind=constant", "explore.epsilon=0"], "nothing new would ever be tried"),
+    (["explore.kind=constant", "explore.epsilon=0"], "there would be no exploration"),
 ])
 def test_what_would_be_ignored_is_refused(algo, words, why):
     with pytest.raises(UserError) as error:
@@ -141,9 +141,9 @@ def test_a_support_without_room_is_refused():
 
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize(("spec", "switches", "why"), [
-    (SPEC, {"torso": "impala"}, "is for images"), (SPEC, {"norm": "group"}, "shows no images"),
+    (SPEC, {"torso": "impala"}, "is for images"), (SPEC, {"norm": "group"}, "has no images"),
     (PICTURES, {"norm": "group", "torso": "mlp"}, "agent.torso=mlp has none"),
-    (SPEC, {"norm": "layer", "hidden": ()}, "no layer to follow")])
+    (SPEC, {"norm": "layer", "hidden": ()}, "no dense layer to normalise")])
 def test_networks_refuse_what_they_cannot_use(algo, spec, switches, why):
     with pytest.raises(UserError, match=why):
         ALGOS[algo].build(config(algo, **switches), spec)
@@ -151,8 +151,8 @@ def test_networks_refuse_what_they_cannot_use(algo, spec, switches, why):
 
 @pytest.mark.parametrize("module", [agent57, ngu, r2d2])
 @pytest.mark.parametrize(("spec", "switches", "why"), [
-    (SPEC, {"torso": "impala"}, "is for images"), (SPEC, {"norm": "group"}, "shows no images"),
-    (SPEC, {"norm": "layer", "hidden": (), "features": ()}, "no layer to follow")])
+    (SPEC, {"torso": "impala"}, "is for images"), (SPEC, {"norm": "group"}, "has no images"),
+    (SPEC, {"norm": "layer", "hidden": (), "features": ()}, "no dense layer to normalise")])
 def test_so_do_those_of_agents_that_remember(module, spec, switches, why):
     with pytest.raises(UserError, match=why):
         module.build(module.Config(**switches), spec)
@@ -168,15 +168,15 @@ def test_explain_says_what_is_active():
 
 
 @pytest.mark.parametrize(("words", "key", "why"), [
-    (["agent.torso=impala"], "agent.torso", "agent.torso=impala is for images, and CartPole-v1 shows none"),
-    (["agent.norm=group"], "agent.norm", "agent.norm=group follows convolutions, and CartPole-v1 shows no"),
-    (["agent.norm=layer", "agent.hidden=[]"], "agent.norm", "agent.norm=layer has no layer to follow")])
+    (["agent.torso=impala"], "agent.torso", "agent.torso=impala is for images, and CartPole-v1 has none"),
+    (["agent.norm=group"], "agent.norm", "agent.norm=group applies to convolutions, and CartPole-v1 has no"),
+    (["agent.norm=layer", "agent.hidden=[]"], "agent.norm", "agent.norm=layer has no dense layer to normalise")])
 def test_explain_says_what_this_environment_would_refuse(words, key, why):
     rows = {row.key: row for row in explain(resolve("cartpole", words))}
     assert rows[key].idle.startswith(why)
     with pytest.raises(UserError) as error:
         api.plan(resolve("cartpole", words).config)
-    assert rows[key].idle == f"{error.value} (a run is refused)", "in its words"
+    assert rows[key].idle == f"{error.value} (a run would fail)", "in its words"
 
 
 def test_explain_makes_no_environment_unless_there_is_a_question(monkeypatch):

@@ -100,14 +100,14 @@ LEVEL = 3
 @pytest.mark.parametrize(("command", "answer"), [
     ("train cartpole learner.learning_rate=-1", "(got -1); in recipe cartpole it is 0.001"),
     ("train mine.py", "mine.py is a Python file: did you mean mine:Mine?"),
-    ("train gone.py", "gone.py is a Python file: name what is in it, as module:Class"),
+    ("train gone.py", "gone.py is a Python file: use module:Class instead"),
     ("train mine:Nope", "mine has no 'Nope', neither as an attribute nor as an environment that it registers; it has "
                         "mine:Mine"),
     ("train mine:Mime", "did you mean mine:Mine?"),
-    ("train mine:LEVEL", "mine:LEVEL is neither an environment nor a function that makes one"),
+    ("train mine:LEVEL", "mine:LEVEL is neither an environment nor a function that returns one"),
     ("train CartPole-v1 agent.algo=ppo", "has no PPO, which learns on-policy"),
     ("train Pendulum-v1 agent.algo=sac", "qfleet has no SAC; for continuous actions use agent.algo=ddpg"),
-    ("train ppo", "'ppo' is no recipe: qfleet learns values off-policy"),
+    ("train ppo", "'ppo' is not a recipe: qfleet learns values off-policy"),
 ])
 def test_the_cause_of_a_mistake_is_told_with_its_remedy(command, answer, capsys, place):
     (place / "mine.py").write_text(MY_ENV)
@@ -141,7 +141,7 @@ def test_the_frames_of_the_package_are_left_out_before_the_users_own_exception(c
 
 
 def test_an_outdated_version_of_an_environment_is_told_once(capsys, caplog):
-    gym._tell_outdated.cache_clear()
+    gym._log_outdated.cache_clear()
     assert main(["train", "CartPole-v0", "--dry-run"]) == 0
     assert caplog.text.count("CartPole-v0 is out of date: CartPole-v1 is its newest version") == 1
     assert main(["train", "CartPole-v1", "--dry-run"]) == 0

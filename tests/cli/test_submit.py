@@ -214,7 +214,7 @@ def test_without_slurm_people_are_told_where_there_is_one(tmp_path, capsys, monk
     (["cartpole", "placement=processes", "--nodes", "2", "--local"], "--local is one machine"),
     (["cartpole", "--name", "a/b"], "one folder name"),
     (["cartpole", "learner.batch=3"], "unknown key"),
-    (["nothing"], "is no recipe"),
+    (["nothing"], "is not a recipe"),
 ])
 def test_mistakes_are_told_before_anything_is_written(words, told, tmp_path, capsys):
     assert main(["submit", "slurm", *words]) == 2

@@ -206,7 +206,7 @@ def blind(path, **options):
 
 def unfinished(path, **options):
     yield RolloutStep(np.zeros((8, 8, 3), np.uint8), 1.0, 0, False)
-    raise UserError("my_env:Blind has no render(): let it return an rgb_array picture to be seen")
+    raise UserError("my_env:Blind has no render(): implement it to return an rgb_array image")
 
 
 @pytest.mark.parametrize(("rollout", "message"), [(blind, "there is no picture"), (unfinished, "has no render()")])

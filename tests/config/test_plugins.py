@@ -82,7 +82,7 @@ def test_what_cannot_be_loaded_is_explained(here: Path, reference: str, message:
 def test_files_of_the_package_are_plugins_by_name() -> None:
     assert "dqn" in plugin_names("qfleet.algos") and {"ladder", "linear"} <= set(plugin_names("qfleet.explore"))
     assert plugin_module("qfleet.algos", "dqn").Config().algo == "dqn"
-    with pytest.raises(UserError, match=r"'dqnn' is none of .*dqn.*did you mean dqn\?"):
+    with pytest.raises(UserError, match=r"'dqnn' is not one of .*dqn.*did you mean dqn\?"):
         plugin_module("qfleet.algos", "dqnn")
 
 

@@ -148,7 +148,7 @@ TABLE: list[tuple[dict[str, Any], str]] = [
     ({"width": [64, 0]}, "f.yaml: width.1: must be at least 1 (got 0)"),
     ({"limit": "never"}, "f.yaml: limit: must be a whole number or auto (got 'never'); the default is 'auto'"),
     ({"name": 2024}, "f.yaml: name: must be text (got 2024); quote it: name='\"2024\"'"),
-    ({"memory": 5}, "f.yaml: memory: must be a section with keys of its own (got 5)"),
+    ({"memory": 5}, "f.yaml: memory: must be a section (a mapping of keys) (got 5)"),
     ({"memory": {"beta": 2, "alpha": 1}}, "f.yaml: memory.beta: must be at most 1 (got 2); the default is 0.4"),
     ({"memory": {"size": 13}}, "f.yaml: memory: size=13 brings bad luck: choose another"),
     ({"memory": {"beta": 0.4}}, "f.yaml: memory.beta: has no effect with memory.alpha=0; remove it, or change that"),
@@ -162,15 +162,15 @@ TABLE: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"sizes": 3}}, "f.yaml: memory.sizes: unknown key; did you mean memory.size?"),
     ({"memori": {"size": 3}}, "f.yaml: memori: unknown key; did you mean memory?"),
     ({"memory.size": 3},
-     "f.yaml: memory.size: write it nested: the section as a key of its own, with this key under it"),
+     "f.yaml: memory.size: write it nested: the section as a key, and this key below it"),
     ({"memory": {"qqq": 3}}, "f.yaml: memory.qqq: unknown key; there are size, alpha, beta"),
     ({"shape": {"side": 3}}, "f.yaml: shape.side: unknown key; there are shape, radius"),
     ({"shape": {"radius": -1}}, "f.yaml: shape.radius: must be greater than 0 (got -1); the default is 1.0"),
-    ({"shape": {"shape": "rund"}}, "f.yaml: shape.shape: 'rund' is none of four_cornered, round, nor module:attribute; "
-                                   "did you mean round?"),
-    ({"shape": {"shape": 3}}, "f.yaml: shape.shape: must name one of four_cornered, round, or your own as "
+    ({"shape": {"shape": "rund"}}, "f.yaml: shape.shape: 'rund' is not one of four_cornered, round, or "
+                                   "module:attribute; did you mean round?"),
+    ({"shape": {"shape": 3}}, "f.yaml: shape.shape: must name one of four_cornered, round, or "
                               "module:attribute (got 3)"),
-    ({"shape": "round"}, "f.yaml: shape: must be a section with keys of its own (got 'round')"),
+    ({"shape": "round"}, "f.yaml: shape: must be a section (a mapping of keys) (got 'round')"),
 ]
 
 

@@ -49,7 +49,7 @@ BAD_FILES = [
     ("just text\n", "f.yaml:1: `key: value` lines are needed, not a single value (just text)"),
     ("a:1\n", "not a single value (a:1)"),
     ("a: 1\nb: 2\na: 3\n", "f.yaml:3: 'a' is given twice, first in line 1; remove one"),
-    ("a: &x [1]\nb: *x\n", "f.yaml:2: an alias (*name); write the value out"),
+    ("a: &x [1]\nb: *x\n", "f.yaml:2: an alias (*name); write out the value"),
     ("a: 1\n---\nb: 2\n", "f.yaml:2: a second document (---)"),
     ("1: 2\n", "f.yaml:1: a key must be a word, not a single value (1)"),
     ("true: 2\n", "a key must be a word"),

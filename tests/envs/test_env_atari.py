@@ -47,7 +47,7 @@ def test_protocols_by_id():
 
 
 @pytest.mark.parametrize("id, words", [
-    ("PongDeterministic-v4", "write PongNoFrameskip-v4"), ("Pong-v4", "write PongNoFrameskip-v4"),
+    ("PongDeterministic-v4", "use PongNoFrameskip-v4"), ("Pong-v4", "use PongNoFrameskip-v4"),
     ("PongNoFrameskip-v0", "ALE/Pong-v5"), ("ALE/Pnog-v5", "did you mean ALE/Pong-v5"),
     ("ALE/Pong-ram-v5", "ALE/Pong-v5"), ("ALE/Joust-v5", "no Atari game 'Joust'"),
 ])

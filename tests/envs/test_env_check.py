@@ -42,7 +42,7 @@ def test_atari_tells_its_protocol():
     ({"id": "Nothing-v0"}, "no environment"), ({"id": f"{__name__}:Free", "kwargs": {"rule": "none"}}, "has no bounds"),
     ({"id": "toy/Faulty-v0", "kwargs": {"nan_at": 5}}, "NaN"),
     ({"id": "toy/Faulty-v0", "kwargs": {"shape_at": 5}}, "(5,)"),
-    ({"id": "toy/Faulty-v0", "kwargs": {"raise_at": 0}}, "told to fail"),
+    ({"id": "toy/Faulty-v0", "kwargs": {"raise_at": 0}}, "set to fail"),
 ])
 def test_errors(cfg, words):
     assert words in texts("error", **cfg)
@@ -84,7 +84,7 @@ class Odd(gymnasium.Env):
 @pytest.mark.parametrize("rule, level, words", [
     ("reset", "error", "reset must return"), ("four", "error", "a tuple of 4"),
     ("flag", "warning", "terminated is a int"),
-    ("dtype", "warning", "not in its space: float64"), ("seed", "warning", "two runs with one seed differ"),
+    ("dtype", "warning", "not in its space: float64"), ("seed", "warning", "two rollouts with the same seed differ"),
     ("scale", "warning", "rewards reach 10000"), ("reward", "error", "as one number, not a ndarray of shape (1,)"),
 ])
 def test_broken_rules_are_named(rule, level, words):

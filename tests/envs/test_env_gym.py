@@ -186,7 +186,7 @@ def test_where_nothing_can_draw_mujoco_plays_and_is_not_filmed(monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     make(EnvConfig(id="HalfCheetah-v5"), 1).close()
     assert "MUJOCO_GL" not in os.environ
-    with pytest.raises(UserError, match=r"HalfCheetah-v5 cannot be drawn: .* apt install libegl1"):
+    with pytest.raises(UserError, match=r"HalfCheetah-v5 cannot be rendered: .* apt install libegl1"):
         env_factory(EnvConfig(id="HalfCheetah-v5"), render=True)
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_cut, _warn_endless
+from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_endless, _warn_truncated
 from qfleet.envs.spaces import ImageFormat
 
 T, F = True, False
@@ -158,7 +158,7 @@ def test_failures_are_reproducible():
 
 @pytest.mark.parametrize("raise_at", [0, 3])
 def test_endless_failure_stops_with_the_first_hand_traceback(raise_at):
-    with pytest.raises(EnvFault, match=rf"(?s)toy/Faulty-v0 failed 3 times in lane 0.*told to fail at step {raise_at}"):
+    with pytest.raises(EnvFault, match=rf"(?s)toy/Faulty-v0 failed 3 times in lane 0.*set to fail at step {raise_at}"):
         roll(faulty(max_faults=3, kwargs={"raise_at": raise_at}), 50)
 
 
@@ -205,7 +205,7 @@ def test_an_environment_for_the_old_gym_is_told_from_a_failing_one(cfg, words, c
     cfg = EnvConfig(**{"id": f"{__name__}:OldGym", "max_episode_steps": 9, **cfg})
     with pytest.raises(UserError, match=rf"{cfg.id} does not implement the Gymnasium API: .*{words}.*qfleet check-env"):
         roll(make(cfg, 2), 3)
-    assert not caplog.records, "it was not built anew, time and again"
+    assert not caplog.records, "it was not rebuilt repeatedly"
 
 
 def test_a_wrong_answer_in_some_corner_is_a_failure_like_others():
@@ -328,12 +328,12 @@ def test_an_env_that_never_ends_is_truncated_by_config():
 
 
 def test_an_env_that_has_no_limit_is_truncated_where_it_must_end(caplog):
-    _warn_cut.cache_clear()
+    _warn_truncated.cache_clear()
     with caplog.at_level(logging.WARNING, "qfleet.envs"):
         outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [19, 40]
     assert all(outs[t].discount[0] == 1 for t in (19, 40))
-    assert len(caplog.records) == 1 and "cut off after 20 steps" in caplog.text
+    assert len(caplog.records) == 1 and "truncated after 20 steps" in caplog.text
     assert "env.max_episode_steps" in caplog.text and "eval.max_episode_steps" in caplog.text
     outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20, max_episode_steps=30), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [29], "a limit of its own is the one that counts"
@@ -405,7 +405,7 @@ def test_failures_are_heard_of_but_never_flood(caplog):
         while env.faults() < 9:
             env.send(np.zeros(1, np.int64))
             env.recv()
-    lines = [record.getMessage() for record in caplog.records if "built anew" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "was rebuilt" in record.getMessage()]
     assert [int(line.split("(")[1].split()[0]) for line in lines] == [1, 2, 4, 8]
     env.close()
 

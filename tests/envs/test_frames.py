@@ -82,7 +82,7 @@ def test_only_numbers_travel(value):
     (framed(header([], kind=3)), "kind must be"),
     (framed(header([], facts=[1])), "facts a mapping"),
     (framed(header([["a", "no such type", [1]]])), "unreadable header"),
-    (framed(header([["a", "O", [1]]]), bytes(8)), "only numbers"),
+    (framed(header([["a", "O", [1]]]), bytes(8)), "only numeric"),
     (framed(header([["a", "<f4", [-1, -1]]]), bytes(4)), r"the shape \(-1, -1\)"),
     (framed(header([["a", "<f4", [3]]]), bytes(8)), "ends at byte 12 of a body of 8"),
     (framed(header([["a", "<f4", [1 << 62]]]), bytes(8)), "ends at byte"),

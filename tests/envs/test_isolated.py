@@ -26,9 +26,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60),
               pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX pipes")]
 
 LANES = 3
-REASONS = {"hang": "no answer within 1 s", "family": "no answer within 1 s", "exit": "it ended", "sys.exit": "it ended",
-           "orphan": "it exited", "raise": "it ended", "garbage": "nonsense: not a frame", "drift": "its spec says",
-           "half": "it ended in the middle of an answer", "trickle": "no answer within 1 s"}
+REASONS = {"hang": "did not answer within 1 s", "family": "did not answer within 1 s",
+           "exit": "it ended", "sys.exit": "it ended",
+           "orphan": "it exited", "raise": "it ended", "garbage": "invalid data: not a frame", "drift": "its spec says",
+           "half": "it ended in the middle of an answer", "trickle": "did not answer within 1 s"}
 TOY = Path(toy_host.__file__)
 
 
@@ -192,7 +193,7 @@ def test_a_completed_episode_renews_the_patience(toy):
 
 def test_a_child_that_cannot_reset_is_given_up(toy):
     env = toy(what="hang", at=-2, starts=99, max_faults=2, timeout_s=0.5)
-    with pytest.raises(EnvFault, match=r"lost 2 times(?s:.*)no answer within 0\.5 s"):
+    with pytest.raises(EnvFault, match=r"lost 2 times(?s:.*)did not answer within 0\.5 s"):
         env.reset([1, 2, 3])
 
 
@@ -212,7 +213,7 @@ def test_a_start_that_fails_says_why_at_once(toy, tmp_path):
 
 def test_a_start_that_hangs_ends(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(isolated, "START_TIMEOUT_S", 2.0)
-    with pytest.raises(EnvFault, match="no answer within 2 s"):
+    with pytest.raises(EnvFault, match="did not answer within 2 s"):
         toy(what="hang", at=-1)
     assert all(not alive(int(file.read_text())) for file in tmp_path.glob("life-*"))
 
@@ -241,21 +242,21 @@ def test_prints_reads_and_global_seeds_stay_in_the_child(toy, tmp_path, capsys):
 
 
 def test_a_wrong_number_of_lanes_is_refused(toy):
-    with pytest.raises(EnvFault, match="made 3 lanes; 5 were asked for"):
+    with pytest.raises(EnvFault, match="made 3 lanes; 5 were requested"):
         toy(lanes=5)
 
 
 def test_calls_out_of_order_are_refused(toy):
     env = toy()
-    with pytest.raises(RuntimeError, match="reset before it"):
+    with pytest.raises(RuntimeError, match=r"needs a reset\(\) first"):
         env.send(np.zeros(LANES, int))
     with pytest.raises(ValueError, match="2 seeds for 3 lanes"):
         env.reset([1, 2])
     env.reset([1, 2, 3])
-    with pytest.raises(RuntimeError, match="send before it"):
+    with pytest.raises(RuntimeError, match=r"recv\(\) was called without send\(\)"):
         env.recv()
     env.send(np.zeros(LANES, int))
-    with pytest.raises(RuntimeError, match="recv after"):
+    with pytest.raises(RuntimeError, match=r"recv\(\) after the previous send"):
         env.send(np.zeros(LANES, int))
 
 

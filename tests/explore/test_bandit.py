@@ -178,5 +178,5 @@ def test_what_part_of_the_lanes_follows_each_arm_is_known(kind):
 def test_a_bandit_refuses_to_remember_arms_that_it_has_not():
     """What it remembers may come from another process of a fleet."""
     state = Bandit(4, 10).state_dict() | {"history": [[1, 2.0], [4, 0.0]]}
-    with pytest.raises(ValueError, match="a bandit of 4 arms cannot remember arm 4"):
+    with pytest.raises(ValueError, match="a bandit of 4 arms cannot load a history with arm 4"):
         Bandit(4, 10).load_state_dict(state)

@@ -150,7 +150,7 @@ def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):
 
 
 def test_unknown_and_unfit_torsos_are_refused():
-    with pytest.raises(UserError, match=r"none of efficient, impala, mlp, nature, small, .*did you mean nature\?"):
+    with pytest.raises(UserError, match=r"not one of efficient, impala, mlp, nature, small, .*did you mean nature\?"):
         find_torso("natur")
     with pytest.raises(UserError, match="at least 36"):
         find_torso("nature")((1, 10, 5), "none")

@@ -68,7 +68,7 @@ def test_what_a_gpu_is_there_for_and_is_not_done_is_said(gpu, monkeypatch, caplo
     monkeypatch.setattr(gpu_memory, "free_bytes", lambda device: 10_000_000)
     assert of(begun("learner.capture=auto")) == ("cuda", "host", True)
     (store,) = caplog.messages
-    assert store.startswith("replay.store: ") and "more than half of the 10 MB that are free there;" in store
+    assert store.startswith("replay.store: ") and "more than half of the 10 MB free there;" in store
     caplog.clear()
     gpu["there"] = False
     assert of(begun("learner.capture=auto", "gradients=allreduce")) == ("cpu", "host", False)
@@ -79,7 +79,7 @@ def test_on_a_cpu_nothing_is_recorded_and_a_wish_for_it_is_answered(gpu, caplog)
     gpu["there"] = False
     assert begun("learner.capture=true").learner.capture is False
     (said,) = caplog.messages
-    assert said == "learner.capture=true has no effect on a CPU: only CUDA graphs are recorded"
+    assert said == "learner.capture=true has no effect on a CPU: it captures CUDA graphs"
 
 
 def test_what_the_user_said_stays(gpu):

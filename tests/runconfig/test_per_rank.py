@@ -58,7 +58,7 @@ def test_min_steps_never_fall_below_a_batch():
     (["gradients=solo", "cells=2"], "cells"),
     (["gradients=solo", "allreduce.timeout_s=5"], "unless gradients=allreduce"),
     (["allreduce.rate_scaling=linear"], "the batch does not grow"),
-    (["placement=processes"], "every rank plays for itself"),
+    (["placement=processes"], "every learner runs its own actors"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with gradients=allreduce"),
 ])
 def test_what_has_no_effect_or_contradicts_itself_is_refused(overrides, message):

@@ -94,11 +94,11 @@ BAD = [
     (["agent.double=yes"], "command line: agent.double: true or false is needed (got 'yes'); the default is true"),
     (["device=gpu"], "command line: device: must be auto, cpu, cuda or cuda:N (got 'gpu'); the default is 'auto'"),
     (["seed=1e12"], "command line: seed: must be at most 2147483647 (got 1000000000000); the default is 1"),
-    (["env=CartPole-v1"], "command line: env: must be a section with keys of its own (got 'CartPole-v1')"),
-    (["agent.algo=dqnn"], f"command line: agent.algo: 'dqnn' is none of {', '.join(plugin_names('qfleet.algos'))}, "
-                          "nor module:attribute; did you mean dqn?"),
-    (["agent.algo=TD3"], f"command line: agent.algo: 'TD3' is none of {', '.join(plugin_names('qfleet.algos'))}, "
-                         "nor module:attribute; it is agent.algo=ddpg with agent.twin, agent.smoothing and "
+    (["env=CartPole-v1"], "command line: env: must be a section (a mapping of keys) (got 'CartPole-v1')"),
+    (["agent.algo=dqnn"], f"command line: agent.algo: 'dqnn' is not one of {', '.join(plugin_names('qfleet.algos'))}, "
+                          "or module:attribute; did you mean dqn?"),
+    (["agent.algo=TD3"], f"command line: agent.algo: 'TD3' is not one of {', '.join(plugin_names('qfleet.algos'))}, "
+                         "or module:attribute; use agent.algo=ddpg with agent.twin, agent.smoothing and "
                          "agent.policy_delay, as in the recipe control"),
     (["placement=cluster"],
      "command line: placement: must be inline, processes or ray (got 'cluster'); the default is 'inline'"),
@@ -107,21 +107,20 @@ BAD = [
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],
      "command line: learner.batch_size=600 exceeds replay.capacity=512: raise the capacity or lower the batch size"),
     (["replay.min_steps=32"], "command line and recipe vector: replay.min_steps=32 is below learner.batch_size=64: "
-                              "raise min_steps, so that the first batch finds enough to draw from"),
+                              "raise min_steps, so that there is enough data for the first batch"),
     (["total_steps=1000"], "command line and recipe vector: total_steps=1000 ends before learning begins, "
                            "replay.min_steps=1000: raise total_steps or lower min_steps"),
     (["eval.period_steps=10", "eval.period_updates=10"],
-     "command line: eval.period_steps=10 and eval.period_updates=10 are both set: choose one clock, set the other "
-     "to null"),
+     "command line: eval.period_steps=10 and eval.period_updates=10 are both set: set one of them to null"),
     (["eval.period_steps=null"],
-     "recipe cartpole and command line: stop_at=475 is judged by evaluations, and there are none: "
+     "recipe cartpole and command line: stop_at=475 is checked against evaluations, and there are none: "
      "set eval.period_steps, or stop_at=null"),
     (["learner.target_period_updates=9", "learner.target_tau=0.01"],
      "command line: learner.target_tau: has no effect unless learner.target_period_updates=0; remove it, or "
      "change that"),
     (["run.exact_resume=true", "checkpoint.period_steps=4000"],
-     "command line and recipe vector: run.exact_resume=true cuts every episode at a checkpoint, here after 500 steps "
-     "per lane, which is short against the episodes: set checkpoint.period_steps to at least 8000 (1000 for each "
+     "command line and recipe vector: run.exact_resume=true truncates every episode at a checkpoint, here after 500 "
+     "steps per lane, which is short for an episode: set checkpoint.period_steps to at least 8000 (1000 per "
      "lane, env.lanes=8 x actors=1)"),
     (["run.exact_resume=true", "checkpoint.period_steps=0"],
      "command line: run.exact_resume=true needs scheduled checkpoints: set checkpoint.period_steps"),
@@ -131,22 +130,22 @@ BAD = [
     (["run.exact_resume=true", "device=cuda"],
      "command line: run.exact_resume=true with device=cuda: only the CPU is exact; set device=cpu"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000", "eval.beside=true"],
-     "command line: run.exact_resume=true with eval.beside=true: when its scores come is a matter of chance, and with "
-     "them the end of the run; set eval.beside=false"),
+     "command line: run.exact_resume=true with eval.beside=true: the time at which its results arrive is not "
+     "deterministic, nor is the end of the run; set eval.beside=false"),
     (["placement=processes", "eval.beside=true"],
-     "command line: eval.beside: has no effect unless placement=inline gradients=solo: elsewhere evaluators are "
-     "processes anyway; remove it, or change that"),
+     "command line: eval.beside: has no effect unless placement=inline gradients=solo: otherwise the evaluator "
+     "is a separate process anyway; remove it, or change that"),
     (["eval.beside=true", "fleet.restarts=3"],
-     "command line: fleet.restarts: has no effect: of eval.beside=true only the evaluator is another process; "
+     "command line: fleet.restarts: has no effect with eval.beside=true: only the evaluator is a separate process; "
      "remove it, or change that"),
     (["device=cpu", "learner.capture=true"],
-     "command line: learner.capture: has no effect with device=cpu: updates are recorded as CUDA graphs only; remove "
+     "command line: learner.capture: has no effect with device=cpu: it captures updates as CUDA graphs; remove "
      "it, or change that"),
     (["explore.kind=linear", "explore.start=0", "explore.end=0"],
-     "command line: explore.kind=linear takes no random actions, and agent.noisy=false adds no noise: nothing new "
-     "would ever be tried; raise explore.start, or set agent.noisy=true"),
+     "command line: explore.kind=linear takes no random actions, and agent.noisy=false adds no noise: there would "
+     "be no exploration; raise explore.start, or set agent.noisy=true"),
     (["learner.parts=2"],
-     "command line: learner.parts: was removed in 0.2.0: batches are always learnt whole; delete it, and set "
+     "command line: learner.parts: was removed in 0.2.0: batches are no longer split; delete it, and set "
      "run.threads=1 where other processes keep cores busy"),
     (["run.share_cores=false"],
      "command line: run.share_cores: was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep "
@@ -181,7 +180,7 @@ def test_bad_input_is_told_all_at_once() -> None:
 def test_exact_resume_with_short_episodes_may_save_often() -> None:
     overrides = ["run.exact_resume=true", "env.lanes=2", "env.max_episode_steps=50"]
     assert resolve("cartpole", [*overrides, "checkpoint.period_steps=200"]).config.run.exact_resume
-    assert "at least 200 (100 for each" in lines("cartpole", *overrides, "checkpoint.period_steps=199")[0]
+    assert "at least 200 (100 per lane" in lines("cartpole", *overrides, "checkpoint.period_steps=199")[0]
     # 32 samples per step and batches of 64: two steps per update
     assert resolve("cartpole", [*overrides, "checkpoint.period_updates=100"]).config.checkpoint.period_updates == 100
     assert "here after 99 steps" in lines("cartpole", *overrides, "checkpoint.period_updates=99")[0]
@@ -252,7 +251,7 @@ def test_an_isolated_environment_is_looked_at_from_outside(tmp_path: Path, monke
     assert resolve("far_room:Dark", [*isolate_it, "env.kwargs.pixels=true"]).provenance["env.stack"] == "recipe pixels"
     assert int((tmp_path / "builder").read_text()) != os.getpid() and "far_room" not in sys.modules
     monkeypatch.setattr(isolated, "START_TIMEOUT_S", 3.0)
-    with pytest.raises(EnvFault, match="no answer within 3 s"):
+    with pytest.raises(EnvFault, match="did not answer within 3 s"):
         resolve("stuck_room:Dark", isolate_it)
 
 
@@ -260,12 +259,12 @@ def test_names_that_mean_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     told = lines("carpole")[0]
-    assert "'carpole' is no recipe, YAML file or environment id; did you mean cartpole or hidden-cartpole? " in told
+    assert "'carpole' is not a recipe, YAML file or environment id; did you mean cartpole or hidden-cartpole? " in told
     assert lines("none.yaml") == ["none.yaml: there is no such file"]
     assert lines("folder.yaml", file=tmp_path / "x.yaml") == ["folder.yaml: there is no such file"]
     assert "'folder' is a directory; name a recipe" in lines("folder")[0]
     assert "'folder/inner' is a directory; name a recipe" in lines("folder/inner")[0]
-    assert "is no recipe" in lines("")[0]
+    assert "is not a recipe" in lines("")[0]
     assert "Acrobot-v1" in lines("Acrobt-v1")[0]
     assert lines("vector") == ["recipe vector: env.id: is required; set env.id=… "
                                "(environment: a Gymnasium id, module:Id or module:callable)"]
@@ -304,14 +303,14 @@ def test_nested_settings_are_as_good_as_a_file(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("text", "message"), [
     ("extends: me.yaml\n", "me.yaml: extends itself"),
-    ("extends: carpole\n", "me.yaml: extends: 'carpole' is no recipe"),
+    ("extends: carpole\n", "me.yaml: extends: 'carpole' is not a recipe"),
     ("extends: [a]\n", "extends: must name one recipe or file (got ['a'])"),
     ("description: 3\n", "description: must be text (got 3)"),
     ("suits: x\n", "suits: must be a list of patterns"),
     ("", "me.yaml: is empty"),
     ("seed: 1\nseed: 2\n", "me.yaml:2: 'seed' is given twice"),
     ("seed: 1\n", "env.id: is required"),
-    ("env: {id: CartPole-v1}\nlearner:\n", "learner: must be a section with keys of its own (got null)"),
+    ("env: {id: CartPole-v1}\nlearner:\n", "learner: must be a section (a mapping of keys) (got null)"),
 ])
 def test_user_files_that_cannot_be_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
@@ -357,9 +356,9 @@ def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
 
 def test_a_torso_is_found_by_name_before_anything_is_built() -> None:
     assert lines("pong", "agent.torso=natur") == [
-        "command line: agent.torso: 'natur' is none of auto, efficient, impala, mlp, nature, small, nor "
+        "command line: agent.torso: 'natur' is not one of auto, efficient, impala, mlp, nature, small, or "
         "module:attribute; did you mean nature?"]
-    assert "nor module:attribute" in lines("pong", "agent.torso=resnet")[0]
+    assert "or module:attribute" in lines("pong", "agent.torso=resnet")[0]
     assert "write module:attribute" in lines("pong", "agent.torso='my_nets:'")[0]
     assert "must be text" in lines("pong", "agent.torso=3")[0]
     for name in ("auto", "small", "my_nets:residual"):

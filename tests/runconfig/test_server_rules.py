@@ -11,7 +11,7 @@ SERVER = ["gradients=server", "cells=3", "server.shards=2"]
 
 
 @pytest.mark.parametrize("overrides,message", [
-    (["placement=processes"], "every cell plays for itself; set placement=inline"),
+    (["placement=processes"], "every learner runs its own actors; set placement=inline"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with gradients=server"),
     (["total_steps=3000", "replay.min_steps=1000"], "each of cells=3 takes replay.min_steps=1000 steps first"),
     (["server.max_staleness=2", "server.pull_period_updates=4"], "3 of its own pushes old"),
@@ -19,7 +19,7 @@ SERVER = ["gradients=server", "cells=3", "server.shards=2"]
     (["server.compensation_lambda=1"], "with server.compensation=none"),
     (["server.compensation=constant", "server.compensation_decay=0.5"], "unless server.compensation=adaptive"),
     (["server.shards=0"], "server.shards"),
-    (["fleet.listen=127.0.0.1:4440"], "with gradients=server every learner plays for itself"),
+    (["fleet.listen=127.0.0.1:4440"], "with gradients=server every learner runs its own actors"),
     (["allreduce.timeout_s=5"], "unless gradients=allreduce"),
     (["gradients=solo", "cells=1"], "unless gradients=server"),
 ])

@@ -145,9 +145,9 @@ def test_pictures_and_boxes_of_any_shape_through_training_evaluation_export_and_
 
 
 @pytest.mark.parametrize(("recipe", "words", "why"), [
-    ("pendulum", ["env.id=CartPole-v1"], "CartPole-v1 has 2 actions, and agent.algo=ddpg is for continuous ones"),
-    ("vector", ["env.id=Pendulum-v1"], "and agent.algo=dqn chooses among numbered ones: use agent.algo=ddpg"),
-    ("cartpole", ["agent.algo=c51", "env.id=Pendulum-v1"], "and agent.algo=c51 chooses among numbered ones")])
+    ("pendulum", ["env.id=CartPole-v1"], "CartPole-v1 has 2 actions, and agent.algo=ddpg needs continuous ones"),
+    ("vector", ["env.id=Pendulum-v1"], "and agent.algo=dqn needs discrete ones: use agent.algo=ddpg"),
+    ("cartpole", ["agent.algo=c51", "env.id=Pendulum-v1"], "and agent.algo=c51 needs discrete ones")])
 def test_agents_and_environments_that_do_not_fit_are_refused_with_the_remedy(recipe, words, why):
     with pytest.raises(UserError) as error:
         api.train(recipe, words)

@@ -35,7 +35,7 @@ def test_one_that_always_raises_ends_the_run_with_its_own_traceback(capsys):
     assert command_line("env.kwargs={length: 20, raise_at: 8}", "env.max_faults=3") == 1
     err = capsys.readouterr().err
     assert "toy/Faulty-v0 failed 3 times in lane 0" in err and "env.max_faults=3" in err
-    assert 'toy.py", line' in err and "RuntimeError: told to fail at step 8" in err
+    assert 'toy.py", line' in err and "RuntimeError: set to fail at step 8" in err
     assert "the run is in runs/x" in err and "failed unexpectedly" not in err
 
 
@@ -89,7 +89,7 @@ def test_in_a_process_of_its_own_it_may_hang_and_exit(fault, caplog):
 def test_a_failure_in_its_own_process_ends_the_run_as_it_would_here(capsys):
     assert command_line("env.kwargs={length: 20, raise_at: 8}", "env.max_faults=3", "env.isolate=true") == 1
     err = capsys.readouterr().err
-    assert "toy/Faulty-v0 failed 3 times in lane 0" in err and "RuntimeError: told to fail at step 8" in err
+    assert "toy/Faulty-v0 failed 3 times in lane 0" in err and "RuntimeError: set to fail at step 8" in err
 
 
 def test_one_that_hangs_in_this_process_is_reported_with_all_stacks(tmp_path):

@@ -32,7 +32,7 @@ def test_an_environment_beyond_repair_ends_the_run_which_is_saved(tmp_path):
     code, said, run = end_of(tmp_path, "toy/Faulty-v0", *ONCE, "env.kwargs={length: 20, raise_at: 8}",
                              "env.max_faults=30")
     assert code == 1, said
-    assert "toy/Faulty-v0 failed 30 times" in said and "RuntimeError: told to fail at step 8" in said
+    assert "toy/Faulty-v0 failed 30 times" in said and "RuntimeError: set to fail at step 8" in said
     saved = newest(run)
     assert f"its last checkpoint is {saved.path.name}: qfleet resume runs/x" in said
     assert saved.manifest.step == records(run)[-1]["step"] > 100 and saved.manifest.updates > 0

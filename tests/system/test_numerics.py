@@ -25,7 +25,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def unchecked(monkeypatch):
     """As if an environment that is not Gymnasium's had let a reward pass that float32 cannot hold."""
-    monkeypatch.setattr("qfleet.envs.lanes.MOST_REWARD", math.inf)
+    monkeypatch.setattr("qfleet.envs.lanes.MAX_REWARD", math.inf)
 
 
 class Explodes(gymnasium.Wrapper):

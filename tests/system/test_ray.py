@@ -248,8 +248,8 @@ def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
     (["placement=ray", "device=cuda:1"], "set device=cuda"),
     (["placement=ray", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
     (["ray.actor_cpus=2"], "unless placement=ray"),
-    (["placement=ray", "gradients=server", "cells=2", "ray.actor_cpus=2"], "every cell plays for itself"),
-    (["placement=ray", "gradients=allreduce", "cells=2", "actors=auto"], "every cell plays for itself"),
+    (["placement=ray", "gradients=server", "cells=2", "ray.actor_cpus=2"], "every learner runs its own actors"),
+    (["placement=ray", "gradients=allreduce", "cells=2", "actors=auto"], "every learner runs its own actors"),
     (["placement=ray", "gradients=allreduce", "cells=2", "fleet.restarts=2"], "allreduce.max_restarts")])
 def test_what_cannot_be_is_refused_with_its_remedy(words, remedy):
     with pytest.raises(UserError, match=remedy):

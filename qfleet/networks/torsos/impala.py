@@ -1,7 +1,7 @@
-"""The residual network of IMPALA (Espeholt et al. 2018), 15 convolutions, in any width.
+"""Residual network of IMPALA (Espeholt et al. 2018): 15 convolutions of any width.
 
-`spectral` and `pool` are what Beyond the Rainbow (Clark et al. 2024) adds to it: convolutions of residual blocks have
-spectral norm 1, and the features are pooled to a fixed size, whatever the size of the picture.
+`spectral` and `pool` are the additions of Beyond the Rainbow (Clark et al. 2024): the convolutions of residual blocks
+have spectral norm 1, and the features are pooled to a fixed size for images of any size.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ STAGES = (16, 32, 32)
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(ReLU(conv(ReLU(x)))), a norm before each ReLU if asked for."""
+    """x + conv(ReLU(conv(ReLU(x)))), with an optional norm before each ReLU."""
 
     def __init__(self, channels: int, norm: Norm, spectral: bool) -> None:
         super().__init__()
-        kind = SpectralConv2d if spectral else nn.Conv2d
+        conv = SpectralConv2d if spectral else nn.Conv2d
         layers: list[nn.Module] = []
         for _ in range(2):
-            layers += [*conv_norm(norm, channels), nn.ReLU(), kind(channels, channels, 3, padding=1)]
+            layers += [*conv_norm(norm, channels), nn.ReLU(), conv(channels, channels, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

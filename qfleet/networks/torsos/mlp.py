@@ -1,4 +1,4 @@
-"""No convolutions: the picture is laid flat, and the dense layers after it do the work."""
+"""Torso without convolutions: flattens the image for the dense layers of the head."""
 
 from __future__ import annotations
 

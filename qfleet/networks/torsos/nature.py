@@ -1,4 +1,4 @@
-"""The convolutions of Mnih et al. 2015: 32 of 8×8/4, 64 of 4×4/2, 64 of 3×3/1."""
+"""Convolutions of Mnih et al. 2015: 32 of 8×8/4, 64 of 4×4/2, 64 of 3×3/1."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SMALLEST = 36
 
 
 class Nature(nn.Sequential):
-    """Convolutions, each with a norm if there is one and a ReLU, and the flattening. On a GPU all that follows a
-    convolution is one kernel."""
+    """Convolutions, each with an optional norm and a ReLU, then flattening.
+
+    On a GPU bias, norm and ReLU of a convolution are fused into one kernel.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layers = list(self)
@@ -37,19 +39,19 @@ class Nature(nn.Sequential):
 
 
 def conv_without_bias(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
-    """A convolution without its bias."""
+    """Convolution without its bias."""
     return nn.functional.conv2d(x, conv.weight, stride=conv.stride)
 
 
 def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
-    """[B, C, H, W] -> [B, features]; the picture must be at least 36 pixels wide and high."""
+    """[B, C, H, W] -> [B, features]; images must have at least 36×36 pixels."""
     channels, *size = shape
     if min(size) < SMALLEST:
-        raise UserError(f"agent.torso=nature needs pictures of at least {SMALLEST}×{SMALLEST}, not {size}; "
-                        "set env.frame_size=84 or agent.torso=small")
+        raise UserError(f"agent.torso=nature needs images of at least {SMALLEST}×{SMALLEST} pixels, "
+                        f"not {size[0]}×{size[1]}; set env.frame_size=84 or agent.torso=small")
     layers: list[nn.Module] = []
     for out, kernel, stride in LAYERS:
-        kind = nn.Conv2d if layers else SpaceToDepthConv2d
-        layers += [kind(channels, out, kernel, stride), *conv_norm(norm, out), nn.ReLU()]
+        conv = nn.Conv2d if layers else SpaceToDepthConv2d
+        layers += [conv(channels, out, kernel, stride), *conv_norm(norm, out), nn.ReLU()]
         channels = out
     return Nature(*layers, nn.Flatten())

@@ -1,4 +1,4 @@
-"""Two 3×3 convolutions for small pictures (grids of a few pixels, MinAtar-like boards)."""
+"""Two 3×3 convolutions for small images (grids of a few pixels, MinAtar-like boards)."""
 
 from __future__ import annotations
 
