@@ -155,8 +155,8 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
         (learner, "publish", PUBLISH), (replay, "sample", SAMPLE)]
     if not isinstance(replay, DeviceReplay):
         patches.append((replay._gatherer, "windows", GATHER))
-    if learner._whole is not None:
-        patches.append((learner._whole, "update", WHOLE))
+    if learner._graph_update is not None:
+        patches.append((learner._graph_update, "update", WHOLE))
     for owner, name, section in patches:
         setattr(owner, name, timer.timed(section, getattr(owner, name)))
     for name in ("gradient_fn", "_frozen_gradient_fn"):
@@ -191,7 +191,7 @@ def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
         loss_when_frozen.eager if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen
     )
     with FlopCounterMode(display=False) as counter:
-        if learner._whole is None:
+        if learner._graph_update is None:
             made = stage.learn(COUNTED)  # several, since some agents do not update all parameters every time
         else:
             made = 1

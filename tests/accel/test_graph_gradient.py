@@ -133,6 +133,6 @@ def test_what_is_not_recorded_is_not_promised(caplog, recorded):
     learner.gradient_sync, learner.gradient_fn = (
         object(), GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0])
     learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), param_slices=())
-    assert learner._decide() is None
+    assert learner._choose_graph_update() is None
     assert "since gradients meet those of other learners" in caplog.text
     assert ("; their losses and gradients will be" in caplog.text) == recorded
