@@ -1,4 +1,4 @@
-"""What our kernels share: bfloat16 numbers, eight at a time, and the sum of what blocks have found."""
+"""Shared parts of the CUDA kernels: bfloat16 conversion, eight values at a time, and a sum over rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ float wide(unsigned short number) { return __uint_as_
 
 __device__ __forceinline__ unsigned short narrow(float number) {
     unsigned bits = __float_as_uint(number);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;   // not a number: rounding might make one of it
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;   // NaN: rounding could turn it into a number
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
 }
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ void close(unsigned short* to, const float* eight) {
 """
 
 SUM_ROWS_SOURCE = BF16_HELPERS + """
-// Rows of float32 -> their sum in bfloat16; a block has eight columns, a thread every 32nd row of one.
+// Sum of float32 rows as bfloat16; a block has eight columns, a thread every 32nd row of one of them.
 extern "C" __global__ void add_up(const float* rows, unsigned short* out, int items, int n) {
     __shared__ float shared[BLOCK];
     int column = blockIdx.x * 8 + threadIdx.x % 8;
@@ -57,14 +57,14 @@ extern "C" __global__ void add_up(const float* rows, unsigned short* out, int it
 
 
 def launch_kernel(name: str, source: str, threads: int, args: list[Any]) -> None:
-    """Start a kernel that is known to be there."""
+    """Launch a kernel that is known to compile."""
     found = compile_kernel(name, source)
     assert found is not None
     found(threads, args)
 
 
 def kernels_available(weight: torch.Tensor, source: str, *names: str) -> bool:
-    """Whether kernels of our own may take weights: on a GPU, in bfloat16."""
+    """True if custom kernels can be used for these weights: bfloat16, on a GPU, and they compile."""
     return (
         weight.is_cuda
         and weight.dtype == torch.bfloat16
@@ -75,7 +75,7 @@ def kernels_available(weight: torch.Tensor, source: str, *names: str) -> bool:
 
 
 def sum_rows_bf16(parts: torch.Tensor) -> torch.Tensor:
-    """Rows [N, ...] of float32 -> their sum [...] in bfloat16."""
+    """Sum float32 rows [N, ...] to bfloat16 [...]."""
     sums = torch.empty(parts.shape[1:], dtype=torch.bfloat16, device=parts.device)
     launch_kernel(
         "add_up", SUM_ROWS_SOURCE, -(-sums.numel() // VECTOR_WIDTH) * BLOCK_SIZE,
