@@ -82,23 +82,23 @@ class GraphUpdate:
     def run_eagerly(self, with_metrics: bool = True) -> None:
         """One update, operation by operation, with or without metrics."""
         index, sample, _ = self.replay.draw(self.batch_size)
-        found = self.autograd(sample)
+        result = self.autograd(sample)
         with torch.no_grad():
-            gradient = self.flat.gather(found.grads)
+            gradient = self.flat.gather(result.grads)
             norm = torch.dot(gradient, gradient).sqrt()
-            ok = torch.isfinite(norm) & torch.isfinite(found.total)
+            ok = torch.isfinite(norm) & torch.isfinite(result.total)
             if not self.optimizer.step_if(ok, gradient, norm, self.flat.bf16_target):
                 self.flat.copy_to_network()
             self.flat.set_buffers({name: torch.where(ok, value, self.flat.buffer(name))
-                                   for name, value in found.buffers.items()})
-            self.replay.priorities.update_async(index, found.priority, ok)
+                                   for name, value in result.buffers.items()})
+            self.replay.priorities.update_async(index, result.priority, ok)
             not_ok, (bad, longest, current) = ~ok, self._bad
             bad += not_ok
             current.add_(1).mul_(not_ok)
             torch.maximum(longest, current, out=longest)
             if with_metrics:
-                self._store_metrics({"train/loss": found.total, "train/grad_norm": norm,
-                                     **{tag: value.mean() for tag, value in found.metrics.items()}})
+                self._store_metrics({"train/loss": result.total, "train/grad_norm": norm,
+                                     **{tag: value.mean() for tag, value in result.metrics.items()}})
 
     def _store_metrics(self, metrics: dict[str, torch.Tensor]) -> None:
         if not self.tags:

@@ -284,21 +284,21 @@ class Learner:
             if self._frozen_gradient_fn is None or not self.gradient_sync.skips_frozen()
             else self._frozen_gradient_fn
         )
-        found = gradient_fn(sample)
-        value = float(found.total)
-        norm = self.gradient_sync.apply(found.grads if math.isfinite(value) else None)
+        result = gradient_fn(sample)
+        loss = float(result.total)
+        norm = self.gradient_sync.apply(result.grads if math.isfinite(loss) else None)
         if not math.isfinite(norm):
-            self._skip_bad(sample, value)
+            self._skip_bad(sample, loss)
             return
         self._consecutive_bad = 0
         before, self.updates = self.updates, self.next_update_count(self.updates)
-        self.flat.set_buffers(found.buffers)
-        self.replay.update(sample.keys, found.priority.cpu().numpy())
+        self.flat.set_buffers(result.buffers)
+        self.replay.update(sample.keys, result.priority.cpu().numpy())
         self._update_target(before)
-        if self._outlier_filter is not None and (dropped := self._outlier_filter.update(found.per_item)):
+        if self._outlier_filter is not None and (dropped := self._outlier_filter.update(result.per_item)):
             self.metrics.count("server/outliers", dropped)
         if self._crossed(self.cfg.metrics_period_updates, before):
-            self._write_metrics(found, value, norm)
+            self._write_metrics(result, loss, norm)
 
     def _update_target(self, before: int) -> None:
         """Update the target network by the run's update count, including updates of other learners.
@@ -316,22 +316,22 @@ class Learner:
     def _crossed(self, period: int, before: int) -> bool:
         return self.updates // period > before // period
 
-    def _skip_bad(self, sample: Sample, value: float) -> None:
+    def _skip_bad(self, sample: Sample, loss: float) -> None:
         """Skip a bad batch: weights, priorities and the update count stay unchanged."""
         self._consecutive_bad += 1
         self.metrics.count("fault/bad_updates")
         self.on_bad(sample, self.updates)
-        self._abort_if_diverged(self._consecutive_bad, value)
+        self._abort_if_diverged(self._consecutive_bad, loss)
 
-    def _abort_if_diverged(self, consecutive: int, value: float) -> None:
+    def _abort_if_diverged(self, consecutive: int, loss: float) -> None:
         if consecutive >= self.cfg.max_bad_updates:
             raise Diverged(
-                f"loss or gradient was not finite in {consecutive} updates in a row (loss {value}, after "
+                f"loss or gradient was not finite in {consecutive} updates in a row (loss {loss}, after "
                 f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
 
-    def _write_metrics(self, found: GradientResult, value: float, norm: float) -> None:
-        values = {"train/loss": value, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
-        self.metrics.write(values | {tag: float(x.mean()) for tag, x in found.metrics.items()})
+    def _write_metrics(self, result: GradientResult, loss: float, norm: float) -> None:
+        values = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
+        self.metrics.write(values | {tag: float(x.mean()) for tag, x in result.metrics.items()})
 
 
 def compile_if_possible(*nets: torch.nn.Module) -> None:

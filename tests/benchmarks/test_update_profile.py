@@ -84,11 +84,11 @@ def test_rows_of_a_small_learner():
 class Unseen(GraphGradient):
     """Runs operations that the counter does not see, as a CUDA graph does."""
 
-    recorded = True
+    captured = True
 
     def __call__(self, sample):
         with _disable_current_modes():
-            return self.eager(sample)
+            return self.autograd(sample)
 
 
 def test_operations_of_a_cuda_graph_are_counted_eagerly(monkeypatch):

@@ -11,28 +11,28 @@ from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE, compile_kernel, cus
 VECTOR_WIDTH = 8
 
 BF16_HELPERS = f"#define BLOCK {BLOCK_SIZE}" + """
-__device__ __forceinline__ float wide(unsigned short number) { return __uint_as_float((unsigned)number << 16); }
+__device__ __forceinline__ float to_float(unsigned short value) { return __uint_as_float((unsigned)value << 16); }
 
-__device__ __forceinline__ unsigned short narrow(float number) {
-    unsigned bits = __float_as_uint(number);
+__device__ __forceinline__ unsigned short to_bf16(float value) {
+    unsigned bits = __float_as_uint(value);
     if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;   // NaN: rounding could turn it into a number
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
 }
 
-__device__ __forceinline__ void open(const unsigned short* from, float* eight) {
+__device__ __forceinline__ void load8(const unsigned short* from, float* values) {
     uint4 packed = *(const uint4*)from;
     unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
     #pragma unroll
     for (int k = 0; k < 4; k++) {
-        eight[2 * k] = __uint_as_float(pairs[k] << 16);
-        eight[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000);
+        values[2 * k] = __uint_as_float(pairs[k] << 16);
+        values[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000);
     }
 }
 
-__device__ __forceinline__ void close(unsigned short* to, const float* eight) {
+__device__ __forceinline__ void store8(unsigned short* to, const float* values) {
     unsigned pairs[4];
     #pragma unroll
-    for (int k = 0; k < 4; k++) pairs[k] = narrow(eight[2 * k]) | (unsigned)narrow(eight[2 * k + 1]) << 16;
+    for (int k = 0; k < 4; k++) pairs[k] = to_bf16(values[2 * k]) | (unsigned)to_bf16(values[2 * k + 1]) << 16;
     uint4 packed;
     packed.x = pairs[0]; packed.y = pairs[1]; packed.z = pairs[2]; packed.w = pairs[3];
     *(uint4*)to = packed;
@@ -51,7 +51,7 @@ extern "C" __global__ void add_up(const float* rows, unsigned short* out, int it
     __syncthreads();
     if (threadIdx.x >= 8 || column >= n) return;
     for (int k = 8; k < BLOCK; k += 8) sum += shared[threadIdx.x + k];
-    out[column] = narrow(sum);
+    out[column] = to_bf16(sum);
 }
 """
 

@@ -21,8 +21,8 @@ EPILOGUE_SOURCE = BF16_HELPERS + f"""
 #define BIAS {BIAS}
 """ + """
 // Sum over all threads of a block: 16 threads add 16 values each, then every thread adds their sums.
-__device__ float block_sum(float mine, float* shared) {
-    shared[threadIdx.x] = mine;
+__device__ float block_sum(float value, float* shared) {
+    shared[threadIdx.x] = value;
     __syncthreads();
     float sum = 0;
     if (threadIdx.x < 16) for (int k = threadIdx.x; k < BLOCK; k += 16) sum += shared[k];
@@ -43,14 +43,14 @@ struct Channels {
                         double scale) : scale(scale) {
         #pragma unroll
         for (int k = 0; k < 8; k++) {
-            bias[k] = flags & BIAS ? wide(b[c + k]) : 0;
-            weight[k] = flags & NORM ? wide(w[c + k]) : 1;
-            shift[k] = flags & NORM ? wide(s[c + k]) : 0;
+            bias[k] = flags & BIAS ? to_float(b[c + k]) : 0;
+            weight[k] = flags & NORM ? to_float(w[c + k]) : 1;
+            shift[k] = flags & NORM ? to_float(s[c + k]) : 0;
         }
     }
 
     __device__ __forceinline__ void read(const unsigned short* from, float* v) const {
-        open(from, v);
+        load8(from, v);
         #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = v[k] * scale + bias[k];
     }
@@ -87,8 +87,8 @@ extern "C" __global__ void finish(const unsigned short* x, unsigned short* out, 
             float y = (v[k] - mean) * inverse * own.weight[k] + own.shift[k];
             v[k] = y < 0 ? 0 : y;   // NaN stays NaN and is detected
         }
-        if (planar) for (int k = 0; k < 8; k++) result[(c + k) * pixels + i / channels] = narrow(v[k]);
-        else close(result + i, v);
+        if (planar) for (int k = 0; k < 8; k++) result[(c + k) * pixels + i / channels] = to_bf16(v[k]);
+        else store8(result + i, v);
     }
 }
 
@@ -107,8 +107,8 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
 
     auto load = [&](int i) {   // v: normalised value, g: gradient before the ReLU
         own.read(image + i, v);
-        if (planar) for (int k = 0; k < 8; k++) g[k] = wide(grad_out[(c + k) * pixels + i / channels]);
-        else open(grad_out + i, g);
+        if (planar) for (int k = 0; k < 8; k++) g[k] = to_float(grad_out[(c + k) * pixels + i / channels]);
+        else load8(grad_out + i, g);
         for (int k = 0; k < 8; k++) {
             v[k] = (v[k] - mean) * inverse;
             if (v[k] * own.weight[k] + own.shift[k] <= 0) g[k] = 0;
@@ -131,7 +131,7 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
             sums[2][k] += g[k];
             v[k] = d * own.scale;
         }
-        close(dx + (size_t)blockIdx.x * n + i, v);
+        store8(dx + (size_t)blockIdx.x * n + i, v);
     }
     // Per channel, the sum over the threads that processed it.
     int rows = norm ? 3 : 1;

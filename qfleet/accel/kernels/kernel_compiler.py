@@ -23,23 +23,24 @@ MAX_RESIDENT_THREADS = 132 * 8 * BLOCK_SIZE
 
 SPACE_TO_DEPTH_SOURCE = """
 // Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread per patch and channel.
-extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int high, int wide) {
+extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int height,
+                               int width) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     int c = i % channels, rest = i / channels;
-    int w = rest % (wide / 4); rest /= wide / 4;
-    int h = rest % (high / 4), b = rest / (high / 4);
-    const unsigned char* corner = x + ((size_t)(b * channels + c) * high + h * 4) * wide + w * 4;
-    uint4 laid[2];
-    unsigned* pairs = (unsigned*)laid;
+    int w = rest % (width / 4); rest /= width / 4;
+    int h = rest % (height / 4), b = rest / (height / 4);
+    const unsigned char* corner = x + ((size_t)(b * channels + c) * height + h * 4) * width + w * 4;
+    uint4 packed[2];
+    unsigned* pairs = (unsigned*)packed;
     #pragma unroll
     for (int dy = 0; dy < 4; dy++) {   // integers below 256 are exact in bfloat16
-        uchar4 four = *(const uchar4*)(corner + dy * wide);
+        uchar4 four = *(const uchar4*)(corner + dy * width);
         pairs[2 * dy] = __float_as_uint((float)four.x) >> 16 | (__float_as_uint((float)four.y) & 0xFFFF0000);
         pairs[2 * dy + 1] = __float_as_uint((float)four.z) >> 16 | (__float_as_uint((float)four.w) & 0xFFFF0000);
     }
-    ((uint4*)out)[2 * (size_t)i] = laid[0];
-    ((uint4*)out)[2 * (size_t)i + 1] = laid[1];
+    ((uint4*)out)[2 * (size_t)i] = packed[0];
+    ((uint4*)out)[2 * (size_t)i + 1] = packed[1];
 }
 """
 
@@ -60,10 +61,10 @@ __device__ __forceinline__ unsigned short rounded(float weight) {
 }
 
 extern "C" __global__ void adam(float* weights, const float* gradient, float* mean, float* square, const float* steps,
-                                const float* norm, const bool* sound, unsigned short* data, const int* places, int n,
+                                const float* norm, const bool* ok, unsigned short* data, const int* indices, int n,
                                 int rounding, double rate, double beta1, double beta2, double eps, double clip) {
     __shared__ Rule shared;
-    if (!*sound) return;
+    if (!*ok) return;
     if (threadIdx.x == 0) {
         double shrink = clip / ((double)*norm + 1e-6);
         shared.scale = clip > 0 && shrink < 1 ? shrink : 1;
@@ -85,7 +86,7 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
         move(rule, g.w, m.w, v.w, w.w);
         ((float4*)mean)[i] = m; ((float4*)square)[i] = v; ((float4*)weights)[i] = w;
         if (rounding) {
-            int4 at = ((const int4*)places)[i];
+            int4 at = ((const int4*)indices)[i];
             ushort4 four;
             four.x = rounded(w.x); four.y = rounded(w.y); four.z = rounded(w.z); four.w = rounded(w.w);
             if (at.x % 4 == 0 && at.y == at.x + 1 && at.z == at.x + 2 && at.w == at.x + 3) {
@@ -97,7 +98,7 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
     }
     for (int i = n / 4 * 4 + first; i < n; i += stride) {
         move(rule, gradient[i], mean[i], square[i], weights[i]);
-        if (rounding) data[places[i]] = rounded(weights[i]);
+        if (rounding) data[indices[i]] = rounded(weights[i]);
     }
 }
 """

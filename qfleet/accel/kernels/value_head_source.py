@@ -32,8 +32,8 @@ extern "C" __global__ void rate(const unsigned short* h, const unsigned short* h
         const unsigned short* by = state ? wv : wa + (size_t)output * width;
         float sum = 0, x[8], w[8];
         for (int k = 8 * lane; k < width; k += 256) {
-            open(from + k, x);
-            open(by + k, w);
+            load8(from + k, x);
+            load8(by + k, w);
             for (int j = 0; j < 8; j++) sum += rectified(x[j], relu) * w[j];
         }
         parts[first + output][lane] = sum;
@@ -42,7 +42,7 @@ extern "C" __global__ void rate(const unsigned short* h, const unsigned short* h
     float value = 0;
     if (item < items && lane < actions + dueling) {
         for (int k = 0; k < 32; k++) value += parts[threadIdx.x][k];
-        value += wide(lane == actions ? bv[0] : ba[lane]);
+        value += to_float(lane == actions ? bv[0] : ba[lane]);
     }
     found[threadIdx.x] = value;
     __syncthreads();
@@ -68,18 +68,18 @@ extern "C" __global__ void unrate(const float* dq, const unsigned short* h, cons
     for (int a = 0; a < actions; a++) {
         float g = dq_item[a] - (dueling ? state / actions : 0);
         if (k == 0) d_out[(size_t)item * (actions + dueling) + a] = g;
-        open(wa + (size_t)a * width + k, w);
+        load8(wa + (size_t)a * width + k, w);
         for (int j = 0; j < 8; j++) sum[j] += g * w[j];
     }
-    open(h + (size_t)item * width + k, x);
+    load8(h + (size_t)item * width + k, x);
     for (int j = 0; j < 8; j++) if (relu && x[j] <= 0) sum[j] = 0;
-    close(dh + (size_t)item * width + k, sum);
+    store8(dh + (size_t)item * width + k, sum);
     if (!dueling) return;
     if (k == 0) d_out[(size_t)item * (actions + 1) + actions] = state;
-    open(wv + k, w);
-    open(h2 + (size_t)item * width + k, x);
+    load8(wv + k, w);
+    load8(h2 + (size_t)item * width + k, x);
     for (int j = 0; j < 8; j++) sum[j] = relu && x[j] <= 0 ? 0 : state * w[j];
-    close(dh2 + (size_t)item * width + k, sum);
+    store8(dh2 + (size_t)item * width + k, sum);
 }
 
 // One thread per weight, then per bias, and group of `share` items.
@@ -92,7 +92,8 @@ extern "C" __global__ void weigh(const float* d_out, const unsigned short* h, co
     const unsigned short* from = (output == actions ? h2 : h) + k;
     float sum = 0;
     for (int item = first; item < first + share && item < items; item++)
-        sum += d_out[(size_t)item * outputs + output] * (bias ? 1 : rectified(wide(from[(size_t)item * width]), relu));
+        sum += d_out[(size_t)item * outputs + output]
+               * (bias ? 1 : rectified(to_float(from[(size_t)item * width]), relu));
     parts[i] = sum;
 }
 """
