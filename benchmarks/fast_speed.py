@@ -131,7 +131,8 @@ def updates(args: argparse.Namespace) -> None:
         keep(args, {"kind": "updates", "recipe": args.recipe, "batch": batch, "set": args.set,
                     "precision": config.learner.precision, "store": config.replay.store,
                     "capture": config.learner.capture, "capacity": args.capacity, "alpha": config.replay.alpha,
-                    "whole": learner._whole is not None, "taped": getattr(learner.gradient_fn, "captured", False),
+                    "whole": learner._graph_update is not None,
+                    "taped": getattr(learner.gradient_fn, "captured", False),
                     "warm_up_s": round(warm_s, 2), "updates_per_s": round(statistics.median(rates), 1),
                     "all": [round(rate, 1) for rate in rates],
                     "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if config.device != "cpu" else None})
@@ -159,7 +160,7 @@ def check(args: argparse.Namespace) -> None:
                         learner.step()
                         trail.append(learner.flat.master.clone())
                     trails.append(trail)
-                    whole = learner._whole is not None and bool(learner._whole._graphs)
+                    whole = learner._graph_update is not None and bool(learner._graph_update._graphs)
                     taped = getattr(learner.gradient_fn, "captured", False)
                     assert (taped if args.met else whole) == (capture == "true"), f"{words}: recorded {whole}, {taped}"
                 away, chance = (

@@ -151,12 +151,12 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
     """Time every function that an update calls."""
     learner, replay = stage.learner, stage.replay
     patches: list[tuple[Any, str, str]] = [
-        (learner.gradient_sync, "apply", OPTIMIZER), (replay, "update", PRIORITIES), (learner, "_follow", TARGET),
-        (learner, "publish", PUBLISH), (replay, "sample", SAMPLE)]
+        (learner.gradient_sync, "apply", OPTIMIZER), (replay, "update", PRIORITIES),
+        (learner, "_update_target", TARGET), (learner, "publish", PUBLISH), (replay, "sample", SAMPLE)]
     if not isinstance(replay, DeviceReplay):
         patches.append((replay._gatherer, "windows", GATHER))
-    if learner._whole is not None:
-        patches.append((learner._whole, "update", WHOLE))
+    if learner._graph_update is not None:
+        patches.append((learner._graph_update, "update", WHOLE))
     for owner, name, section in patches:
         setattr(owner, name, timer.timed(section, getattr(owner, name)))
     for name in ("gradient_fn", "_frozen_gradient_fn"):
@@ -186,12 +186,12 @@ def _work(stage: BenchStage) -> tuple[tuple[float, float], int]:
         eager.agent = replace(eager.agent, loss=counted(eager.agent.loss))
     derive, loss_when_frozen = (
         learner.gradient_fn, learner._frozen_gradient_fn)  # a CUDA graph is not seen by the counter
-    learner.gradient_fn = derive.eager if isinstance(derive, GraphGradient) else derive
+    learner.gradient_fn = derive.autograd if isinstance(derive, GraphGradient) else derive
     learner._frozen_gradient_fn = (
-        loss_when_frozen.eager if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen
+        loss_when_frozen.autograd if isinstance(loss_when_frozen, GraphGradient) else loss_when_frozen
     )
     with FlopCounterMode(display=False) as counter:
-        if learner._whole is None:
+        if learner._graph_update is None:
             made = stage.learn(COUNTED)  # several, since some agents do not update all parameters every time
         else:
             made = 1

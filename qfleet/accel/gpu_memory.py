@@ -1,6 +1,6 @@
-"""What a GPU has free, asked of its driver: torch would first take some hundred megabytes of it for this process.
+"""Free GPU memory, read from the driver: torch would create a context of some hundred megabytes.
 
-A head, or whoever only plans a run, never computes on the GPU that a learner's process is going to use.
+The driver process and planning commands never compute on the GPU that a learner process will use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class _Memory(ctypes.Structure):
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Of a GPU; None if there is none here to be asked."""
+    """Free bytes of a GPU; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     try:
-        free = _ask_driver(_library(), _name_of(device))
-    except (OSError, AttributeError):  # no such library, or one that does not know these calls
+        free = _free_from_driver(_library(), _uuid_of(device))
+    except (OSError, AttributeError):  # the library or one of its functions is missing
         free = None
     return torch.cuda.mem_get_info(device)[0] if free is None else free
 
@@ -32,14 +32,14 @@ def _library() -> Any:
     return ctypes.CDLL("libnvidia-ml.so.1")
 
 
-def _name_of(device: torch.device) -> bytes:
-    """By which the driver knows it, whatever CUDA_VISIBLE_DEVICES calls it."""
-    facts: Any = torch.cuda.get_device_properties(device)  # knows more than its stubs do, and needs no context
-    return f"GPU-{facts.uuid}".encode()
+def _uuid_of(device: torch.device) -> bytes:
+    """UUID by which the driver identifies the GPU, independent of CUDA_VISIBLE_DEVICES."""
+    properties: Any = torch.cuda.get_device_properties(device)  # the stubs lack `uuid`; needs no context
+    return f"GPU-{properties.uuid}".encode()
 
 
-def _ask_driver(nvml: Any, name: bytes) -> int | None:
-    """NVML returns 0 for success everywhere; None if it refuses, as it may for a part of a GPU."""
+def _free_from_driver(nvml: Any, name: bytes) -> int | None:
+    """Free bytes from NVML, whose functions return 0 on success; None if it fails, as it may for a MIG slice."""
     if nvml.nvmlInit_v2() != 0:
         return None
     try:

@@ -1,10 +1,10 @@
-"""From a batch to a gradient on a GPU by a CUDA graph, for updates that cannot be recorded whole.
+"""Loss and backward pass as a CUDA graph, for updates that cannot be captured as a whole.
 
-    sample ─ copied to where the first batch lay ─▶ │ loss ─ backward │ ─▶ gradient ─ met with others' ─ priorities
-                                                      one CUDA graph
+    sample ─ copied to static tensors ─▶ │ loss ─ backward │ ─▶ gradient ─ sync ─ step ─ priorities
+                                           one CUDA graph
 
-Whole updates are faster still (`Whole`), but gradients that meet those of other learners, and batches that come out of
-main memory, need the host between two steps.
+`GraphUpdate` is faster, but gradients synchronised with other learners and batches from host memory
+need the host between two steps.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class GraphGradient:
-    """As `eager`, which makes the first derivatives; the others are recorded. What is returned holds until the next
-    call. A batch of another size is derived as it is."""
+    """`Autograd` captured as a CUDA graph after a few eager calls.
 
-    def __init__(self, eager: Autograd) -> None:
-        self.eager = eager
-        self._left = WARM_UP
+    Results are valid until the next call. Batches of another size are computed eagerly.
+    """
+
+    def __init__(self, autograd: Autograd) -> None:
+        self.autograd = autograd
+        self._warm_ups_left = WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._batch: Sample | None = None  # what a recording derives
-        self._found: GradientResult | None = None  # where a recording leaves what it found
+        self._batch: Sample | None = None  # static input of the graph
+        self._result: GradientResult | None = None  # static output of the graph
 
     @property
     def captured(self) -> bool:
@@ -37,44 +39,44 @@ class GraphGradient:
 
     def __call__(self, sample: Sample) -> GradientResult:
         batch = self._batch
-        if self._graph is None or self._found is None or batch is None:
+        if self._graph is None or self._result is None or batch is None:
             return self._prepare(sample)
         if len(sample.weight) != len(batch.weight):
-            return self.eager(sample)
+            return self.autograd(sample)
         torch._foreach_copy_([batch.weight, *batch.rows.values()],
                              [sample.weight, *(sample.rows[name] for name in batch.rows)])
         self._graph.replay()
-        return self._found
+        return self._result
 
     def _prepare(self, sample: Sample) -> GradientResult:
-        if self._left < 0:  # recording has failed
-            return self.eager(sample)
-        with fast_math(next(iter(self.eager.net.parameters())).dtype == torch.bfloat16):
-            return self._warm_up(sample) if self._left else self._record(sample)
+        if self._warm_ups_left < 0:  # capture failed
+            return self.autograd(sample)
+        with fast_math(next(iter(self.autograd.net.parameters())).dtype == torch.bfloat16):
+            return self._warm_up(sample) if self._warm_ups_left else self._capture(sample)
 
     def _warm_up(self, sample: Sample) -> GradientResult:
-        """One of the first: libraries prepare in it."""
-        found = []
-        on_side_stream(lambda: found.append(self.eager(sample)))
-        self._left -= 1
-        return found[0]
+        """One of the first calls, in which libraries initialise."""
+        results: list[GradientResult] = []
+        on_side_stream(lambda: results.append(self.autograd(sample)))
+        self._warm_ups_left -= 1
+        return results[0]
 
-    def _record(self, sample: Sample) -> GradientResult:
-        self._left -= 1
+    def _capture(self, sample: Sample) -> GradientResult:
+        self._warm_ups_left -= 1
         batch = Sample(sample.keys, sample.weight.clone(), {name: rows.clone() for name, rows in sample.rows.items()})
 
-        def derive() -> None:
-            self._found = self.eager(batch)
+        def compute() -> None:
+            self._result = self.autograd(batch)
 
         try:
-            self._graph = capture_graph(derive, [self.eager.rng])
+            self._graph = capture_graph(compute, [self.autograd.rng])
             self._graph.replay()
-            assert self._found is not None
+            assert self._result is not None
             self._batch = batch
             log.info("learner.capture: loss and gradient are recorded as a CUDA graph")
-            return self._found
+            return self._result
         except RuntimeError as error:
             log.warning("learner.capture: this agent's loss cannot be recorded as a CUDA graph (%s); it runs operation "
                         "by operation", first_line(error))
             self._graph = None
-            return self.eager(sample)
+            return self.autograd(sample)

@@ -1,13 +1,14 @@
-"""Acting on a GPU without waiting for Python: newest frames go there, stacks are kept there, and a recording chooses.
+"""Acting on a GPU as one CUDA graph: only the newest frames are sent, and stacks are kept on the GPU.
 
-    host    newest frames, arms, rewards, which episodes are over ─▶ pinned memory ─▶   ┌─▶ actions, hints
-    GPU                                             stack, memory ─ network ─ choice ───┘   one CUDA graph
+    host    newest frames, exploration, rewards, ends ─▶ pinned memory ─▶    ┌─▶ actions, extra columns
+    GPU                       frame stack, recurrent state ─ network ─ action ┘   one CUDA graph
 
-An Atari lane sends 7 KB per step instead of 28. What an agent remembers is kept on the GPU, too; what is stored of it
-comes back. All this happens on a stream of its own, before updates that are under way on the usual one:
+An Atari lane sends 7 KB per step instead of 28. Recurrent state is kept on the GPU too; stored
+states are copied back. A high-priority stream is used, ahead of updates queued on the default
+stream:
 
-    usual stream      update ─ update ─ copy of weights ─ update ─ update ─ ...
-    urgent stream          choice     choice        └─▶ taken once complete ─ choice       nothing is waited for
+    default stream         update ─ update ─ copy of weights ─ update ─ update ─ ...
+    high-priority stream        act        act      └─▶ loaded once complete ─ act       without waiting
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ log = logging.getLogger(__name__)
 
 WARM_UP = 2
 STREAM_PRIORITY = -1
-"""The priority of a stream whose kernels begin before those that wait on the usual one."""
+"""Stream priority whose kernels start before those queued on the default stream."""
 
 
 @dataclass(frozen=True)
 class GraphKey:
-    """What is the same in every lane and at every step, and so may be recorded, of `Arm`: which parts it has, too."""
+    """Properties of `ExplorationParams` that are constants of a graph: which fields are set, and the scalars."""
 
     noise: bool
     index: bool
@@ -45,95 +46,97 @@ class GraphKey:
 
 
 class GraphPolicy:
-    """What `policy.act` does for N lanes, with observations stacked where the network is.
+    """`Policy.act` for N lanes as a CUDA graph, with frame stacks on the network's device.
 
-    `begin` when all lanes start; `observe` what a step brought [N], and the lanes [N] whose episode is over: the next
-    observation is a first one there. Of what is told beside actions, only what is `wanted` comes back.
+    `begin` starts an episode in all lanes; `observe` takes the rewards [N] of a step and the lanes
+    [N] whose episode ended: their next observation is the first of an episode. Of the extra
+    columns, only those named in `columns` are returned.
     """
 
-    def __init__(self, policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> None:
-        self.policy, self.spec, self.wanted = policy, spec, wanted
+    def __init__(self, policy: Policy, spec: EnvSpec, lanes: int, columns: tuple[str, ...]) -> None:
+        self.policy, self.spec, self.columns = policy, spec, columns
         device, gpu = policy.device, policy.device.type == "cuda"
-        self._host, self._new, self._seen = {}, {}, {}
+        self._host, self._newest, self._obs = {}, {}, {}
         for name, leaf in spec.observation.items():
             dtype = getattr(torch, leaf.dtype)
             self._host[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, pin_memory=gpu)
-            self._new[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, device=device)
-            self._seen[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
-        self._side_host = torch.zeros((5, lanes), pin_memory=gpu)  # ε, 1 for lanes that go on, rewards, index, σ
-        self._side = torch.zeros((5, lanes), device=device)
-        self._going, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
-        self._recall = policy.agent.recurrent_state
-        self._memory: Memory = None if self._recall is None else self._recall.initial(lanes, device)
-        # Who waits for it keeps a core busy: a choice takes half a millisecond, and a thread that slept would then have
-        # to wait until one of the emulators leaves its core.
+            self._newest[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, device=device)
+            self._obs[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
+        self._inputs_host = torch.zeros((5, lanes), pin_memory=gpu)  # ε, 1 for continuing lanes, rewards, index, σ
+        self._inputs = torch.zeros((5, lanes), device=device)
+        self._continuing, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
+        self._recurrent = policy.agent.recurrent_state
+        self._memory: Memory = None if self._recurrent is None else self._recurrent.initial(lanes, device)
+        # Waiting for this event spins: acting takes half a millisecond, and a sleeping thread would
+        # then have to wait for an emulator to release its core.
         self._done = torch.cuda.Event() if gpu else None
         self._stream = torch.cuda.Stream(device, priority=STREAM_PRIORITY) if gpu else None
-        # Of the weights that this stream knows to be complete. Who changes them without another version calls `begin`.
+        # Version of the weights that are complete on this stream. `begin` must follow a change of the
+        # weights that keeps the version.
         self._version: int | None = None
-        # By the kind of arms: a recording, and where it leaves what it chose; or None where that failed.
-        self._recordings: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Decision] | None] = {}
-        self._chosen: Decision | None = None
+        # Graph and its static output by key; None if the capture failed.
+        self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Decision] | None] = {}
+        self._output: Decision | None = None
 
     @staticmethod
     def why_not_captured(policy: Policy) -> str | None:
-        """Why a policy does not act by reflex, or None."""
+        """Reason reason a policy cannot be captured, or None."""
         if policy.device.type != "cuda":
-            return "it is for GPUs"
+            return "the device is not a GPU"
         if policy.agent.evaluate_actions is not None:
-            return "the agent appraises its actions"
+            return "the agent evaluates its actions (evaluate_actions)"
         return None
 
     def refresh(self, weights: WeightSource) -> int | None:
-        """Take newer weights, which must be complete, on the stream that will choose with them."""
-        if self._stream is None or self._version != self.policy.version:  # others may have used them on the usual one
+        """Load newer weights, which must be complete, on the stream that uses them."""
+        if self._stream is None or self._version != self.policy.version:  # may be in use on the default stream
             return self.policy.refresh(weights)
         with torch.cuda.stream(self._stream):
-            gained = self.policy.refresh(weights)
+            lag = self.policy.refresh(weights)
         self._version = self.policy.version
-        return gained
+        return lag
 
     @torch.inference_mode()
     def begin(self) -> None:
-        """After the policy's: what outlives episodes is its own from here on, changed at every step."""
-        self._going[:] = False
+        """Start episodes, after the policy's `begin`; shares the persistent state with the policy from then on."""
+        self._continuing[:] = False
         self._version = None
-        if self._recall is not None and self._memory is not None:
+        if self._recurrent is not None and self._memory is not None:
             for name, value in self.policy.persistent().items():
                 self._memory[name].copy_(value)
             self.policy.memory = self._memory
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
+        """Take rewards [N] and episode ends [N] of a step."""
         self._reward[:] = reward
-        self._going &= ~over
+        self._continuing &= ~over
 
     @torch.inference_mode()
-    def act(self, obs: Obs, arm: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [N] and the wanted columns, for observations {leaf: [N, ...]} of which the newest frames count."""
+    def act(self, obs: Obs, params: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [N] and extra columns for observations {leaf: [N, ...]}, of which only the newest frames are used."""
         if self._stream is None:
-            return self._act(obs, arm)
+            return self._act(obs, params)
         if self._version != self.policy.version:
             self._stream.wait_stream(torch.cuda.current_stream(self.policy.device))
             self._version = self.policy.version
         with torch.cuda.stream(self._stream):
-            return self._act(obs, arm)
+            return self._act(obs, params)
 
-    def _act(self, obs: Obs, arm: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _act(self, obs: Obs, params: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         for name, leaf in self.spec.observation.items():
             np.copyto(self._host[name].numpy(), obs[name] if leaf.stack == 1 else obs[name][:, -leaf.frame_shape[0]:])
-            self._new[name].copy_(self._host[name], non_blocking=True)
-        self._side_host[0].copy_(arm.epsilon)
-        self._side_host[1].copy_(torch.from_numpy(self._going))
-        self._side_host[2].copy_(torch.from_numpy(self._reward))
-        for place, part in ((3, arm.index), (4, arm.sigma)):
-            if part is not None:
-                self._side_host[place].copy_(part)
-        self._side.copy_(self._side_host, non_blocking=True)
-        self._going[:] = True
-        decision = self._choose(
-            GraphKey(arm.network_noise, arm.index is not None, arm.sigma is not None, arm.theta, arm.count)
-        )
-        found = {"action": decision.action} | {name: decision.extras[name] for name in self.wanted}
+            self._newest[name].copy_(self._host[name], non_blocking=True)
+        self._inputs_host[0].copy_(params.epsilon)
+        self._inputs_host[1].copy_(torch.from_numpy(self._continuing))
+        self._inputs_host[2].copy_(torch.from_numpy(self._reward))
+        for row, value in ((3, params.index), (4, params.sigma)):
+            if value is not None:
+                self._inputs_host[row].copy_(value)
+        self._inputs.copy_(self._inputs_host, non_blocking=True)
+        self._continuing[:] = True
+        has_index, has_sigma = params.index is not None, params.sigma is not None
+        decision = self._choose(GraphKey(params.network_noise, has_index, has_sigma, params.theta, params.count))
+        found = {"action": decision.action} | {name: decision.extras[name] for name in self.columns}
         if self._done is not None:
             found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
                      for name, x in found.items()}
@@ -142,91 +145,98 @@ class GraphPolicy:
         arrays = {name: x.numpy() for name, x in found.items()}
         return arrays.pop("action"), arrays
 
-    def _choose(self, kind: GraphKey) -> Decision:
-        if (recording := self._recordings.get(kind)) is not None:
-            recording[0].replay()
-            return recording[1]
-        if self._done is None or kind in self._recordings:  # no GPU, or recording has failed
-            return self._once(self._arm(kind))
-        return self._record(kind)
+    def _choose(self, key: GraphKey) -> Decision:
+        if (captured := self._graphs.get(key)) is not None:
+            captured[0].replay()
+            return captured[1]
+        if self._done is None or key in self._graphs:  # no GPU, or the capture failed
+            return self._step(self._params(key))
+        return self._capture(key)
 
-    def _arm(self, kind: GraphKey) -> ExplorationParams:
-        """Arms of this kind, as they were told last."""
-        return ExplorationParams(self._side[0], kind.noise, self._side[3].long() if kind.index else None,
-                                 self._side[4] if kind.sigma else None, kind.theta, kind.count)
+    def _params(self, key: GraphKey) -> ExplorationParams:
+        """Exploration parameters with these properties, from the current inputs."""
+        return ExplorationParams(self._inputs[0], key.noise, self._inputs[3].long() if key.index else None,
+                                 self._inputs[4] if key.sigma else None, key.theta, key.count)
 
-    def _once(self, arm: ExplorationParams) -> Decision:
-        """Stack the newest frames on those of the same episode, choose, and remember."""
+    def _step(self, params: ExplorationParams) -> Decision:
+        """Stack the newest frames on those of the same episode, act, and update the recurrent state."""
         for name, leaf in self.spec.observation.items():
             if leaf.stack == 1:
-                self._seen[name].copy_(self._new[name])
+                self._obs[name].copy_(self._newest[name])
                 continue
-            seen, new = self._seen[name], self._new[name]
-            going = self._side[1].view(-1, *[1] * (seen.ndim - 1)).to(seen.dtype)
-            seen.copy_(torch.cat([seen[:, new.shape[1]:] * going, new], 1))
-        decision = self._decide(arm)
+            stack, newest = self._obs[name], self._newest[name]
+            continuing = self._inputs[1].view(-1, *[1] * (stack.ndim - 1)).to(stack.dtype)
+            stack.copy_(torch.cat([stack[:, newest.shape[1]:] * continuing, newest], 1))
+        decision = self._agent_act(params)
         for name, held in (self._memory or {}).items():
             after = decision.memory[name]
             if after.shape != held.shape or after.dtype != held.dtype:
-                raise UserError(f"the agent's memory {name!r} was {held.dtype} of {tuple(held.shape)} and became "
-                                f"{after.dtype} of {tuple(after.shape)}: let it stay as Recall.begin makes it")
+                raise UserError(f"recurrent state {name!r} was {held.dtype} of {tuple(held.shape)} and became "
+                                f"{after.dtype} of {tuple(after.shape)}: shape and dtype must stay those of "
+                                "RecurrentState.initial")
             held.copy_(after)
         return decision
 
-    def _decide(self, arm: ExplorationParams) -> Decision:
-        """What the policy would choose; a copy of the memory is given away, as choices and extras may be made of it."""
+    def _agent_act(self, params: ExplorationParams) -> Decision:
+        """Call the agent's `act` with a copy of the recurrent state, since its results may be views of it."""
         policy, memory = self.policy, self._memory
-        if self._recall is not None and memory is not None:
+        if self._recurrent is not None and memory is not None:
             memory = {name: held.clone() for name, held in memory.items()}
-            memory = self._recall.reset(self._recall.observe(memory, self._side[2].clone()), self._side[1] == 0)
-        return policy.agent.act(policy.flat.net, self._seen, memory, arm, policy.rng)
+            memory = self._recurrent.observe(memory, self._inputs[2].clone())
+            memory = self._recurrent.reset(memory, self._inputs[1] == 0)
+        return policy.agent.act(policy.flat.net, self._obs, memory, params, policy.rng)
 
-    def _warm_up(self, kind: GraphKey) -> None:
-        """Choose a few times for nothing: libraries prepare in them. The generator is as it was, so that a policy draws
-        alike whether or not it is recorded."""
+    def _warm_up(self, key: GraphKey) -> None:
+        """Act a few times without effect, so that libraries initialise.
+
+        The generator is restored: a policy draws the same numbers whether or not it is captured.
+        """
         rng = self.policy.rng
         before = rng.get_state()
         try:
             for _ in range(WARM_UP):
-                on_side_stream(lambda: self._decide(self._arm(kind)))
+                on_side_stream(lambda: self._agent_act(self._params(key)))
         finally:
             rng.set_state(before)
 
-    def _record(self, kind: GraphKey) -> Decision:
-        others = [recording[0] for recording in self._recordings.values() if recording is not None]
-        self._recordings[kind] = None
+    def _capture(self, key: GraphKey) -> Decision:
+        others = [captured[0] for captured in self._graphs.values() if captured is not None]
+        self._graphs[key] = None
 
-        def choose() -> None:
-            self._chosen = self._once(self._arm(kind))
+        def step() -> None:
+            self._output = self._step(self._params(key))
 
         try:
             with fast_math(self.policy.flat.data.dtype == torch.bfloat16):
-                self._warm_up(kind)
-                graph = capture_graph(choose, [self.policy.rng], others[0] if others else None, self._stream)
+                self._warm_up(key)
+                graph = capture_graph(step, [self.policy.rng], others[0] if others else None, self._stream)
                 graph.replay()
-            assert self._chosen is not None
-            self._recordings[kind] = graph, self._chosen
-            return self._chosen
+            assert self._output is not None
+            self._graphs[key] = graph, self._output
+            return self._output
         except RuntimeError as error:
             log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
                         first_line(error))
-            return self._once(self._arm(kind))
+            return self._step(self._params(key))
 
 
 @cache
-def _warn(why: str) -> None:
-    """Once, however many actors there are and however often they begin."""
-    log.warning("acting is not recorded as a CUDA graph, since %s; it runs operation by operation", why)
+def _warn(reason: str) -> None:
+    """Warn once, independent of the number of actors and episodes."""
+    log.warning("acting is not recorded as a CUDA graph, because %s; it runs operation by operation", reason)
 
 
-def graph_policy_for(policy: Policy, spec: EnvSpec, lanes: int, wanted: tuple[str, ...]) -> GraphPolicy | None:
-    """The policy's reflex for so many lanes, made once; None where it acts as usual, which is said of a GPU."""
-    if (why := GraphPolicy.why_not_captured(policy)) is not None:
+def graph_policy_for(policy: Policy, spec: EnvSpec, lanes: int, columns: tuple[str, ...]) -> GraphPolicy | None:
+    """The policy's CUDA graph version for so many lanes, created once.
+
+    None if the policy acts eagerly; on a GPU the reason is logged.
+    """
+    if (reason := GraphPolicy.why_not_captured(policy)) is not None:
         if policy.device.type == "cuda":
-            _warn(why)
+            _warn(reason)
         return None
-    key = (lanes, wanted)
+    key = (lanes, columns)
     if key not in policy.graph_policies:
-        policy.graph_policies[key] = GraphPolicy(policy, spec, lanes, wanted)
+        policy.graph_policies[key] = GraphPolicy(policy, spec, lanes, columns)
     found: GraphPolicy = policy.graph_policies[key]
     return found

@@ -1,4 +1,4 @@
-"""Which numbers a CPU computes faster with: measured, as its flags do not tell what libraries make of them."""
+"""Speed of bfloat16 on this CPU, measured, since CPU flags do not show what libraries make of them."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ import torch
 from torch.nn import functional
 
 ROUNDS = 6
-WORTH = 1.2
-"""So many times as fast has bfloat16 to be: its numbers have 8 bits."""
+MIN_GAIN = 1.2
+"""Required speed-up: bfloat16 has only 8 bits of precision."""
 
 
 @functools.cache
 def bf16_gain() -> float:
-    """How many times as fast as in float32 this CPU computes in bfloat16 what networks for pictures consist of.
+    """Speed-up of bfloat16 over float32 on this CPU, for the layers of image networkloads.
 
-    By CPU time of one thread, the best of a few rounds in turn, so that it does not matter who else computes.
+    Measured in CPU time of one thread, as the best of a few alternating rounds, so that other
+    processes do not matter.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            works = [_work(torch.float32), _work(torch.bfloat16)]
-            spent = [[_timed(work) for work in works] for _ in range(ROUNDS)]
+            workloads = [_workload(torch.float32), _workload(torch.bfloat16)]
+            times = [[_timed(workload) for workload in workloads] for _ in range(ROUNDS)]
     finally:
         torch.set_num_threads(threads)
-    single, half = (min(times) for times in zip(*spent, strict=True))
-    return single / half
+    fp32, bf16 = (min(column) for column in zip(*times, strict=True))
+    return fp32 / bf16
 
 
 def bf16_is_faster() -> bool:
-    return bf16_gain() >= WORTH
+    """True if bfloat16 is fast enough to be worth its lower precision."""
+    return bf16_gain() >= MIN_GAIN
 
 
-def _work(dtype: torch.dtype) -> Callable[[], object]:
-    """Two convolutions and a product of the Nature network, for a batch of 32."""
-    picture, first = torch.ones(32, 4, 84, 84, dtype=dtype), torch.ones(32, 4, 8, 8, dtype=dtype)
+def _workload(dtype: torch.dtype) -> Callable[[], object]:
+    """Two convolutions and a matrix product of the Nature network, for a batch of 32."""
+    image, first = torch.ones(32, 4, 84, 84, dtype=dtype), torch.ones(32, 4, 8, 8, dtype=dtype)
     second, features = torch.ones(64, 32, 4, 4, dtype=dtype), torch.ones(32, 3136, dtype=dtype)
     weight = torch.ones(512, 3136, dtype=dtype)
 
     def once() -> object:
-        seen = functional.conv2d(functional.conv2d(picture, first, stride=4), second, stride=2)
-        return seen, functional.linear(features, weight)
+        features_out = functional.conv2d(functional.conv2d(image, first, stride=4), second, stride=2)
+        return features_out, functional.linear(features, weight)
 
     return once
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _timed(workload: Callable[[], object]) -> float:
     begin = time.thread_time()
-    work()
+    workload()
     return time.thread_time() - begin

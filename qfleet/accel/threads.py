@@ -1,4 +1,4 @@
-"""Who may use which cores. Oversubscription costs a learner 4-8×, so the plan is made once, at the start."""
+"""Thread counts per process, chosen once at the start: oversubscription slows a learner by 4-8×."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_THREADS_PER_CORE = 8
-"""Threads of torch: more than one for a core are slow, and only of use to repeat the digits of a larger machine."""
+"""Limit of torch threads. More than one per core are slow, and only useful to reproduce the bits of
+a larger machine.
+"""
 
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """Threads for torch's operators and for the environment's emulators."""
+    """Numbers of threads for torch operators and for emulators."""
 
     torch: int
     env: int
@@ -26,26 +28,32 @@ def usable_cores() -> int:
 
 
 def thread_plan(images: bool, cores: int | None = None) -> ThreadPlan:
-    """Small networks are fastest on one thread; convolutions take all cores, and the emulators too.
+    """Threads of a process: one for small networks, all cores for convolutions and for emulators.
 
-    Emulators and learner share the cores in one process, since each waits while the other's work is the bottleneck.
-    OMP_NUM_THREADS, if the user has set it, limits torch: on a machine that is shared, threads that wait for one
-    another are several times slower than one.
+    In one process emulators and learner share the cores, since each waits while the other is the
+    bottleneck. OMP_NUM_THREADS, if set, limits torch: on a shared machine, threads that wait for
+    one another are several times slower than one.
     """
     cores = cores or usable_cores()
     return ThreadPlan(torch=min(cores, _requested_threads() or cores) if images else 1, env=cores)
 
 
 def evaluator_threads(on_gpu: bool, cores: int | None = None) -> int:
-    """For the network of an evaluator beside a run: a quarter of the cores where a GPU learns and leaves them to the
-    emulators, and one where every core learns."""
+    """Threads of an evaluator process's network.
+
+    A quarter of the cores if the learner uses a GPU, which leaves the others to emulators; else
+    one.
+    """
     return max(1, (cores or usable_cores()) // 4) if on_gpu else 1
 
 
 def decoding_threads(torch: int, on_gpu: bool, alone: bool, cores: int | None = None) -> int:
-    """For a batch that is decompressed while its learner waits: as many as torch has, since they wait, too. Where a GPU
-    learns, more, unless the user has set OMP_NUM_THREADS: all cores of a process that has them `alone`, and a quarter
-    where emulators compute in it."""
+    """Threads that decompress a batch while the learner waits.
+
+    As many as torch has, whose threads are idle meanwhile. With a GPU learner, more, unless
+    OMP_NUM_THREADS is set: all cores if the process has them `alone`, a quarter if emulators share
+    it.
+    """
     if not on_gpu:
         return torch
     cores = cores or usable_cores()
@@ -53,8 +61,8 @@ def decoding_threads(torch: int, on_gpu: bool, alone: bool, cores: int | None = 
 
 
 def _requested_threads() -> int | None:
-    wish = os.environ.get("OMP_NUM_THREADS", "")
-    return int(wish) if wish.isdecimal() and int(wish) > 0 else None
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
 def _quota() -> int:

@@ -1,1 +1,1 @@
-"""Actors: policy, recorder and the loop that steps environments."""
+"""Actors: policy, recorder, and the loop that steps environments."""

@@ -1,9 +1,10 @@
-"""The actor: steps an environment with a policy and ships what happened.
+"""Actor: steps a vector environment with a policy and sends the experience to a replay.
 
-    step k:    recv ─ newer weights ─ act ─ send ─ row of step k-1 is recorded ─ chunk shipped if full
-               (recording, and whoever runs between two steps, happens while the environment computes)
+    step k:    recv ─ newer weights ─ act ─ send ─ record the row of step k-1 ─ send the chunk if full
+               (recording, and anything between two calls of `step`, overlaps with the environment)
 
-The order of events is fixed, so a run is the same whether or not the environment works in the background.
+The order of events is fixed, so a run is the same whether or not the environment steps in the
+background.
 """
 
 from __future__ import annotations
@@ -31,33 +32,35 @@ from qfleet.replay.layout import Layout
 
 ENV, ACT, STORE, WAIT = "actor/env_ms", "actor/act_ms", "actor/store_ms", "actor/wait_ms"
 TIMED_STEPS = 32
-"""Vector steps between two reports of where an actor's time goes."""
+"""Vector steps between two writes of the actor's timing metrics."""
 
 ActOutput = tuple[np.ndarray, dict[str, np.ndarray]]
-"""Actions [N, ...] and the extra columns that the agent remembers of them."""
+"""Actions [N, ...] and the extra columns of the agent."""
 
 
 StepRow = tuple[Obs, ActOutput, np.ndarray, np.ndarray, np.ndarray]
-"""Of every lane the observation, what was chosen there, and reward, discount and end that it brought."""
+"""Observation, act output, reward, discount and last of every lane."""
 
 
 class Recorder:
-    """Turns an actor's rows into chunks with priorities and holds them until the replay takes them."""
+    """Assembles rows into chunks with initial priorities and holds them until the replay accepts them."""
 
     def __init__(self, agent: Agent, layout: Layout, lanes: int, replay: ExperienceSink, prioritised: bool = False,
                  padding: Sequence[int] = ()) -> None:
         self.lanes, self.replay = lanes, replay
         self.priority = agent.priority if prioritised else None
-        hints = agent.priority_inputs if self.priority is not None else {}
-        self.layout = replace(layout, extras={**layout.extras, **hints})
+        inputs = agent.priority_inputs if self.priority is not None else {}
+        self.layout = replace(layout, extras={**layout.extras, **inputs})
         self._extras = [*self.layout.extras, *layout.stored_states]
         self.chunker = Chunker(self.layout, lanes, padding)
         self.outbox: deque[tuple[Chunk, np.ndarray | None]] = deque()
-        self._shipped = [column.name for column in layout.columns + layout.state_columns]
-        self._narrow = [column.name for column in self.layout.columns if not column.name.startswith(OBS_PREFIX)]
+        self._stored_columns = [column.name for column in layout.columns + layout.state_columns]
+        self._priority_columns = [
+            column.name for column in self.layout.columns if not column.name.startswith(OBS_PREFIX)
+        ]
 
     def deliver(self) -> bool:
-        """Ship what waits; False while the replay says: wait."""
+        """Send all pending chunks; False if the replay does not accept one."""
         while self.outbox:
             if self.replay.add(*self.outbox[0]) is None:
                 return False
@@ -65,51 +68,52 @@ class Recorder:
         return True
 
     def record_row(
-        self, obs: Obs, choice: ActOutput, reward: np.ndarray, discount: np.ndarray, last: np.ndarray
+        self, obs: Obs, output: ActOutput, reward: np.ndarray, discount: np.ndarray, last: np.ndarray
     ) -> None:
-        """Record one row per lane: the observation, what was chosen there, and what leaving it brought."""
-        action, extras = choice
-        self._pack(self.chunker.append(obs, action, reward, discount, last, extras))
+        """Record one row per lane: observation, action, extras, and the reward and discount that followed."""
+        action, extras = output
+        self._enqueue(self.chunker.append(obs, action, reward, discount, last, extras))
 
     def end_episodes(self, obs: Obs) -> None:
-        """Make the observations the final rows of their episodes, and ship the unfinished chunks, too.
+        """Record `obs` as the final rows of their episodes and send unfinished chunks too.
 
-        Nothing was chosen there: arm, hints and all else that the agent adds to a row are those of the row before.
+        No action is taken there, so the agent's extra columns are copied from the previous row.
         """
-        before = self.chunker.last_rows()
+        previous = self.chunker.last_rows()
         zeros = np.zeros(self.lanes, np.float32)
         shape, dtype = self.layout.spec.action_spec
-        nothing = np.zeros((self.lanes, *shape), dtype)
+        no_action = np.zeros((self.lanes, *shape), dtype)
         self.record_row(
-            obs, (nothing, {name: before[name] for name in self._extras}), zeros, zeros, np.ones(self.lanes, bool)
+            obs, (no_action, {name: previous[name] for name in self._extras}), zeros, zeros, np.ones(self.lanes, bool)
         )
-        self._pack(self.chunker.flush())
+        self._enqueue(self.chunker.flush())
 
-    def _pack(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+    def _enqueue(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
         for _, chunk in chunks:
-            columns = {name: chunk.columns[name] for name in self._shipped}
+            columns = {name: chunk.columns[name] for name in self._stored_columns}
             self.outbox.append((Chunk(columns, chunk.valid), self._initial_priorities(chunk)))
         self.deliver()
 
     def _initial_priorities(self, chunk: Chunk) -> np.ndarray | None:
-        """Priorities [S] of the chunk's starts, in the actor's own eyes (Horgan et al. 2018)."""
+        """Priorities [S] of the chunk's windows, computed by the actor (Horgan et al. 2018)."""
         if self.priority is None:
             return None
         window = self.layout.window
         first = self.layout.context + np.arange(self.layout.starts) * window.stride
         rows = first[:, None] + np.arange(window.length)
         with torch.inference_mode():
-            found = self.priority({name: torch.from_numpy(chunk.columns[name][rows]) for name in self._narrow}).numpy()
-        sane = np.isfinite(found)
-        if sane.all():
-            return found
-        # A reward that is not finite must not make its window the most urgent of all: drawn again and again, it would
-        # spoil every update. It is as urgent as its neighbours, and the learner skips it.
-        return np.where(sane, found, found[sane].max(initial=1.0))
+            columns = {name: torch.from_numpy(chunk.columns[name][rows]) for name in self._priority_columns}
+            priority = self.priority(columns).numpy()
+        finite = np.isfinite(priority)
+        if finite.all():
+            return priority
+        # A non-finite priority would make its window the most likely one, and the bad batch would be
+        # sampled again and again. It gets the priority of its neighbours; the learner skips it.
+        return np.where(finite, priority, priority[finite].max(initial=1.0))
 
 
 class Actor:
-    """Plays all lanes of one vector environment. Without a recorder it only plays (an evaluator)."""
+    """Steps all lanes of one vector environment. Without a recorder nothing is stored (evaluation)."""
 
     def __init__(
         self,
@@ -123,12 +127,12 @@ class Actor:
     ) -> None:
         self.policy, self.env, self.explorer, self.metrics = policy, env, explorer, metrics
         self.weights, self.recorder, self.clock = weights, recorder, clock
-        self._hinted = recorder is not None and recorder.priority is not None
+        self._with_priority_inputs = recorder is not None and recorder.priority is not None
         self.steps = 0
         self.timer = PhaseTimer(metrics, (ENV, ACT, STORE, WAIT), TIMED_STEPS)
-        self._sent: ActOutput | None = None
-        self._row: StepRow | None = None  # complete, and not recorded yet
-        self._fresh = True
+        self._pending: ActOutput | None = None
+        self._row: StepRow | None = None  # complete but not recorded yet
+        self._at_start = True
         self._faults = 0
 
     def begin(self, seeds: Sequence[int]) -> None:
@@ -137,25 +141,26 @@ class Actor:
         self._last = np.zeros(self.env.lanes, bool)
         self._return = np.zeros(self.env.lanes)
         self._length = np.zeros(self.env.lanes, np.int64)
-        self._sent, self._row, self._fresh = None, None, True
+        self._pending, self._row, self._at_start = None, None, True
         self.policy.begin(self.env.lanes)
-        wanted = () if self.recorder is None else (*self.recorder.layout.extras, *self.recorder.layout.stored_states)
-        self._graph_policy: GraphPolicy | None = graph_policy_for(self.policy, self.env.spec, self.env.lanes, wanted)
+        layout = None if self.recorder is None else self.recorder.layout
+        columns = () if layout is None else (*layout.extras, *layout.stored_states)
+        self._graph_policy: GraphPolicy | None = graph_policy_for(self.policy, self.env.spec, self.env.lanes, columns)
         if self._graph_policy is not None:
             self._graph_policy.begin()
 
     def step(self) -> bool:
-        """Finish the step under way and start the next one; False while the replay does not take our chunks."""
+        """Finish the pending step and start the next; False while the replay does not accept chunks."""
         self.timer.start()
         if self.recorder is not None and not self.recorder.deliver():
             self.timer.pause(WAIT)
             return False
         self.receive_step()
         self._refresh()
-        arm = self.explorer.params(self.steps if self.clock is None else self.clock.steps)
-        self._sent, self._fresh = self._choose(arm), False
+        params = self.explorer.params(self.steps if self.clock is None else self.clock.steps)
+        self._pending, self._at_start = self._choose(params), False
         self.timer.lap(ACT)
-        self.env.send(self._sent[0])
+        self.env.send(self._pending[0])
         self.timer.lap(ENV)
         self._record()
         self.timer.lap(STORE)
@@ -164,42 +169,43 @@ class Actor:
         if self.clock is not None:
             self.clock.count_steps(taken)
         if self.timer.end_step():
-            self.metrics.write({"rollout/exploration_rate": float(arm.epsilon.mean())})
-            if arm.index is not None:
-                self.metrics.write({"rollout/arm": float(arm.index.float().mean()), **arm_shares(arm.index, arm.count)})
-            if arm.sigma is not None:
-                self.metrics.write({"rollout/action_noise": float(arm.sigma.mean())})
+            self.metrics.write({"rollout/exploration_rate": float(params.epsilon.mean())})
+            if params.index is not None:
+                shares = arm_shares(params.index, params.count)
+                self.metrics.write({"rollout/arm": float(params.index.float().mean()), **shares})
+            if params.sigma is not None:
+                self.metrics.write({"rollout/action_noise": float(params.sigma.mean())})
         return True
 
-    def _choose(self, arm: ExplorationParams) -> ActOutput:
+    def _choose(self, params: ExplorationParams) -> ActOutput:
         if self._graph_policy is not None:
-            return self._graph_policy.act(self._obs, arm)
-        return self.policy.act(self._obs, arm, self._hinted)
+            return self._graph_policy.act(self._obs, params)
+        return self.policy.act(self._obs, params, self._with_priority_inputs)
 
     def receive_step(self) -> None:
-        """Receive the outcome of the step under way, if there is one: it makes a row complete."""
-        if self._sent is None:
+        """Receive the result of the pending step, if there is one; this completes its row."""
+        if self._pending is None:
             return
         out = self.env.recv()
         self.timer.lap(ENV)
         final = self._last | out.aborted
         if self.recorder is not None:
             alive = ~final
-            self._row = (self._obs, self._sent, out.reward * alive, out.discount * alive, final)
+            self._row = (self._obs, self._pending, out.reward * alive, out.discount * alive, final)
         (self._graph_policy or self.policy).observe(out.reward, final)
         self._count_episodes(out, final)
         self.timer.lap(STORE)
-        self._obs, self._last, self._sent = out.obs, out.last, None
+        self._obs, self._last, self._pending = out.obs, out.last, None
 
     def truncate_episodes(self, seeds: Sequence[int]) -> None:
-        """Break all episodes off here, as truncations, ship everything, and start anew from given seeds."""
+        """Truncate all episodes, send all rows, and start new episodes from the given seeds."""
         self.receive_step()
         self._record()
-        self._finish_rows()
+        self._end_rows()
         self.begin(seeds)
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"steps": self.steps, "policy": self.policy.state_dict(), "fresh": self._fresh,
+        state: dict[str, Any] = {"steps": self.steps, "policy": self.policy.state_dict(), "fresh": self._at_start,
                                  "obs": self._obs}
         if self.recorder is not None:
             state["chunker"] = self.recorder.chunker.state_dict()
@@ -208,23 +214,25 @@ class Actor:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore; episodes that were running end, truncated, at the last observation seen. `begin` must follow."""
+        """Restore the state. Episodes that were running are truncated at their last observation;
+        `begin` must follow.
+        """
         self.steps = state["steps"]
         self.policy.load_state_dict(state["policy"])
         if isinstance(self.explorer, AdaptiveExplorer) and "explorer" in state:
             self.explorer.load_state_dict(state["explorer"])
         if self.recorder is not None:
             self.recorder.chunker.load_state_dict(state["chunker"])
-            self._obs, self._fresh = state["obs"], state["fresh"]
-            self._finish_rows()
+            self._obs, self._at_start = state["obs"], state["fresh"]
+            self._end_rows()
 
     def _record(self) -> None:
         if self.recorder is not None and self._row is not None:
             row, self._row = self._row, None
             self.recorder.record_row(*row)
 
-    def _finish_rows(self) -> None:
-        if self.recorder is not None and not self._fresh:
+    def _end_rows(self) -> None:
+        if self.recorder is not None and not self._at_start:
             self.recorder.end_episodes(self._obs)
 
     def _count_episodes(self, out: StepResult, final: np.ndarray) -> None:
@@ -249,6 +257,6 @@ class Actor:
 
 
 def arm_shares(index: torch.Tensor, count: int) -> dict[str, float]:
-    """By tag, what part of the lanes follows each of `count` policies; nothing where their number is not known."""
+    """Fraction of lanes that follow each of `count` policies, by metric tag; empty if `count` is 0."""
     shares = torch.bincount(index, minlength=count) / len(index)
     return {f"arms/{arm:02d}": share for arm, share in enumerate(shares.tolist())} if count else {}

@@ -1,4 +1,4 @@
-"""A network that acts: what an actor, an evaluator and a user's script have in common."""
+"""Policy: an agent's network that selects actions, for actors, evaluators and scripts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from qfleet.maths.aligned import aligned_tensor
 
 
 class Policy:
-    """`act(obs, arm)` in every lane with the newest weights it was given.
+    """Selects actions for N lanes with `act(obs, params)`, using the newest weights loaded.
 
-    `version` is the number of updates behind those weights; -1 means still the initial ones. An agent with a memory is
-    told when episodes start (`begin`), what a step brought and where an episode is over (`observe`).
+    `version` is the number of updates behind those weights; -1 means the initial ones. For
+    recurrent agents, `begin` starts episodes and `observe` reports the reward of a step and the
+    ends of episodes.
     """
 
     def __init__(self, agent: Agent, seed: int, device: torch.device, precision: str = "fp32") -> None:
@@ -32,69 +33,70 @@ class Policy:
         self.version = -1
         self.memory: Memory = None
         self._persistent: Mapping[str, torch.Tensor] = {}
-        self.graph_policies: dict[
-            tuple[int, tuple[str, ...]], Any
-        ] = {}  # its reflexes, by lanes and what else is wanted
+        # CUDA graph versions of this policy, by number of lanes and names of extra columns.
+        self.graph_policies: dict[tuple[int, tuple[str, ...]], Any] = {}
 
     def refresh(self, weights: WeightSource) -> int | None:
-        """Take newer weights if there are any; returns by how many updates they are newer."""
-        news = weights.fetch(self.version)
-        if news is None:
+        """Load newer weights if there are any; returns the number of updates by which they are newer."""
+        newer = weights.fetch(self.version)
+        if newer is None:
             return None
-        gained = news[0] - max(0, self.version)
-        self.load(news[1], news[0])
-        return gained
+        lag = newer[0] - max(0, self.version)
+        self.load(newer[1], newer[0])
+        return lag
 
     def load(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        self.flat.load(state, self.agent.eval_buffers)  # which checkpoints of 0.1 do not have
+        self.flat.load(state, self.agent.eval_buffers)  # missing in checkpoints of 0.1
         self.version = version
 
     @torch.inference_mode()
     def begin(self, lanes: int) -> None:
-        """Start an episode in every lane, remembering none before."""
-        if (recall := self.agent.recurrent_state) is not None:
-            kept = {name: value.to(self.device) for name, value in self.persistent().items()}
-            self.memory = recall.initial(lanes, self.device) | kept
+        """Start an episode in every lane, with the initial recurrent state."""
+        if (recurrent := self.agent.recurrent_state) is not None:
+            persistent = {name: value.to(self.device) for name, value in self.persistent().items()}
+            self.memory = recurrent.initial(lanes, self.device) | persistent
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
-        """What the last choices brought [N]; where an episode is over [N], the next one starts."""
-        if (recall := self.agent.recurrent_state) is None:
+        """Feed the rewards [N] of the last step to the recurrent state; reset lanes [N] whose episode ended."""
+        if (recurrent := self.agent.recurrent_state) is None:
             return
         with torch.inference_mode():
-            self.memory = recall.observe(self.memory, aligned_tensor(reward).to(self.device))
+            self.memory = recurrent.observe(self.memory, aligned_tensor(reward).to(self.device))
             if over.any():
-                self.memory = recall.reset(self.memory, torch.from_numpy(over).to(self.device))
+                self.memory = recurrent.reset(self.memory, torch.from_numpy(over).to(self.device))
 
     def persistent(self) -> Mapping[str, torch.Tensor]:
-        """What of the memory outlives episodes; before the first of them, what an evaluator noted with the weights."""
+        """Recurrent state that survives episodes; before the first episode, that saved with the weights."""
         if self.agent.recurrent_state is None:
             return {}
         if self.memory is None:
-            return {name: self.flat.buffer(note).clone() for name, note in self._persistent_buffers().items()} | dict(
-                self._persistent
-            )
+            buffers = self._persistent_buffers()
+            saved = {name: self.flat.buffer(buffer).clone() for name, buffer in buffers.items()}
+            return saved | dict(self._persistent)
         return {name: self.memory[name].clone() for name in self.agent.recurrent_state.persistent}
 
     def save_persistent(self) -> None:
-        """Write what outlives episodes into the network, where it goes with the weights."""
-        kept = self.persistent()
-        self.flat.set_buffers({note: kept[name] for name, note in self._persistent_buffers().items()})
+        """Write the persistent recurrent state to network buffers, which are saved with the weights."""
+        persistent = self.persistent()
+        self.flat.set_buffers({buffer: persistent[name] for name, buffer in self._persistent_buffers().items()})
 
     def _persistent_buffers(self) -> dict[str, str]:
-        """Which buffer of the network is for what of the memory."""
-        kept = () if self.agent.recurrent_state is None else self.agent.recurrent_state.persistent
-        return {name: note for name in kept if (note := f"kept.{name}") in self.agent.eval_buffers}
+        """Name of persistent state -> name of its network buffer."""
+        names = () if self.agent.recurrent_state is None else self.agent.recurrent_state.persistent
+        return {name: buffer for name in names if (buffer := f"kept.{name}") in self.agent.eval_buffers}
 
     @torch.inference_mode()
     def act(
-        self, obs: Obs, arm: ExplorationParams, with_priority_inputs: bool = False
+        self, obs: Obs, params: ExplorationParams, with_priority_inputs: bool = False
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [N] and extra columns, for observations {leaf: [N, ...]}; `hinted` asks an agent that appraises its
-        actions for what priorities are computed from."""
+        """Actions [N] and extra columns for observations {leaf: [N, ...]}.
+
+        `with_priority_inputs` adds the result of `Agent.evaluate_actions`, if the agent has it.
+        """
         tensors = {name: aligned_tensor(leaf).to(self.device) for name, leaf in obs.items()}
         if self.memory is None and self.agent.recurrent_state is not None:
-            self.begin(len(arm.epsilon))
-        decision = self.agent.act(self.flat.net, tensors, self.memory, arm.to(self.device), self.rng)
+            self.begin(len(params.epsilon))
+        decision = self.agent.act(self.flat.net, tensors, self.memory, params.to(self.device), self.rng)
         self.memory, extras = decision.memory, decision.extras
         if with_priority_inputs and self.agent.evaluate_actions is not None:
             extras = extras | self.agent.evaluate_actions(self.flat.net, tensors, decision.action)

@@ -1,1 +1,1 @@
-"""Shared types and protocols."""
+"""Shared types and protocols, and small functions without dependencies on other packages."""

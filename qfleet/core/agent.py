@@ -1,4 +1,4 @@
-"""An algorithm as a frozen bundle of functions: it says what to compute, never when or where."""
+"""Agent: an algorithm as a frozen set of functions, independent of processes, devices and schedules."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from qfleet.core.replay import Sample, Window
 Tensors = dict[str, torch.Tensor]
 Columns = Mapping[str, tuple[tuple[int, ...], str]]
 Memory = Any
-"""What is carried from step to step, tensors by name, [N, ...]; None for agents that carry nothing."""
+"""Recurrent state of N lanes: tensors by name, [N, ...]; None for agents without recurrent state."""
 
 
 @dataclass(frozen=True)
 class ExplorationParams:
-    """What exploration varies per lane: [N] tensors, and whether networks that have noise of their own use it.
+    """Exploration parameters of N lanes.
 
-    `index` says which of an agent's `count` policies to follow, where it has a family of them; None = the one to win
-    with. A count of 0 is not known.
-    `sigma` is the size of the noise that is added to continuous actions, None = none; from step to step the part
-    1 − `theta` of it is kept, so that 1 is white noise.
+    `epsilon` [N] is the probability of a random action. `network_noise` turns on the noise of
+    networks that have their own (noisy nets).
+
+    `index` [N] selects one of an agent's `count` policies, for agents with a family of policies;
+    None selects the one for evaluation. `count` is 0 if unknown.
+
+    `sigma` [N] is the scale of the noise added to continuous actions, None = no noise. The noise is
+    autocorrelated: each step keeps the fraction 1 − `theta` of the previous noise, so `theta` = 1
+    is white noise.
     """
 
     epsilon: torch.Tensor
@@ -42,10 +47,14 @@ class ExplorationParams:
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """How an agent remembers: `begin(lanes, device)` before the first episode, `observe(memory, reward)` what a step
-    brought [N], `forget(memory, over)` in the lanes [N] whose episode is over. `kept` names what outlives episodes and
-    belongs into a checkpoint. A memory has the same names, shapes and dtypes from first to last. All return new
-    tensors: those of before may still be waiting to be stored."""
+    """Functions that manage an agent's recurrent state.
+
+    `initial(lanes, device)` returns the state before the first episode, `observe(memory, reward)`
+    adds the reward [N] of the last step, and `reset(memory, over)` clears the lanes [N] whose
+    episode ended. Keys in `persistent` survive episodes and are checkpointed. Names, shapes and
+    dtypes never change. All functions return new tensors, since the old ones may not have been
+    stored yet.
+    """
 
     initial: Callable[[int, torch.device], Memory]
     observe: Callable[[Memory, torch.Tensor], Memory]
@@ -55,8 +64,10 @@ class RecurrentState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do in every lane, and what to remember of the choice (`extras`: more columns of the row, which must not
-    be written to afterwards)."""
+    """Actions [N, ...], the next recurrent state, and `extras`: additional columns of the row.
+
+    `extras` must not be modified afterwards.
+    """
 
     action: torch.Tensor
     memory: Memory = None
@@ -65,8 +76,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Loss:
-    """One number per item, unreduced and unweighted; `priority` [B]; `extra` is added to the weighted mean. `buffers`
-    are what running figures of the network become, by name, if the update is made."""
+    """Unreduced, unweighted loss [B] and new priorities [B] of a batch.
+
+    `extra` is added to the weighted mean. `buffers` are new values of network buffers (running
+    statistics) by name, applied only if the update is applied.
+    """
 
     per_item: torch.Tensor
     priority: torch.Tensor
@@ -77,7 +91,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """How a part of a network moves: by `factor` times the learning rate, and in every `period`-th update only."""
+    """Optimizer settings of some parameters: `lr_factor` × learning rate, stepped every `period`-th update."""
 
     lr_factor: float
     period: int = 1
@@ -85,21 +99,30 @@ class ParamGroup:
 
 @dataclass(frozen=True)
 class Agent:
-    """`network()` builds the module that is trained; `act` and `loss` are pure in it.
+    """An algorithm: `network()` builds the trained module; `act` and `loss` are pure functions of it.
 
-    `act(net, obs, memory, arm, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`. `columns` declares what
-    `Decision.extras` adds to every row: name -> (shape, dtype). `hints` are such columns, too, but never stored: from
-    them, and from reward, discount, last and action, `priority(rows) -> [S]` tells an actor how urgent its fresh
-    windows are, rows being [S, T, ...]. Without it they begin with the largest priority seen. Hints that a choice does
-    not bring along are told by `appraise(net, obs, action) -> hints`, which is asked where they are wanted only.
+    `act(net, obs, memory, params, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`.
 
-    An agent with `recall` has a memory. What it must know of it to train is in `states`, such columns, too, but stored
-    at `marks` only, rows counted from the start of a window: [B, M, ...] in a batch. An agent with several `arms` is
-    judged by the best of them: its network has a buffer `arm`, in which an evaluator writes which one that is.
-    `notes` names all buffers that an evaluator writes: they are saved with the weights, and policies that load them
-    begin with what is there, `kept.NAME` being what `Recall.kept` has as NAME.
-    `rates` are those of parameters whose names begin so, where they are not to move like all others; `rested` is the
-    loss for updates in which all of them that have a period rest, without what moves nothing else.
+    `columns` declares the columns that `Decision.extras` adds to every row: name -> (shape, dtype).
+
+    `priority_inputs` are columns of the same form that are not stored. From these and from reward,
+    discount, last and action, `priority(rows) -> [S]` computes the initial priorities of new
+    windows; `rows` are [S, T, ...]. Without `priority`, windows start with the largest priority
+    seen so far. `evaluate_actions(net, obs, action)` returns the priority inputs that `act` does
+    not; it is called only where they are needed.
+
+    `recurrent_state` is set for recurrent agents. `stored_states` are columns of recurrent state
+    needed for training. They are stored only at `state_rows`, counted from the start of a window,
+    and are [B, M, ...] in a batch.
+
+    An agent with several `arms` is evaluated with the best one: its network has a buffer `arm`,
+    which the evaluator sets to that index. `eval_buffers` names all buffers that the evaluator
+    writes. They are saved with the weights, and policies that load the weights start from them;
+    buffer `kept.NAME` holds entry NAME of `RecurrentState.persistent`.
+
+    `param_groups` maps prefixes of parameter names to their optimizer settings. `loss_when_frozen`
+    is the loss for updates in which all groups with a period are frozen; it omits the terms that
+    train only these groups.
     """
 
     network: Callable[[], nn.Module]
@@ -119,9 +142,9 @@ class Agent:
     loss_when_frozen: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
 
 
-def epsilon_greedy(q_NA: torch.Tensor, arm: ExplorationParams, rng: torch.Generator) -> torch.Tensor:
-    """The best action, or with probability ε any action, lane by lane: [N]."""
+def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Generator) -> torch.Tensor:
+    """ε-greedy actions [N]: the argmax, or with probability ε a uniformly random action, per lane."""
     lanes, actions = q_NA.shape
     chance = torch.rand(lanes, generator=rng, device=q_NA.device)
     random = torch.randint(actions, (lanes,), generator=rng, device=q_NA.device)
-    return torch.where(chance < arm.epsilon, random, q_NA.argmax(1))
+    return torch.where(chance < params.epsilon, random, q_NA.argmax(1))

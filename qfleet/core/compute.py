@@ -1,4 +1,4 @@
-"""Precision and device of networks, and networks with reproducible initial weights."""
+"""Precision and device of networks, and seeded network construction."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def set_current_device(device: torch.device) -> None:
-    """Streams, recordings and kernels of our own belong to the current GPU, whatever the tensors are on."""
+    """Make `device` the current GPU: streams, CUDA graphs and custom kernels use the current GPU,
+    not that of their tensors.
+    """
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def seeded_network(agent: Agent, seed: int) -> torch.nn.Module:
-    """The agent's network with initial weights that depend on the seed alone."""
+    """Build the agent's network with initial weights that depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return agent.network()

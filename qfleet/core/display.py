@@ -1,4 +1,4 @@
-"""Whether there is a screen to open a window on."""
+"""Detection of a graphical display."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def display_name() -> str | None:
-    """The name of the screen, or None."""
+    """Name of the display, or None if there is none."""
     if sys.platform in ("darwin", "win32"):
         return sys.platform
     return os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY") or None

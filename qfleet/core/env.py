@@ -1,4 +1,4 @@
-"""Environments as the rest of the package sees them: observation leaves, actions, step results."""
+"""Environment interface: observation leaves, actions and step results."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 Obs = dict[str, np.ndarray]
-"""Host observations: leaf name -> [N, ...]."""
+"""Observations in host memory: leaf name -> [N, ...]."""
 
 
 OBS_PREFIX = "obs."
-"""Prefix of the columns that hold observation leaves: leaf `image` travels as column `obs.image`."""
+"""Column prefix of observation leaves: leaf `image` is stored in column `obs.image`."""
 
 
 @dataclass(frozen=True)
 class Leaf:
     """One array of an observation.
 
-    An image leaf is channel-first, `(stack * C, H, W)`: `stack` consecutive frames of `C` channels on the
-    first axis, newest last, zeros before the episode's first frame. Replay stores each frame once.
-    A category leaf holds integers; `sizes` says how many values each entry can take (one-hot in the network).
+    An image leaf is channel-first, `(stack * C, H, W)`: `stack` consecutive frames of `C` channels
+    on the first axis, newest last, zeros before the episode's first frame. Replay stores each frame
+    once. A category leaf holds integers; `sizes` is the number of values of each entry (one-hot in
+    the network).
     """
 
     shape: tuple[int, ...]
@@ -33,7 +34,7 @@ class Leaf:
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
-        """Shape of what is new in every step: the newest frame of a stack, or the whole leaf."""
+        """Shape of the part that is new in every step: the newest frame of a stack, or the whole leaf."""
         if self.stack == 1:
             return self.shape
         return (self.shape[0] // self.stack, *self.shape[1:])
@@ -41,7 +42,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Box:
-    """Continuous actions. An agent's are within ±1; the environment's lie between `low` and `high` (flat)."""
+    """Continuous action space. The agent's actions lie in [-1, 1]; `low` and `high` (flat) bound the environment's."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]
@@ -54,9 +55,10 @@ class Box:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent must know of its environment. Equal specs mean interchangeable environments.
+    """Observation and action spaces of an environment. Equal specs mean interchangeable environments.
 
-    Actions are the numbers 0 ... `actions` − 1; or, if `box` is given, arrays of its shape, and `actions` is 0.
+    Discrete actions are 0 ... `num_actions` − 1. With `box`, actions are arrays of its shape and
+    `num_actions` is 0.
     """
 
     id: str
@@ -67,7 +69,7 @@ class EnvSpec:
 
     @property
     def stack(self) -> int:
-        """The deepest frame stack among the leaves."""
+        """Largest frame stack of all leaves."""
         return max(leaf.stack for leaf in self.observation.values())
 
     @property
@@ -77,7 +79,7 @@ class EnvSpec:
 
     @property
     def action_text(self) -> str:
-        """What there is to choose from, in words."""
+        """Action space as text: `4 actions`."""
         if self.box is None:
             return f"{self.num_actions} actions"
         low, high = min(self.box.low), max(self.box.high)
@@ -85,7 +87,7 @@ class EnvSpec:
 
     @property
     def observation_text(self) -> str:
-        """What is observed, in words: `obs 4×84×84 uint8`."""
+        """Observation space as text: `obs 4×84×84 uint8`."""
         return ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
                          + (f" below {'×'.join(map(str, leaf.sizes))}" if leaf.sizes else "")
                          for name, leaf in self.observation.items())
@@ -107,13 +109,16 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one vector step brought, lane by lane.
+    """Result of one vector step, per lane.
 
-    `reward` (as trained on) and `discount` (0 = terminated) belong to the step just taken; `score` is the
-    unclipped reward. `obs` is where the step led; `last` says that it ends the episode. The step after a
-    `last` ignores its action and brings the next episode's first observation, with zero reward, discount
-    and score. `cut` says that the episode was broken off without an outcome (an environment was rebuilt):
-    the observation before is its final row, `obs` begins another episode, and no score may be counted.
+    `reward` (as trained on) and `discount` (0 = terminated) belong to the step just taken;
+    `raw_reward` is the unclipped reward. `obs` is the next observation; `last` marks the end of the
+    episode. The step after a `last` ignores its action and returns the first observation of the
+    next episode, with zero reward, discount and raw reward.
+
+    `aborted` marks episodes that ended without a result because the environment was rebuilt: the
+    previous observation is the final row, `obs` begins another episode, and the return is not
+    counted.
     """
 
     obs: Obs
@@ -127,7 +132,8 @@ class StepResult:
 class VectorEnv(Protocol):
     """N lanes of one environment, stepped together: `send` starts a step, `recv` ends it.
 
-    What was handed out stays as it is until the `recv` after the next one: it is stored while the lanes compute.
+    Returned arrays stay unchanged until the `recv` after the next one: they are stored while the
+    lanes compute.
     """
 
     spec: EnvSpec
@@ -137,9 +143,9 @@ class VectorEnv(Protocol):
     def send(self, actions: np.ndarray) -> None: ...
     def recv(self) -> StepResult: ...
     def render(self) -> np.ndarray | None:
-        """The picture of lane 0, [H, W, 3] uint8, if the environment was made to be seen."""
+        """Image of lane 0, [H, W, 3] uint8; None if the environment does not render."""
 
     def faults(self) -> int:
-        """How many episodes were lost to environments that failed and were rebuilt."""
+        """Number of episodes lost because an environment failed and was rebuilt."""
 
     def close(self) -> None: ...

@@ -9,7 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluation found. `version` is the number of updates behind the weights, `seconds` how long it took."""
+    """Returns and lengths of the evaluation episodes.
+
+    `version` is the number of updates behind the weights, `seconds` the duration of the evaluation.
+    """
 
     returns: list[float]
     lengths: list[int]

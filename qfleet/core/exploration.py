@@ -1,4 +1,4 @@
-"""Protocols of exploration: parameters per lane and per episode."""
+"""Protocols of explorers, which provide exploration parameters per lane or per episode."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Explorer(Protocol):
 
 @runtime_checkable
 class AdaptiveExplorer(Protocol):
-    """An explorer that chooses an arm for every episode."""
+    """Explorer that chooses an arm for every episode from the returns of earlier ones."""
 
     def params(self, steps: int) -> ExplorationParams: ...
 
     def seed(self, seed: int) -> None:
-        """Before the first step: what all draws come from. Chooses the first arms."""
+        """Seed all random draws and choose the first arms; called before the first step."""
 
     def end_episode(self, lane: int, ret: float | None) -> None:
-        """An episode is over, and brought so much, unclipped and undiscounted; None if it was broken off."""
+        """Report the end of an episode with its unclipped, undiscounted return; None if it was aborted."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

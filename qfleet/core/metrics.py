@@ -1,4 +1,4 @@
-"""The protocol of a metric sink inside a run."""
+"""Protocol of metric sinks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Metrics(Protocol):
-    """Takes figures by tag. Means are taken over a log period, counters are kept as they are."""
+    """Metric sink. Values of `write` are averaged over a log period; counters accumulate."""
 
     def write(self, values: Mapping[str, float]) -> None: ...
     def count(self, name: str, by: int = 1) -> None: ...

@@ -1,4 +1,4 @@
-"""Windows, chunks and samples, and the protocols of a replay."""
+"""Windows, chunks and samples, and the protocols of a replay buffer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from qfleet.core.env import OBS_PREFIX
 
 @dataclass(frozen=True)
 class Window:
-    """The rows that one training item spans: burn-in, trained positions, look-ahead (n), distance of starts.
+    """Rows of one training item: burn-in (`past`), trained positions (`unroll`), look-ahead
+    (`future`, n of n-step returns), and the distance between two window starts (`stride`).
 
-    A window of several trained positions, or with burn-in, lies within one episode. Rows that an episode does not have,
-    before its first and after its final one, are zeros with `last = True`; the first trained row is real and not final.
+    A window with burn-in or several trained positions lies within one episode. Rows before the
+    first and after the final row of the episode are zeros with `last = True`; the first trained row
+    is real and not final.
     """
 
     past: int = 0
@@ -32,19 +34,19 @@ class Window:
 
     @property
     def within_episode(self) -> bool:
-        """Whether windows keep within one episode."""
+        """True if windows may not cross episode boundaries."""
         return self.unroll > 1 or self.past > 0
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A self-contained run of consecutive rows of one lane, as the actor ships it.
+    """Self-contained sequence of consecutive rows of one lane, as sent by an actor.
 
-    `columns[name]` is [R, ...]: `action`, `reward`, `discount`, `last`, one `obs.<leaf>` per leaf (newest
-    frames only), and the agent's extras. The first `stack - 1` rows are context for stacking; S window starts
-    follow, then the look-ahead rows. `valid` [S] says from which starts a window may begin. A short chunk is
-    zero-padded to R rows, its starts not valid. An agent's states are [S, M, ...]: of each start, at M marks of its
-    window only.
+    `columns[name]` is [R, ...]: `action`, `reward`, `discount`, `last`, one `obs.<leaf>` per leaf
+    (newest frames only), and the agent's extras. The first `stack - 1` rows are context for
+    stacking; S window starts follow, then the look-ahead rows. `valid` [S] marks the starts at
+    which a window may begin. A short chunk is zero-padded to R rows; padded starts are not valid.
+    An agent's stored states are [S, M, ...]: for each start, at the M state rows of its window.
     """
 
     columns: dict[str, np.ndarray]
@@ -52,7 +54,7 @@ class Chunk:
 
     @property
     def last(self) -> np.ndarray:
-        """Bool [R]: final rows and padding."""
+        """Bool [R]: True for final rows and padding."""
         return self.columns["last"]
 
 
@@ -60,10 +62,11 @@ class Chunk:
 class Sample:
     """A batch of windows.
 
-    `rows[name]` is [B, T, ...], or [B, M, ...] for an agent's states; observation leaves are stacked again. `weight`
-    [B] are the importance weights, applied by the Learner and nowhere else; the largest is 1, and `peak` is what it was
-    before: with it, batches of several replays can be weighed against each other. `keys` [B] come back with the new
-    priorities.
+    `rows[name]` is [B, T, ...], or [B, M, ...] for an agent's stored states; frames of observation
+    leaves are stacked. `weight` [B] are the importance weights, normalised to a maximum of 1 and
+    applied only by the learner. `max_weight` is their maximum before normalisation; it makes the
+    weights of batches from several replays comparable. `keys` [B] identify the items when
+    priorities are updated.
     """
 
     keys: np.ndarray
@@ -73,31 +76,31 @@ class Sample:
 
     @property
     def leaves(self) -> dict[str, torch.Tensor]:
-        """Observations [B, T, ...] of all rows."""
+        """Observations [B, T, ...] of all rows, by leaf."""
         return {name[len(OBS_PREFIX):]: value for name, value in self.rows.items() if name.startswith(OBS_PREFIX)}
 
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
-        """Observations [B, ...] of one row of the window, or of a row [B] chosen per item."""
+        """Observations [B, ...] of one row of the window, or of row [B] chosen per item."""
         leaves = self.leaves
         if isinstance(row, int):
             return {name: value[:, row] for name, value in leaves.items()}
         if row.is_cuda:
             item = torch.arange(len(row), device=row.device)
             return {name: value[item, row] for name, value in leaves.items()}
-        # With one index a CPU copies whole rows, with two number by number.
+        # On a CPU, one index copies whole rows; two indices copy element by element.
         length = next(iter(leaves.values())).shape[1]
         at = torch.arange(0, len(row) * length, length) + row
         return {name: value.flatten(0, 1).index_select(0, at) for name, value in leaves.items()}
 
 
 class ExperienceSink(Protocol):
-    """The part of a replay that actors write to. `add` returns None if the actor has to wait."""
+    """Destination of an actor's chunks. `add` returns None if the actor must wait and try again."""
 
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
 
 
 class Replay(ExperienceSink, Protocol):
-    """A store of experience that learners sample from."""
+    """Replay buffer: stores chunks, samples batches of windows and updates their priorities."""
 
     def sample(self, n: int) -> Sample | None: ...
     def update(self, keys: np.ndarray, priority: np.ndarray) -> None: ...
@@ -105,9 +108,10 @@ class Replay(ExperienceSink, Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """An immutable piece of saved replay: equal names in one run mean equal bytes, so files can be hard-linked.
+    """Immutable piece of a saved replay.
 
-    `source` is a file on the same disk that holds those bytes already and may be linked, too.
+    Equal names within a run mean equal bytes, so files can be hard-linked. `source` is an existing
+    file with the same bytes on the same disk, which may be linked too.
     """
 
     name: str

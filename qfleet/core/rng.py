@@ -1,4 +1,4 @@
-"""Generators of chance, from one device to another."""
+"""Restoring of random generators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 
 def restore_rng(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Go on with a generator's saved state; on another kind of device, whose states differ, with a seed from it."""
+    """Restore a saved generator state. A state from another device type, which has a different
+    format, is used as a seed instead.
+    """
     try:
         generator.set_state(state)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""When something is due: every so many environment steps, or every so many updates."""
+"""Periodic schedules in environment steps or updates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Progress(NamedTuple):
-    """The run's two clocks: environment steps taken and updates made."""
+    """Environment steps taken and updates made."""
 
     steps: int
     updates: int
 
 
 class Schedule:
-    """`due(now)` is true once per period; a period skipped over is not made up for. No period: never."""
+    """`due(now)` is true once per period. Skipped periods are not made up for; no period means never."""
 
     def __init__(self, period_steps: int | None, period_updates: int | None) -> None:
         self.period_steps, self.period_updates = period_steps, period_updates
@@ -32,5 +32,5 @@ class Schedule:
         return now.steps // self.period_steps if self.period_steps else 0
 
     def resume(self, now: Progress) -> None:
-        """Go on from where the run stands: whatever was due until now has been done."""
+        """Continue from `now`: everything due before it counts as done."""
         self.index = self._index(now)

@@ -1,4 +1,4 @@
-"""Where the time of a role goes: milliseconds per turn, written now and then."""
+"""Timing of the phases of a loop: mean milliseconds per iteration."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from qfleet.core.metrics import Metrics
 
 
 class PhaseTimer:
-    """`start` a turn, book everything since under a tag with each `lap`, and end the turn with `turn`.
+    """Measures the phases of a loop: `start` an iteration, end each phase with `lap(tag)`, the
+    iteration with `end_step`.
 
-    The means over `period` turns are written as figures; a clock is read and nothing else, so no result depends on it.
+    Writes the means over `period` iterations as metrics. It only reads a clock, so no result
+    depends on it.
     """
 
     def __init__(self, metrics: Metrics, tags: Sequence[str], period: int) -> None:
         self._metrics, self._period = metrics, period
         self._spent = dict.fromkeys(tags, 0.0)
-        self._turns = 0
-        self._since = 0.0
-        self._pause: str | None = None
+        self._iterations = 0
+        self._phase_start = 0.0
+        self._paused_tag: str | None = None
 
     def start(self) -> None:
         now = perf_counter()
-        if self._pause is not None:
-            self._spent[self._pause] += now - self._since
-            self._pause = None
-        self._since = now
+        if self._paused_tag is not None:
+            self._spent[self._paused_tag] += now - self._phase_start
+            self._paused_tag = None
+        self._phase_start = now
 
     def lap(self, tag: str) -> None:
         now = perf_counter()
-        self._spent[tag] += now - self._since
-        self._since = now
+        self._spent[tag] += now - self._phase_start
+        self._phase_start = now
 
     def pause(self, tag: str) -> None:
-        """The turn cannot go on: until the next `start`, time belongs to this tag."""
-        self._pause = tag
+        """Suspend the iteration: the time until the next `start` counts for `tag`."""
+        self._paused_tag = tag
 
     def end_step(self) -> bool:
-        """The turn is over; whether figures were written."""
-        self._turns += 1
-        if self._turns < self._period:
+        """End the iteration; True if metrics were written."""
+        self._iterations += 1
+        if self._iterations < self._period:
             return False
         self._metrics.write({tag: 1000 * spent / self._period for tag, spent in self._spent.items()})
         self._spent = dict.fromkeys(self._spent, 0.0)
-        self._turns = 0
+        self._iterations = 0
         return True

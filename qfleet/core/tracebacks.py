@@ -1,4 +1,4 @@
-"""Whose code an exception comes from: the package's own frames are left out where the user's code failed."""
+"""Tracebacks without the package's own frames, for failures in user code."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of an exception that code outside of the package raised, without the package's frames before it."""
+    """Traceback of an exception raised outside the package, without the package's frames before it."""
     start = error.__traceback__
-    while start is not None and _ours(start):
+    while start is not None and _in_package(start):
         start = start.tb_next
     return "".join(traceback.format_exception(type(error), error, start or error.__traceback__)).rstrip()
 
 
 def user_frame(error: BaseException) -> tuple[traceback.FrameSummary | None, bool]:
-    """The innermost frame of the user's own code that the package called, and whether the exception comes from it.
+    """Innermost frame of user code called by the package, and whether the exception was raised there.
 
-    It does not if the user's code has called the package in turn, and that failed.
+    It was not if the user's code called the package in turn and that call failed.
     """
     frames = traceback.extract_tb(error.__traceback__)
     ours = [_within(Path(frame.filename), PACKAGE) for frame in frames]
     called = frames[ours.index(True):] if True in ours else []
-    own = [frame for frame in called if not _library(frame.filename)]
+    own = [frame for frame in called if not _is_library(frame.filename)]
     found = next((frame for frame in reversed(own) if not _within(Path(frame.filename), PACKAGE)), None)
     return found, bool(own) and own[-1] is found
 
 
-def _ours(entry: TracebackType) -> bool:
+def _in_package(entry: TracebackType) -> bool:
     return _within(Path(entry.tb_frame.f_code.co_filename), PACKAGE)
 
 
-def _library(filename: str) -> bool:
-    """Whether a file belongs to Python or to an installed package, or is none, as the code of generated functions."""
+def _is_library(filename: str) -> bool:
+    """True for files of Python or of an installed package, and for generated code without a file."""
     path = Path(filename)
     return (filename.startswith("<") or bool(LIBRARIES.intersection(path.parts))
             or _within(path, Path(sysconfig.get_path("stdlib"))))

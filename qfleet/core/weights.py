@@ -1,4 +1,4 @@
-"""Protocols of weights that travel from a learner to actors and evaluators."""
+"""Protocols for the transfer of weights from a learner to actors and evaluators."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 class WeightSource(Protocol):
-    """What those who act read of a learner's weights. A version is the number of updates behind it."""
+    """Read access to a learner's weights. A version is the number of updates behind the weights."""
 
     def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None: ...
 
 
 class WeightStore(WeightSource, Protocol):
-    """The mailbox between a learner and those who act."""
+    """Publishes a learner's weights to its readers."""
 
     @property
     def has_reader(self) -> bool:
-        """Whether somebody would read newer weights: a copy that nobody takes need not be made."""
+        """False if no reader would fetch newer weights, so that no copy needs to be made."""
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None: ...

@@ -1,1 +1,1 @@
-"""The learner: gradients, optimizer, flat parameters, weights for actors."""
+"""Learner: gradients, optimizer, flat parameters, and publishing of weights."""

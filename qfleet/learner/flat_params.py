@@ -1,9 +1,9 @@
-"""A network's parameters as one vector: copies, clipping and optimizer steps become single operations.
+"""A network's parameters as one vector, so that copies, clipping and optimizer steps are single operations.
 
-Precision lives here, too: the optimizer moves `master` (float32); the network computes with `data`, which is the same
-vector in float32 runs and a bfloat16 copy beside it in bfloat16 runs. On a GPU it is laid out as kernels like it:
-every parameter begins at a multiple of 64 numbers, and channels of convolutions lie last. float64 networks, made by
-tests of the maths, stay what they are.
+Mixed precision: the optimizer updates `master` (float32); the network computes with `data`, which
+is the same vector in float32 runs and a bfloat16 copy in bfloat16 runs. On a GPU the copy has the
+layout that kernels prefer: every parameter begins at a multiple of 64 elements, and convolution
+weights are channels-last. float64 networks, used in tests, stay float64.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from qfleet.learner.optimizer import param_slices_of
 
 
 class Flat:
-    """The parameters of `net`, re-seated as views of one vector; buffers (running statistics) stay as they are.
+    """The parameters of `net` as views of one vector; buffers (running statistics) are left as they are.
 
-    Invariant: `master` holds the truth in float32; after `sync`, `data` equals it rounded to `dtype`. `grad` is the
-    float32 gradient that was gathered last, `rooms` its views, one per parameter. `parts` move at rates of their own.
+    Invariant: `master` holds the float32 weights; after `copy_to_network`, `data` equals them
+    rounded to `dtype`. `grad` is the float32 gradient last gathered and `grad_views` its views, one
+    per parameter. `param_slices` are the parameters with their own `ParamGroup`.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32,
-                 rates: Mapping[str, ParamGroup] = MappingProxyType({})) -> None:
-        self.net, self.param_slices = net, param_slices_of(net, rates)
+                 groups: Mapping[str, ParamGroup] = MappingProxyType({})) -> None:
+        self.net, self.param_slices = net, param_slices_of(net, groups)
         self.parameters = list(net.parameters())
         if not self.parameters:
             raise UserError("the network has no parameters, so there is nothing to train: check agent.torso and "
@@ -44,20 +45,20 @@ class Flat:
         device = self.parameters[0].device
         self.shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
         size = sum(parameter.numel() for parameter in self.parameters)
-        self._order: torch.Tensor | None = None  # of each number of `data`, its place in `master`
+        self._gather_index: torch.Tensor | None = None  # index in `master` of each element of `data`
         same = dtype in (torch.float32, torch.float64)
         if same or device.type != "cuda":
             self.data = torch.empty(size, dtype=dtype, device=device)
-            rooms = list(self.named(self.data).values())
+            views = list(self.named(self.data).values())
         else:
-            self._order = gather_index(list(self.shapes.values())).to(device)
-            self.data = torch.empty(len(self._order), dtype=dtype, device=device)
-            rooms = aligned_views(self.data, list(self.shapes.values()))
+            self._gather_index = gather_index(list(self.shapes.values())).to(device)
+            self.data = torch.empty(len(self._gather_index), dtype=dtype, device=device)
+            views = aligned_views(self.data, list(self.shapes.values()))
         self.master = torch.empty(size, dtype=dtype if same else torch.float32, device=device)
-        for parameter, room, place in zip(self.parameters, rooms, self.named(self.master).values(), strict=True):
-            room.copy_(parameter.detach())
-            place.copy_(room)
-            parameter.data = room
+        for parameter, view, master in zip(self.parameters, views, self.named(self.master).values(), strict=True):
+            view.copy_(parameter.detach())
+            master.copy_(view)
+            parameter.data = view
         self.master = self.data if same else self.master
         self._buffers = dict(net.named_buffers())
         self._views = self.named(self.master) | self._buffers
@@ -66,45 +67,45 @@ class Flat:
         self.grad_views = list(self.named(self.grad).values()) if trained else []
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """One gradient per parameter as one float32 vector, `grad`; a parameter that took no part has zeros."""
-        given = [grad for grad in grads if grad is not None]
-        if self.grad.is_cuda and len(given) == len(grads) and all(grad.dtype == torch.bfloat16 for grad in given):
-            self._join(given)
+        """Gather one gradient per parameter into the float32 vector `grad`; zeros for unused parameters."""
+        present = [grad for grad in grads if grad is not None]
+        if self.grad.is_cuda and len(present) == len(grads) and all(grad.dtype == torch.bfloat16 for grad in present):
+            self._concat_bf16(present)
         else:
             scatter(grads, self.grad_views)
         return self.grad
 
-    def _join(self, grads: Sequence[torch.Tensor]) -> None:
-        """bfloat16 gradients on a GPU, by one kernel instead of a copy for each, one of all, and a conversion."""
-        laid = [contiguous_piece(grad) for grad in grads]
-        pieces = tuple(piece for _, piece in laid)
-        same = [grad.shape for grad in grads] == list(self.shapes.values())  # a kernel would write on and on
-        if same and (launch := compile_kernel("join", concat_bf16_source(pieces))) is not None:
-            launch(block_count(pieces) * BLOCK_SIZE, [*(grad for grad, _ in laid), self.grad])
+    def _concat_bf16(self, grads: Sequence[torch.Tensor]) -> None:
+        """Concatenate and convert bfloat16 gradients on a GPU with one kernel instead of many copies."""
+        contiguous = [contiguous_piece(grad) for grad in grads]
+        layouts = tuple(layout for _, layout in contiguous)
+        same = [grad.shape for grad in grads] == list(self.shapes.values())  # the kernel does not check sizes
+        if same and (launch := compile_kernel("join", concat_bf16_source(layouts))) is not None:
+            launch(block_count(layouts) * BLOCK_SIZE, [*(grad for grad, _ in contiguous), self.grad])
         else:
             self.grad.copy_(torch.cat([grad.reshape(-1) for grad in grads]))
 
     @cached_property
     def bf16_target(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Where a GPU's network reads its weights: `data`, and of each number of `master` its place there, int32."""
-        if self._order is None:
+        """`data` and, for each element of `master`, its index there (int32); None without a GPU copy."""
+        if self._gather_index is None:
             return None
         return self.data, scatter_index(list(self.shapes.values())).to(self.data.device)
 
     def copy_to_network(self) -> None:
-        """Let the network compute with what the optimizer wrote."""
-        if self._order is not None:
-            self.data.copy_(self.master.index_select(0, self._order))
+        """Copy the optimizer's weights to the network's."""
+        if self._gather_index is not None:
+            self.data.copy_(self.master.index_select(0, self._gather_index))
         elif self.data is not self.master:
             self.data.copy_(self.master)
 
     def state(self, master: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """A float32 copy of all weights and buffers, by name; with `master`, views of that vector for the weights."""
+        """Float32 copy of all weights and buffers, by name; with `master`, the weights are views of that vector."""
         vector = self.master.clone() if master is None else master
         return self.named(vector) | {name: value.clone() for name, value in self._buffers.items()}
 
     def load(self, state: Mapping[str, torch.Tensor], optional: Sequence[str] = ()) -> None:
-        """Take weights and buffers, by name; every name and shape must fit. `optional` buffers may be missing."""
+        """Load weights and buffers by name; all names and shapes must match. `optional` buffers may be missing."""
         state = {name: self._buffers[name] for name in optional} | dict(state)
         if self._views.keys() != state.keys():
             raise ValueError(f"weights differ in {sorted(self._views.keys() ^ state.keys())}")
@@ -115,7 +116,7 @@ class Flat:
         self.copy_to_network()
 
     def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Take new values of some buffers, by name."""
+        """Set some buffers, by name."""
         for name, value in buffers.items():
             self._buffers[name].copy_(value)
 
@@ -123,41 +124,41 @@ class Flat:
         return self._buffers[name]
 
     def polyak_update(self, other: Flat, tau: float = 1.0) -> None:
-        """Move towards another network: all the way (a copy), or a step of size tau."""
+        """Move the weights towards those of `other` by the fraction tau (1 = copy), and copy its buffers."""
         if tau == 1.0:
             self.master.copy_(other.master)
         else:
             self.master.lerp_(other.master, tau)
-        for name, mine in self._buffers.items():
-            mine.copy_(other._buffers[name])
+        for name, own in self._buffers.items():
+            own.copy_(other._buffers[name])
         self.copy_to_network()
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A vector of all parameters as views of it, by name."""
+        """Views of a vector of all parameters, by name."""
         views = vector.split([shape.numel() for shape in self.shapes.values()])
         return {name: view.view(shape) for (name, shape), view in zip(self.shapes.items(), views, strict=True)}
 
 
 def is_finite(vector: torch.Tensor) -> bool:
-    """Whether all its numbers are: by their sum, which is found much sooner than what each of them is."""
+    """True if all elements are finite. Tests the sum first, which is much faster."""
     return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
 
 
-def scatter(grads: Sequence[torch.Tensor | None], rooms: list[torch.Tensor]) -> None:
-    """Write gradients where they belong; zeros for a parameter that took no part."""
-    given = [grad for grad in grads if grad is not None]
-    if len(given) < len(grads):
-        torch._foreach_zero_([room for room, grad in zip(rooms, grads, strict=True) if grad is None])
-        rooms = [room for room, grad in zip(rooms, grads, strict=True) if grad is not None]
-    torch._foreach_copy_(rooms, given)
+def scatter(grads: Sequence[torch.Tensor | None], views: list[torch.Tensor]) -> None:
+    """Write gradients to their views; zeros for unused parameters."""
+    present = [grad for grad in grads if grad is not None]
+    if len(present) < len(grads):
+        torch._foreach_zero_([view for view, grad in zip(views, grads, strict=True) if grad is None])
+        views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
+    torch._foreach_copy_(views, present)
 
 
 PARAM_ALIGNMENT = 64
-"""Where parameters begin, on a GPU, in numbers: kernels for matrices move 16 bytes at once, or are much slower."""
+"""Alignment of parameters on a GPU, in elements: matrix kernels are much slower without 16-byte loads."""
 
 
 def contiguous_piece(grad: torch.Tensor) -> tuple[torch.Tensor, TensorLayout]:
-    """A gradient whose numbers lie without gaps, and how they lie."""
+    """A gradient without gaps in memory, and its memory layout."""
     if grad.is_contiguous():
         return grad, (grad.numel(), 1, 1)
     if grad.ndim == 4 and grad.is_contiguous(memory_format=torch.channels_last):
@@ -166,33 +167,33 @@ def contiguous_piece(grad: torch.Tensor) -> tuple[torch.Tensor, TensorLayout]:
 
 
 def aligned_views(data: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Views of a vector, one for each shape, at multiples of BORDER; the channels of four axes lie last."""
-    rooms, at = [], 0
+    """Views of a vector, one per shape, at multiples of PARAM_ALIGNMENT; 4-D views are channels-last."""
+    views, start = [], 0
     for shape in shapes:
-        piece = data[at:at + shape.numel()]
-        rooms.append(_last_channels(piece, shape))
-        at += -(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT
-    return rooms
+        piece = data[start:start + shape.numel()]
+        views.append(_channels_last_view(piece, shape))
+        start += -(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT
+    return views
 
 
 def gather_index(shapes: Sequence[torch.Size]) -> torch.Tensor:
-    """For each number of such a vector its place in one that has no gaps and all channels first; gaps show place 0."""
+    """For each element of an aligned vector, its index in the contiguous channels-first one; 0 in gaps."""
     sizes = [-(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT for shape in shapes]
-    order, at = torch.zeros(sum(sizes), dtype=torch.int64), 0
-    for room, shape in zip(aligned_views(order, shapes), shapes, strict=True):
-        room.copy_(torch.arange(at, at + shape.numel()).view(shape))
-        at += shape.numel()
-    return order
+    index, start = torch.zeros(sum(sizes), dtype=torch.int64), 0
+    for view, shape in zip(aligned_views(index, shapes), shapes, strict=True):
+        view.copy_(torch.arange(start, start + shape.numel()).view(shape))
+        start += shape.numel()
+    return index
 
 
 def scatter_index(shapes: Sequence[torch.Size]) -> torch.Tensor:
-    """The other way round, int32: for each number of the vector without gaps its place in the other."""
-    at = torch.arange(len(gather_index(shapes)), dtype=torch.int32)
-    return torch.cat([room.reshape(-1) for room in aligned_views(at, shapes)])
+    """Inverse of `gather_index`, int32: for each element of the contiguous vector, its aligned index."""
+    index = torch.arange(len(gather_index(shapes)), dtype=torch.int32)
+    return torch.cat([view.reshape(-1) for view in aligned_views(index, shapes)])
 
 
-def _last_channels(piece: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _channels_last_view(piece: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     if len(shape) != 4:
         return piece.view(shape)
-    features, channels, high, wide = shape
-    return piece.view(features, high, wide, channels).permute(0, 3, 1, 2)
+    features, channels, height, width = shape
+    return piece.view(features, height, width, channels).permute(0, 3, 1, 2)

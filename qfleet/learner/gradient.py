@@ -1,4 +1,4 @@
-"""From a batch to a gradient by autograd."""
+"""Gradient of a batch by autograd."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from qfleet.core.replay import Sample
 
 @dataclass(frozen=True)
 class GradientResult:
-    """The weighted mean loss, its gradient (one tensor per parameter, None = no part), and what else was found."""
+    """Weighted mean loss, its gradient (one tensor per parameter, None = unused), and the rest of
+    the agent's `Loss`.
+    """
 
     total: torch.Tensor
     per_item: torch.Tensor
@@ -28,9 +30,9 @@ GradientFn = Callable[[Sample], GradientResult]
 
 
 class Autograd:
-    """The one place where losses are weighted and averaged: (weight · per_item).mean() + extra.
+    """Weights and averages the loss, (weight · per_item).mean() + extra, and computes its gradient.
 
-    With a `bound`, losses above it weigh nothing.
+    No other code weights or averages losses. Items with a loss above `bound`, if set, get weight 0.
     """
 
     def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""The learner: samples, derives the agent's loss, lets the gradient be applied, hands priorities back."""
+"""Learner: samples batches, computes gradients, applies them, and updates the priorities."""
 
 from __future__ import annotations
 
@@ -65,14 +65,15 @@ class LearnerConfig(OptimizerConfig):
 
 
 class Diverged(Exception):
-    """Loss or gradient was not finite, again and again, or the weights are not."""
+    """Loss or gradient was non-finite in too many consecutive updates, or the weights are non-finite."""
 
 
 class Learner:
-    """`step` makes all updates that are due, or `burst` of them. `updates` is the run's second clock.
+    """Trains the network. `step` makes all updates that are due, at most `max_updates_per_step`.
 
-    `meet` puts another gradient rule in the place of `Solo`, before the first update. `advance` says how many updates
-    there are after one more, where others make some, too.
+    `updates` counts the updates of the run. `set_sync` replaces `Solo` with another gradient
+    synchronisation, before the first update. `next_update_count` returns the count after one more
+    update, for runs in which other learners make updates too.
     """
 
     _outlier_filter: OutlierFilter | None
@@ -84,9 +85,9 @@ class Learner:
         self.on_bad = on_bad
         set_current_device(device)
         dtype = PRECISIONS[cfg.precision]
-        first = seed_for(seed, "network")
-        self.flat = Flat(seeded_network(agent, first).to(device), dtype, agent.param_groups)
-        self.target = Flat(seeded_network(agent, first).to(device).requires_grad_(False).eval(), dtype)
+        network_seed = seed_for(seed, "network")
+        self.flat = Flat(seeded_network(agent, network_seed).to(device), dtype, agent.param_groups)
+        self.target = Flat(seeded_network(agent, network_seed).to(device).requires_grad_(False).eval(), dtype)
         if cfg.compile:
             compile_if_possible(self.flat.net, self.target.net)
         self.set_sync(Solo(cfg))
@@ -97,147 +98,152 @@ class Learner:
         self._frozen_gradient_fn = (
             None if loss_when_frozen is None else self._make_gradient_fn(replace(agent, loss=loss_when_frozen))
         )
-        self._whole: GraphUpdate | None = None
-        self._decided = False
+        self._graph_update: GraphUpdate | None = None
+        self._graph_decided = False
         self.next_update_count: Callable[[int], int] = lambda updates: updates + 1
         self.updates = 0
         self.max_updates: int | None = None
         self.max_updates_per_step: int | None = None
         self.timer = PhaseTimer(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
-        self._published = -1
-        self._moved = 0  # the update after which the target network was copied last
-        self._finite = self.flat.master.clone()  # the weights that were handed out last
-        self._bad = 0
-        self._uncounted = 0  # updates that were counted and have moved nothing: so many more are made that do not count
-        self._held: Sample | None = None  # drawn, while others had nothing to draw yet
+        self._published_version = -1
+        self._target_version = 0  # update count at the last copy to the target network
+        self._last_finite = self.flat.master.clone()  # finite weights published last
+        self._consecutive_bad = 0
+        self._uncounted = 0  # updates counted that changed nothing: as many of the next are not counted
+        self._held_sample: Sample | None = None  # sampled while other learners had no batch
 
-    def set_sync(self, gradients: GradientSync) -> None:
-        gradients.attach(self.flat)
-        self.gradient_sync = gradients
+    def set_sync(self, gradient_sync: GradientSync) -> None:
+        """Use this gradient synchronisation for all updates."""
+        gradient_sync.attach(self.flat)
+        self.gradient_sync = gradient_sync
 
     def filter_outliers(self, deviations: float) -> None:
-        """From now on leave out losses that are beyond belief."""
+        """Drop items whose loss exceeds the running mean by so many standard deviations, from now on."""
         self._outlier_filter = OutlierFilter(deviations, self.flat.master.device)
-        for eager in self._autograds:
-            eager.bound = self._outlier_filter.bound
+        for autograd in self._autograds:
+            autograd.bound = self._outlier_filter.bound
 
     def _make_gradient_fn(self, agent: Agent) -> GradientFn:
-        eager = Autograd(agent, self.flat.net, self.target.net, self.rng)
-        self._autograds.append(eager)
-        taped = self.cfg.capture is True and not self.cfg.compile and self.rng.device.type == "cuda"
-        return GraphGradient(eager) if taped else eager
+        autograd = Autograd(agent, self.flat.net, self.target.net, self.rng)
+        self._autograds.append(autograd)
+        captured = self.cfg.capture is True and not self.cfg.compile and self.rng.device.type == "cuda"
+        return GraphGradient(autograd) if captured else autograd
 
     def step(self) -> bool:
-        made, whole = 0, self._decide()
+        """Make all updates that are due and publish the weights if due; True if an update was made."""
+        made, graph_update = 0, self._choose_graph_update()
         while (self.max_updates is None or self.updates < self.max_updates) and (
             self.max_updates_per_step is None or made < self.max_updates_per_step
         ):
             self.timer.start()
-            if not (self._eager_step() if whole is None else self._graph_step(whole)):
+            if not (self._eager_step() if graph_update is None else self._graph_step(graph_update)):
                 break
             self.timer.lap(UPDATE)
             self.timer.end_step()
             made += 1
-        if self._due and self.weights.has_reader:
+        if self._publish_due and self.weights.has_reader:
             self.publish_for_actors()
         return made > 0
 
     @property
-    def _by_target(self) -> bool:
-        """Whether actors use the weights of the target network."""
+    def _actors_use_target(self) -> bool:
+        """True if actors use the weights of the target network."""
         return self.cfg.publish_period_updates == self.cfg.target_period_updates
 
     @property
-    def _due(self) -> bool:
-        if self._by_target:
-            return self._published < self._moved
-        return self._published < 0 or self.updates - self._published >= self.cfg.publish_period_updates
+    def _publish_due(self) -> bool:
+        if self._actors_use_target:
+            return self._published_version < self._target_version
+        return self._published_version < 0 or self.updates - self._published_version >= self.cfg.publish_period_updates
 
     def publish_for_actors(self) -> None:
-        """Publish what actors use from now on. Several updates may be made at a time, so that the present weights are
-        seldom those that were copied to the target network: where actors follow it, they get its own."""
-        if not self._by_target:
+        """Publish the weights for the actors: the online network's, or the target network's if actors use it.
+
+        `step` may make several updates at once, so the current weights are seldom those last copied
+        to the target network; its own weights are published instead.
+        """
+        if not self._actors_use_target:
             self.publish()
-        elif self._published != self._moved:
-            self.weights.publish(self.finite_state(self.target), self._moved)
-            self._published = self._moved
+        elif self._published_version != self._target_version:
+            self.weights.publish(self.finite_state(self.target), self._target_version)
+            self._published_version = self._target_version
 
     def publish(self) -> None:
-        """Put the present weights into the mailbox, unless they are there already."""
-        if self._published != self.updates:
+        """Publish the current weights unless they are published already."""
+        if self._published_version != self.updates:
             self.weights.publish(self.finite_state(self.flat), self.updates)
-            self._published = self.updates
+            self._published_version = self.updates
 
     def finite_state(self, flat: Flat) -> dict[str, torch.Tensor]:
-        """A copy of weights and buffers, the online or the target network's, to be handed out; Diverged if the weights
-        are not finite.
+        """Copy of the weights and buffers of the online or target network; Diverged if they are non-finite.
 
-        Whole updates on a GPU are not waited for: there the device itself puts the last finite weights in their place,
-        and the loss of the next update tells the host."""
-        if self._whole is None:
+        Full-update CUDA graphs run asynchronously: there the device substitutes the last finite
+        weights, and the host learns of the failure from the loss of the next update.
+        """
+        if self._graph_update is None:
             self.require_finite(flat)
-            self._finite = flat.master.clone()
+            self._last_finite = flat.master.clone()
         else:
-            self._finite = torch.where(flat.master.sum().isfinite(), flat.master, self._finite)
-        return flat.state(self._finite)
+            self._last_finite = torch.where(flat.master.sum().isfinite(), flat.master, self._last_finite)
+        return flat.state(self._last_finite)
 
     def require_finite(self, flat: Flat) -> None:
-        """A step can overflow although loss and gradient were finite. Such weights are useless."""
+        """Raise Diverged if weights are non-finite: a step can overflow although loss and gradient are finite."""
         if not is_finite(flat.master):
             raise Diverged(f"weights are not finite after {self.updates} update{'s' * (self.updates != 1)}; lower "
                            "learner.learning_rate")
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Begin from trained weights, online and target alike."""
+        """Initialise the online and target networks from trained weights."""
         self.flat.load(state)
         self.target.load(state)
-        self._published = -1
+        self._published_version = -1
         self.publish()
 
     def state_dict(self) -> dict[str, Any]:
         self.require_finite(self.flat)
-        self._discount_bad(0 if self._whole is None else self._whole.unreported_bad())
+        self._discount_bad(0 if self._graph_update is None else self._graph_update.unreported_bad())
         return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradient_sync.state_dict(),
-                "rng": self.rng.get_state(), "updates": self.updates, "published": self._published,
-                "moved": self._moved, "owed": self._uncounted}
+                "rng": self.rng.get_state(), "updates": self.updates, "published": self._published_version,
+                "moved": self._target_version, "owed": self._uncounted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.flat.load(state["net"])
         self.target.load(state["target"])
-        self._finite = self.flat.master.clone()
+        self._last_finite = self.flat.master.clone()
         self.gradient_sync.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
-        self.updates, self._published = state["updates"], state["published"]
-        self._moved = state.get("moved", max(0, self._published))
+        self.updates, self._published_version = state["updates"], state["published"]
+        self._target_version = state.get("moved", max(0, self._published_version))
         self._uncounted = state.get("owed", 0)
 
-    def _decide(self) -> GraphUpdate | None:
-        """Whether updates are made whole on the GPU; found out when the first is due, and said."""
-        if self._decided or self.cfg.capture is not True or self.flat.master.device.type != "cuda":
-            return self._whole
-        self._decided = True
+    def _choose_graph_update(self) -> GraphUpdate | None:
+        """Choose, when the first update is due, whether updates run as one CUDA graph; warn if they cannot."""
+        if self._graph_decided or self.cfg.capture is not True or self.flat.master.device.type != "cuda":
+            return self._graph_update
+        self._graph_decided = True
         why = why_not_captured(self.replay, self.gradient_sync, self._outlier_filter is not None, self.flat)
         if isinstance(self.replay, DeviceReplay) and isinstance(self.gradient_sync, Solo) and why is None:
-            self._whole = GraphUpdate(
+            self._graph_update = GraphUpdate(
                 self.replay, self._autograds[0], self.flat, self.gradient_sync, self.cfg.batch_size
             )
         else:
-            log.warning("learner.capture: updates are not recorded as one CUDA graph, since %s%s", why,
+            log.warning("learner.capture: updates are not recorded as one CUDA graph, because %s%s", why,
                         "; their losses and gradients will be" if isinstance(self.gradient_fn, GraphGradient) else "")
-        return self._whole
+        return self._graph_update
 
-    def _graph_step(self, whole: GraphUpdate) -> bool:
-        """Start an update that nobody waits for, if it is time for one."""
-        if not whole.replay.claim(self.cfg.batch_size):
+    def _graph_step(self, graph_update: GraphUpdate) -> bool:
+        """Launch one asynchronous update if the rate limiter allows it."""
+        if not graph_update.replay.claim(self.cfg.batch_size):
             return False
-        telling = self._uncounted == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
-        whole.update(with_metrics=telling)
+        with_metrics = self._uncounted == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
+        graph_update.update(with_metrics)
         if self._uncounted:
             self._uncounted -= 1
             return True
         before, self.updates = self.updates, self.next_update_count(self.updates)
-        self._follow(before)
-        if telling and (report := whole.report()) is not None:
+        self._update_target(before)
+        if with_metrics and (report := graph_update.report()) is not None:
             self.metrics.write(report.metrics | {"train/learning_rate": self.cfg.learning_rate})
             if report.bad:
                 self._handle_bad(report)
@@ -248,19 +254,22 @@ class Learner:
         self._abort_if_diverged(report.max_bad_in_a_row, report.metrics["train/loss"])
 
     def _discount_bad(self, bad: int) -> None:
-        """Bad batches have moved nothing, and are not counted as updates. When they are heard of, others have been
-        counted; a count that went back would show old weights as the newest, so the next ones are made for them."""
+        """Correct the update count for non-finite updates, which change nothing.
+
+        On a GPU they are reported late. The count never decreases, since it is the version of the
+        weights; the next `_uncounted` updates are not counted instead.
+        """
         if bad:
             self._uncounted += bad
             self.metrics.count("fault/bad_updates", bad)
             log.warning("loss or gradient was not finite in %d of the updates before %d; with learner.capture=false "
-                        "the batches would be kept", bad, self.updates)
+                        "the batches would be saved", bad, self.updates)
 
     def _eager_step(self) -> bool:
-        """Sample, then update, if there is something to sample everywhere."""
-        sample = self._held or self.replay.sample(self.cfg.batch_size)
+        """Sample and update if all learners have a batch."""
+        sample = self._held_sample or self.replay.sample(self.cfg.batch_size)
         factor = self.gradient_sync.agree(None if sample is None else sample.max_weight)
-        self._held = sample if factor is None else None
+        self._held_sample = sample if factor is None else None
         if sample is None or factor is None:
             return False
         if factor != 1.0:
@@ -270,74 +279,77 @@ class Learner:
         return True
 
     def _update(self, sample: Sample) -> None:
-        derive = (
+        gradient_fn = (
             self.gradient_fn
             if self._frozen_gradient_fn is None or not self.gradient_sync.skips_frozen()
             else self._frozen_gradient_fn
         )
-        found = derive(sample)
-        value = float(found.total)
-        norm = self.gradient_sync.apply(found.grads if math.isfinite(value) else None)
+        result = gradient_fn(sample)
+        loss = float(result.total)
+        norm = self.gradient_sync.apply(result.grads if math.isfinite(loss) else None)
         if not math.isfinite(norm):
-            self._skip(sample, value)
+            self._skip_bad(sample, loss)
             return
-        self._bad = 0
+        self._consecutive_bad = 0
         before, self.updates = self.updates, self.next_update_count(self.updates)
-        self.flat.set_buffers(found.buffers)
-        self.replay.update(sample.keys, found.priority.cpu().numpy())
-        self._follow(before)
-        if self._outlier_filter is not None and (dropped := self._outlier_filter.update(found.per_item)):
+        self.flat.set_buffers(result.buffers)
+        self.replay.update(sample.keys, result.priority.cpu().numpy())
+        self._update_target(before)
+        if self._outlier_filter is not None and (dropped := self._outlier_filter.update(result.per_item)):
             self.metrics.count("server/outliers", dropped)
-        if self._passed(self.cfg.metrics_period_updates, before):
-            self._measure(found, value, norm)
+        if self._crossed(self.cfg.metrics_period_updates, before):
+            self._write_metrics(result, loss, norm)
 
-    def _follow(self, before: int) -> None:
-        """By the run's updates, whoever made them: several soft steps at once are one longer step."""
-        tau, more = self.cfg.target_tau, self.updates - before
+    def _update_target(self, before: int) -> None:
+        """Update the target network by the run's update count, including updates of other learners.
+
+        Several soft updates at once are one larger step.
+        """
+        tau, made = self.cfg.target_tau, self.updates - before
         if self.cfg.target_period_updates == 0:
-            if more:
-                self.target.polyak_update(self.flat, tau if more == 1 else 1 - (1 - tau) ** more)
-        elif self._passed(self.cfg.target_period_updates, before):
+            if made:
+                self.target.polyak_update(self.flat, tau if made == 1 else 1 - (1 - tau) ** made)
+        elif self._crossed(self.cfg.target_period_updates, before):
             self.target.polyak_update(self.flat)
-            self._moved = self.updates
+            self._target_version = self.updates
 
-    def _passed(self, period: int, before: int) -> bool:
+    def _crossed(self, period: int, before: int) -> bool:
         return self.updates // period > before // period
 
-    def _skip(self, sample: Sample, value: float) -> None:
-        """A bad batch moves nothing: no weights, no priorities, no counter but its own."""
-        self._bad += 1
+    def _skip_bad(self, sample: Sample, loss: float) -> None:
+        """Skip a bad batch: weights, priorities and the update count stay unchanged."""
+        self._consecutive_bad += 1
         self.metrics.count("fault/bad_updates")
         self.on_bad(sample, self.updates)
-        self._abort_if_diverged(self._bad, value)
+        self._abort_if_diverged(self._consecutive_bad, loss)
 
-    def _abort_if_diverged(self, in_a_row: int, value: float) -> None:
-        if in_a_row >= self.cfg.max_bad_updates:
+    def _abort_if_diverged(self, consecutive: int, loss: float) -> None:
+        if consecutive >= self.cfg.max_bad_updates:
             raise Diverged(
-                f"loss or gradient was not finite in {in_a_row} updates in a row (loss {value}, after "
+                f"loss or gradient was not finite in {consecutive} updates in a row (loss {loss}, after "
                 f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
 
-    def _measure(self, found: GradientResult, value: float, norm: float) -> None:
-        figures = {"train/loss": value, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
-        self.metrics.write(figures | {tag: float(x.mean()) for tag, x in found.metrics.items()})
+    def _write_metrics(self, result: GradientResult, loss: float, norm: float) -> None:
+        values = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
+        self.metrics.write(values | {tag: float(x.mean()) for tag, x in result.metrics.items()})
 
 
 def compile_if_possible(*nets: torch.nn.Module) -> None:
-    """Calls of the networks are compiled at the first of them; if that fails all are called as they are ever after.
+    """Compile the networks at their first call; if compilation fails, all run uncompiled from then on.
 
-    What a call itself does wrong is raised again by the call that is not compiled.
+    Errors of the call itself are raised again by the uncompiled call.
     """
 
     def compiled(net: torch.nn.Module) -> Callable[..., Any]:
         net.compile()
-        swift = net._compiled_call_impl
-        assert swift is not None
+        compiled_call = net._compiled_call_impl
+        assert compiled_call is not None
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return swift(*args, **kwargs)
+                return compiled_call(*args, **kwargs)
             except RuntimeError as error:
-                log.warning("learner.compile: compiling failed (%s); networks run as they are. Without a C++ compiler: "
+                log.warning("learner.compile: compiling failed (%s); networks run uncompiled. Without a C++ compiler: "
                             "apt install g++, or learner.compile=false", first_line(error))
                 for other in nets:
                     other._compiled_call_impl = None

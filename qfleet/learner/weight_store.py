@@ -1,11 +1,11 @@
-"""The mailbox between a learner and those who act, inside one process.
+"""Weight store between a learner and actors of the same process.
 
-On a GPU weights are published while the updates that make them are still queued there. Whoever loads them on the
-learner's stream gets them when they are done; an actor would keep its emulators waiting that long, and takes the newest
-that are `complete`:
+On a GPU, weights are published while the updates that produce them are still queued. A reader on
+the learner's stream gets them in order. An actor that waited for them would keep its environments
+idle, so actors take the newest weights that are complete:
 
     learner's stream    update ─ update ─ copy of 2 ─ update ─ update ─ copy of 4 ─ ...
-    host                        publishes 4, and more updates are on their way: complete are those of 2
+    host                        publishes 4 with more updates queued: version 2 is complete
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import torch
 
 VersionedWeights = tuple[int, dict[str, torch.Tensor]]
 
-MOST_COMING = 4
-"""Weights that a GPU has not made yet and that are kept all the same: newer ones take the place of the newest."""
+MAX_PENDING = 4
+"""Maximum number of versions kept before the GPU has computed them; further ones replace the newest."""
 
 
 class Mailbox:
-    """Keeps the newest weights, and those that are coming; a reader says which version it has and gets a newer one or
-    nothing."""
+    """Keeps the newest weights and those still being computed; `fetch` returns a newer version or None."""
 
     def __init__(self) -> None:
         self._newest: VersionedWeights = (-1, {})
         self._complete: VersionedWeights = self._newest
-        self._coming: deque[tuple[VersionedWeights, torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[VersionedWeights, torch.cuda.Event]] = deque()
         self.completed = CompletedWeights(self)
 
     @property
@@ -43,16 +42,17 @@ class Mailbox:
             return
         done = torch.cuda.Event()
         done.record()
-        if len(self._coming) >= MOST_COMING:
-            self._coming.pop()
-        self._coming.append((self._newest, done))
+        if len(self._pending) >= MAX_PENDING:
+            self._pending.pop()
+        self._pending.append((self._newest, done))
 
     def fetch(self, newer_than: int) -> VersionedWeights | None:
         return self._newest if self._newest[0] > newer_than else None
 
     def newest_complete(self) -> VersionedWeights:
-        while self._coming and self._coming[0][1].query():
-            self._complete = self._coming.popleft()[0]
+        """Newest weights that the GPU has finished computing; does not wait."""
+        while self._pending and self._pending[0][1].query():
+            self._complete = self._pending.popleft()[0]
         return self._complete
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,16 +60,16 @@ class Mailbox:
         return {"version": version, "state": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._coming.clear()
+        self._pending.clear()
         self._newest = self._complete = (state["version"], dict(state["state"]))
 
 
 class CompletedWeights:
-    """A mailbox in the eyes of those who cannot wait for what a GPU is still computing."""
+    """Read access to a mailbox that returns only weights that are completely computed."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
     def fetch(self, newer_than: int) -> VersionedWeights | None:
-        news = self._mailbox.newest_complete()
-        return news if news[0] > newer_than else None
+        newest = self._mailbox.newest_complete()
+        return newest if newest[0] > newer_than else None

@@ -1,21 +1,22 @@
-"""Arrays as tensors whose bits lead to the same bits wherever they lie in memory."""
+"""Conversion of arrays to aligned tensors, for bitwise reproducible results."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-BORDER = 64
-"""Bytes at whose multiples torch's own memory begins; numpy's begins at those of 16, or wherever a view does."""
+ALIGNMENT_BYTES = 64
+"""Alignment of torch's own memory; numpy aligns to 16 bytes, and views to anything."""
 
 
 def aligned_tensor(array: np.ndarray) -> torch.Tensor:
-    """The array as a tensor of the CPU, in memory of its own unless it begins at a multiple of 64 bytes.
+    """The array as a CPU tensor, copied unless it begins at a multiple of 64 bytes.
 
-    Kernels for matrices add up in another order where memory is aligned otherwise. Where an array happens to lie must
-    not decide what a run learns. Whole numbers need no such care: they are converted before they are multiplied.
+    Matrix kernels sum in another order if memory is aligned differently, and results must not
+    depend on the address of an array. Integers need no copy: they are converted before they are
+    multiplied.
     """
     tensor = torch.from_numpy(array)
-    if not tensor.is_floating_point() or tensor.data_ptr() % BORDER == 0:
+    if not tensor.is_floating_point() or tensor.data_ptr() % ALIGNMENT_BYTES == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

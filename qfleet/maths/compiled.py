@@ -1,4 +1,4 @@
-"""Numba where it can be imported, plain Python where not."""
+"""Numba if it can be imported, else plain Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _import_numba() -> Any:
-    # With colorama installed, numba would colour its errors, and an escape would follow the last line of every command.
+    # With colorama installed, numba colours its errors and leaves an escape code after every command's output.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     try:
         import numba
@@ -26,15 +26,16 @@ HAS_NUMBA = _numba is not None
 
 
 def jit(function: Function, *, reorder: bool = False) -> Function:
-    """Compile a function of arrays and numbers, once per machine; it must also run, slower, uncompiled.
+    """Compile a function of arrays and numbers, cached on disk; it must also run uncompiled, slower.
 
-    With `reorder` sums may be added up in another order, which is several times faster and differs in the last digits.
+    With `reorder`, sums may be reordered, which is several times faster and changes the last
+    digits.
     """
     if not HAS_NUMBA:
         return function
-    loose = {"reassoc", "contract"} if reorder else False
+    fastmath = {"reassoc", "contract"} if reorder else False
     try:
-        kernel: Function = _numba.njit(cache=True, nogil=True, fastmath=loose)(function)
-    except RuntimeError:  # nowhere to write the cache: a read-only installation without a home directory
-        kernel = _numba.njit(nogil=True, fastmath=loose)(function)
+        kernel: Function = _numba.njit(cache=True, nogil=True, fastmath=fastmath)(function)
+    except RuntimeError:  # no writable cache: a read-only installation without a home directory
+        kernel = _numba.njit(nogil=True, fastmath=fastmath)(function)
     return kernel

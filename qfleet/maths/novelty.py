@@ -1,4 +1,4 @@
-"""How new something is: the episodic bonus of NGU, its modulator, and the running figures behind both.
+"""Intrinsic reward of NGU: episodic bonus, life-long modulator, and the running means of both.
 
 Shapes: N lanes, k nearest neighbours.
 """
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class NoveltyKernel:
-    """The constants of Badia et al. 2020a: neighbours, ε, c, cluster distance ξ and greatest similarity s_m."""
+    """Constants of Badia et al. 2020a: number of neighbours, ε, c, cluster distance ξ and maximum similarity s_m."""
 
     neighbours: int = 10
     epsilon: float = 1e-4
@@ -22,26 +22,27 @@ class NoveltyKernel:
 
 
 def running_mean(mean: torch.Tensor, count: torch.Tensor, value: torch.Tensor, horizon: int) -> torch.Tensor:
-    """The mean with one more value in it; `count` values were there before, none makes the first value the mean.
+    """Running mean with one more value; `count` is the number of values so far, 0 makes `value` the mean.
 
-    It is the plain mean of the first `horizon` values, and follows as slowly afterwards as it did then.
+    It is the plain mean of the first `horizon` values, then an exponential one with rate 1 /
+    `horizon`.
     """
     return mean + (value - mean) * (1.0 / (count + 1)).clamp(min=1 / horizon)
 
 
 def episodic_bonus(distance_Nk: torch.Tensor, mean_N: torch.Tensor, kernel: NoveltyKernel) -> torch.Tensor:
-    """1 / (√ΣK + c) [N], K(d²) = ε / (max(d²/d²_m − ξ, 0) + ε); 0 for what is too similar to what was seen.
+    """1 / (√ΣK + c) [N], K(d²) = ε / (max(d²/d²_m − ξ, 0) + ε); 0 if the similarity exceeds s_m.
 
-    `distance_Nk` are the squared distances to the nearest neighbours, inf where there are fewer; a lane that has seen
-    nothing in its episode has nothing to compare with, and gets 0.
+    `distance_Nk` are the squared distances to the nearest neighbours, inf where there are fewer; a
+    lane without memories in this episode gets 0.
     """
-    normal = distance_Nk / mean_N.clamp(min=1e-12).unsqueeze(1)
-    similarity = kernel.epsilon / ((normal - kernel.cluster).clamp(min=0) + kernel.epsilon)
+    normalised = distance_Nk / mean_N.clamp(min=1e-12).unsqueeze(1)
+    similarity = kernel.epsilon / ((normalised - kernel.cluster).clamp(min=0) + kernel.epsilon)
     s = similarity.sum(1).sqrt() + kernel.constant
     known = torch.isfinite(distance_Nk).any(1)
     return torch.where(known & (s <= kernel.similarity), 1 / s, 0.0)
 
 
-def modulator(error_N: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor, most: float) -> torch.Tensor:
-    """min(max(1 + (e − μ)/σ, 1), L) [N]: what the whole run has seen little of counts up to L times."""
-    return (1 + (error_N - mean) / deviation.clamp(min=1e-8)).clamp(1, most)
+def modulator(error_N: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor, max_value: float) -> torch.Tensor:
+    """min(max(1 + (e − μ)/σ, 1), L) [N]: observations that are novel in the whole run count up to L times."""
+    return (1 + (error_N - mean) / deviation.clamp(min=1e-8)).clamp(1, max_value)

@@ -1,7 +1,8 @@
-"""Learners that meet at every update: each derives the gradient of its own batch, all apply the mean (data parallel).
+"""Synchronous data parallelism: each rank computes the gradient of its batch, all apply the mean.
 
-The gradient is one vector. A small network's is added up at once, in a few messages, when `derive` has played back its
-recording of the whole update; a large one's leaves in parts while backward is still at the others (`early.Early`).
+The gradient is one vector. Small networks reduce it in a few messages after the backward pass,
+which may be a CUDA graph; large ones send it in buckets during the backward pass
+(`OverlappedAllReduce`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qfleet.sync.gradient_sync import Grads, norm_of
 from qfleet.sync.overlap import OverlappedAllReduce
 
 RankRows = list[list[float]]
-"""What every rank said, rank by rank."""
+"""One row of numbers per rank."""
 
 
 class AllReduceConfig(Config):
@@ -44,9 +45,9 @@ class AllReduceConfig(Config):
 
 
 class Collectives(Protocol):
-    """The other ranks. Every call is answered when all ranks have made the same one.
+    """Collective operations between ranks. Every call returns once all ranks have made the same call.
 
-    `sent_bytes` counts what this rank sends if messages go round a ring, as they do.
+    `sent_bytes` counts the bytes sent by this rank, assuming ring algorithms.
     """
 
     rank: int
@@ -54,72 +55,76 @@ class Collectives(Protocol):
     sent_bytes: float
 
     def all_gather(self, row: Sequence[float]) -> RankRows:
-        """Rows of the same length, one of each rank."""
+        """Gather rows of equal length from all ranks."""
 
     def start_allreduce(self, vector: torch.Tensor) -> Callable[[], None]:
-        """Begin to add up over all ranks, in place; what is returned waits until that is done."""
+        """Start a sum over all ranks, in place; the returned function waits for it."""
 
-    def all_gather_slices(self, vector: torch.Tensor, cuts: Sequence[slice]) -> None:
-        """Each rank has brought its slice up to date; afterwards every rank has all of them."""
+    def all_gather_slices(self, vector: torch.Tensor, slices: Sequence[slice]) -> None:
+        """Distribute each rank's slice of `vector` to all ranks."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """What the first rank has, in place."""
+        """Copy the tensor of rank 0 to all ranks, in place."""
 
 
 class AllReduce:
-    """Implements `Gradients`. With one rank it is `Solo`, bit by bit.
+    """Implements `GradientSync`. With one rank it equals `Solo` bit by bit.
 
-    `say` gives what else this rank tells the others with every vote, and `hear` gets what all of them told. `ahead`
-    says how many batches more, exactly, this rank will have before anything else happens to its replay, all of the
-    same peak; then one vote decides on all of them. None = unknown, and every update is voted on. `overlap` sends
-    gradients while backward runs, which must then be autograd's own and no recording.
+    `piggyback` returns values to send to the other ranks with every vote; `on_piggyback` receives
+    those of all ranks. `batches_ahead` returns the exact number of further batches, all with the
+    same `max_weight`, that this rank will have before its replay changes in any other way; one vote
+    then decides on all of them. None = unknown, and there is a vote for every update. `overlap`
+    sends gradients during the backward pass, which must not be a CUDA graph.
     """
 
     def __init__(
         self, cfg: OptimizerConfig, peers: Collectives, sharded: bool = False,
         piggyback: Callable[[], Sequence[float]] = tuple,
-        on_piggyback: Callable[[RankRows], None] = lambda told: None,
+        on_piggyback: Callable[[RankRows], None] = lambda rows: None,
         batches_ahead: Callable[[], int | None] = lambda: None, overlap: bool = False) -> None:
         self.overlap = overlap and peers.size > 1
         self.cfg, self.peers, self.sharded, self.piggyback, self.on_piggyback, self.batches_ahead = (
             cfg, peers, sharded, piggyback, on_piggyback, batches_ahead)
-        self._granted: int | None = None  # updates that have been voted on and not been made yet
+        self._granted: int | None = None  # updates voted on but not made yet
 
     def attach(self, flat: Flat) -> None:
         parts = self.peers.size if self.sharded else 1
         self.flat, self.rank_slices = flat, split_evenly(len(flat.master), parts)
-        self.mine = self.rank_slices[self.peers.rank if self.sharded else 0]
-        self.optimizer = Optimizer(self.cfg, flat.master[self.mine], slices_within(flat.param_slices, self.mine))
+        self.own_slice = self.rank_slices[self.peers.rank if self.sharded else 0]
+        param_slices = slices_within(flat.param_slices, self.own_slice)
+        self.optimizer = Optimizer(self.cfg, flat.master[self.own_slice], param_slices)
         self._overlapped = OverlappedAllReduce(flat, self.peers.start_allreduce) if self.overlap else None
 
     def agree(self, max_weight: float | None) -> float | None:
-        """All or nobody: a rank whose replay is empty, or behind, makes the others wait and not hang.
+        """Vote on the next update: all ranks make it or none.
 
-        Weights were divided by the largest of their own batch; the factor makes that the largest of all batches.
+        A rank without a batch delays the others instead of deadlocking them. Importance weights are
+        normalised by the maximum of their own batch; the factor normalises them by that of all
+        batches.
         """
         if self._granted is not None:
-            return self._go_on(max_weight)
+            return self._continue_granted(max_weight)
         batches_ahead = self.batches_ahead() if max_weight is not None else 0
-        told = self.peers.all_gather(
-            [
-                -1.0 if max_weight is None else max_weight, -1.0 if batches_ahead is None else batches_ahead,
-                *self.piggyback()]
-        )
-        self.on_piggyback([row[2:] for row in told])
-        peaks = [row[0] for row in told]
-        if max_weight is None or min(peaks) < 0:
+        rows = self.peers.all_gather([
+            -1.0 if max_weight is None else max_weight,
+            -1.0 if batches_ahead is None else batches_ahead,
+            *self.piggyback(),
+        ])
+        self.on_piggyback([row[2:] for row in rows])
+        max_weights = [row[0] for row in rows]
+        if max_weight is None or min(max_weights) < 0:
             return None
-        more = int(min(row[1] for row in told))
-        self._granted = more if more >= 0 else None
-        return max_weight / max(peaks)
+        granted = int(min(row[1] for row in rows))
+        self._granted = granted if granted >= 0 else None
+        return max_weight / max(max_weights)
 
-    def _go_on(self, peak: float | None) -> float | None:
-        """A vote whose outcome is known: yes as long as everybody has batches left, then once no."""
+    def _continue_granted(self, max_weight: float | None) -> float | None:
+        """Use the remaining updates of an earlier vote; None once when they are used up."""
         if not self._granted:
             self._granted = None
             return None
-        if peak is None:
-            raise RuntimeError(f"rank {self.peers.rank} has lost step: a batch that it promised did not come")
+        if max_weight is None:
+            raise RuntimeError(f"rank {self.peers.rank} is out of step: a batch that it announced is missing")
         self._granted -= 1
         return 1.0
 
@@ -127,13 +132,13 @@ class AllReduce:
         return self.cfg.clip_norm == 0 and all_frozen(self.flat.param_slices, self.optimizer.count + 1)
 
     def apply(self, grads: Grads | None) -> float:
-        """A gradient that is not finite, anywhere, is contagious: the sum is not finite either, and all skip it."""
+        """Apply the mean gradient. If it is non-finite on one rank, the sum is too, and all ranks skip it."""
         gradient = self._sum(grads)
         if self.peers.size > 1:
             gradient.div_(self.peers.size)
         norm = norm_of(gradient)
         if math.isfinite(norm):
-            self.optimizer.step(gradient[self.mine], norm)
+            self.optimizer.step(gradient[self.own_slice], norm)
             if self.sharded:
                 self.peers.all_gather_slices(self.flat.master, self.rank_slices)
             self.flat.copy_to_network()
@@ -148,24 +153,28 @@ class AllReduce:
         return gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as `Solo` has it, so that any number of ranks can go on with it. With a sharded optimizer
-        all ranks must ask at the same time."""
+        """The full state in the format of `Solo`, so that any number of ranks can resume from it.
+
+        With a sharded optimizer all ranks must call this at the same time.
+        """
         state = self.optimizer.state_dict()
         for name in ("mean", "square") if self.sharded else ():
-            whole = torch.zeros_like(self.flat.master)
-            whole[self.mine] = state[name]
-            self.peers.all_gather_slices(whole, self.rank_slices)
-            state[name] = whole
+            full = torch.zeros_like(self.flat.master)
+            full[self.own_slice] = state[name]
+            self.peers.all_gather_slices(full, self.rank_slices)
+            state[name] = full
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict({"steps": state["steps"], "mean": state["mean"][self.mine],
-                                        "square": state["square"][self.mine]})
+        self.optimizer.load_state_dict({"steps": state["steps"], "mean": state["mean"][self.own_slice],
+                                        "square": state["square"][self.own_slice]})
 
 
 def bytes_per_update(parameters: int, ranks: int, sharded: bool, words: int) -> float:
-    """What a rank sends for one update that was voted on by itself: the gradient twice round a ring, less its own part,
-    the vote (a row of `words` numbers to everybody), and, if the optimizer is sharded, its part of the new weights to
-    everybody."""
-    around = 4.0 * parameters * (ranks - 1) / ranks
-    return (3 if sharded else 2) * around + 8.0 * words * (ranks - 1)
+    """Bytes that a rank sends for one update with its own vote.
+
+    These are the gradient twice round a ring, without its own part; a row of `words` numbers to
+    every rank; and, with a sharded optimizer, its slice of the new weights to every rank.
+    """
+    ring_bytes = 4.0 * parameters * (ranks - 1) / ranks
+    return (3 if sharded else 2) * ring_bytes + 8.0 * words * (ranks - 1)

@@ -1,4 +1,4 @@
-"""How gradients become a step of the weights: the seam behind which learners meet, and the one who learns alone."""
+"""Protocol for applying gradients, alone or together with other learners, and the single-learner case."""
 
 from __future__ import annotations
 
@@ -14,38 +14,49 @@ from qfleet.learner.optimizer import Optimizer, OptimizerConfig, all_frozen
 __all__ = ["GradientSync", "OptimizerConfig", "Solo"]
 
 Grads = Sequence[torch.Tensor | None]
-"""One gradient per parameter; None for a parameter that took no part."""
+"""One gradient per parameter; None for unused parameters."""
 
 
 class GradientSync(Protocol):
-    """A rule. Per update the learner calls `vote`, and if the answer is a number, `apply`: others may wait in both."""
+    """Combines gradients with those of other learners and applies them.
+
+    Per update the learner calls `agree` and, if it returns a factor, `apply`. Both may wait for
+    other learners.
+    """
 
     def attach(self, flat: Flat) -> None: ...
 
     def agree(self, max_weight: float | None) -> float | None:
-        """Before every update. `peak` is the largest importance weight of the batch before normalisation, None if
-        there is no batch. None = nobody updates now; else the factor that the batch's weights are multiplied by."""
+        """Agree on the next update: None = no learner updates now, else a factor for the batch's weights.
+
+        `max_weight` is the largest importance weight of the batch before normalisation, None
+        without a batch.
+        """
 
     def skips_frozen(self) -> bool:
-        """Whether it is known that the next update moves none of the parts that have a period: then it needs no
-        gradient of theirs. Where gradients are clipped by their norm, it does."""
+        """True if the next update changes no parameter group that has a period, so their gradient is not needed.
+
+        It is needed when gradients are clipped by their norm.
+        """
 
     def apply(self, grads: Grads | None) -> float:
-        """Step; the norm of the gradient that was applied. `None` says that the loss was not finite. A norm that is
-        not finite means that nothing has changed, here and everywhere."""
+        """Apply the gradient and return its norm; None as `grads` means that the loss was non-finite.
+
+        A non-finite norm means that nothing has changed on any learner.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Solo:
-    """One learner, its own optimizer. `attach` once, then `apply` every gradient."""
+    """A single learner with its own optimizer. `attach` once, then `apply` every gradient."""
 
     def __init__(self, cfg: OptimizerConfig) -> None:
         self.cfg = cfg
 
     def attach(self, flat: Flat) -> None:
-        """The network's float32 vector is what the optimizer moves: one tensor, whatever the architecture."""
+        """Create the optimizer for the network's float32 vector."""
         self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.param_slices)
 
     def agree(self, max_weight: float | None) -> float | None:

@@ -1,7 +1,8 @@
-"""Gradients that leave early: a part of the vector is sent as soon as backward has found it, while the rest is at work.
+"""Overlap of allreduce and backward pass: each bucket of the gradient is sent as soon as it is computed.
 
-Backward finds the gradients of the last layers first, so parts are filled from the end of the vector; they are sent in
-that order on every rank, whatever arrives when. The part with the first parameters waits for the loss to be looked at.
+Backward computes the gradients of the last layers first, so buckets are filled from the end of the
+vector. Every rank sends them in that order, whatever the order of arrival. The bucket with the
+first parameters is sent only after the loss was checked.
 """
 
 from __future__ import annotations
@@ -15,31 +16,32 @@ import torch
 from qfleet.learner.flat_params import Flat
 from qfleet.sync.gradient_sync import Grads
 
-PART = 1 << 18
-"""Numbers of a part, at least: smaller messages cost more than they gain."""
+MIN_BUCKET_ELEMENTS = 1 << 18
+"""Minimum number of elements of a bucket: smaller messages cost more than they gain."""
 
 
 class OverlappedAllReduce:
-    """Listens to the backward of `flat`'s network. `finish` once per update gives the gradient as all ranks have it."""
+    """Hooks into the backward pass of `flat`'s network; `finish`, once per update, returns the summed gradient."""
 
     def __init__(
-        self, flat: Flat, start_allreduce: Callable[[torch.Tensor], Callable[[], None]], least: int = PART
+        self, flat: Flat, start_allreduce: Callable[[torch.Tensor], Callable[[], None]],
+        min_elements: int = MIN_BUCKET_ELEMENTS,
     ) -> None:
         self.flat, self.start_allreduce = flat, start_allreduce
-        self.buckets = _make_buckets([room.numel() for room in flat.grad_views], least)
+        self.buckets = _make_buckets([view.numel() for view in flat.grad_views], min_elements)
         self.bucket_of = {index: at for at, (members, _) in enumerate(self.buckets) for index in members}
         self._reset()
         for index, parameter in enumerate(flat.parameters):
             if parameter.requires_grad:
-                parameter.register_hook(partial(self._arrived, index))
+                parameter.register_hook(partial(self._on_gradient, index))
 
     def finish(self, grads: Grads | None) -> torch.Tensor:
-        """Send what has not been sent, and wait for all. None: the loss was not finite, which everybody must hear."""
+        """Send the remaining buckets and wait for all; None (non-finite loss) sends NaN to all ranks."""
         while self._sent < len(self.buckets):
             for index in self.buckets[self._sent][0]:
                 grad = None if grads is None else grads[index]
-                room = self.flat.grad_views[index]
-                room.fill_(math.nan if grads is None else 0.0) if grad is None else room.copy_(grad)
+                view = self.flat.grad_views[index]
+                view.fill_(math.nan if grads is None else 0.0) if grad is None else view.copy_(grad)
             self._send()
         for wait in self._waits:
             wait()
@@ -51,10 +53,11 @@ class OverlappedAllReduce:
         self._waits: list[Callable[[], None]] = []
         self._sent = 0
 
-    def _arrived(self, index: int, grad: torch.Tensor) -> None:
+    def _on_gradient(self, index: int, grad: torch.Tensor) -> None:
         missing = self._missing[self.bucket_of[index]]
         if index not in missing:
-            raise RuntimeError("a gradient came twice in one update: this agent cannot use allreduce.overlap")
+            raise RuntimeError("a parameter received two gradients in one update: "
+                               "this agent cannot use allreduce.overlap")
         self.flat.grad_views[index].copy_(grad)
         missing.discard(index)
         while self._sent < len(self.buckets) - 1 and not self._missing[self._sent]:
@@ -65,15 +68,18 @@ class OverlappedAllReduce:
         self._sent += 1
 
 
-def _make_buckets(sizes: list[int], least: int) -> list[tuple[list[int], slice]]:
-    """Neighbouring parameters in parts of at least so many numbers, from the end: their indices, and their slice."""
-    parts: list[tuple[list[int], slice]] = []
+def _make_buckets(sizes: list[int], min_elements: int) -> list[tuple[list[int], slice]]:
+    """Group neighbouring parameters, from the end, into buckets of at least `min_elements` elements.
+
+    Returns the parameter indices and the slice of each bucket.
+    """
+    buckets: list[tuple[list[int], slice]] = []
     members: list[int] = []
     begin = end = sum(sizes)
     for index in reversed(range(len(sizes))):
         members.append(index)
         begin -= sizes[index]
-        if end - begin >= least or index == 0:
-            parts.append((members, slice(begin, end)))
+        if end - begin >= min_elements or index == 0:
+            buckets.append((members, slice(begin, end)))
             members, end = [], begin
-    return parts
+    return buckets

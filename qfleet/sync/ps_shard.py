@@ -1,11 +1,12 @@
-"""A parameter server (Nair et al. 2015, Gorila): shards hold slices of the weights and of the optimizer.
+"""Parameter server (Gorila, Nair et al. 2015): each shard holds a slice of weights and optimizer state.
 
-    worker ── push(slice of a gradient, version it was derived at) ──▶ shard: checks, compensation, clip, step
+    worker ── push(slice of a gradient, version of its weights) ──▶ shard: check, compensate, clip, step
            ◀─ pull ── (version, weights) ── copied between two steps, never during one
 
-Every shard counts its own versions, and one push is one version. Shards do not wait for each other: what a worker pulls
-from several of them is whole within each, and says of each how old it is. A shard that was restored has another epoch:
-what was derived from weights of its former life is not applied.
+Every shard counts its own versions; one push is one version. Shards do not wait for each other: the
+weights pulled from several shards are consistent within each, with one version per shard. A
+restored shard has a new epoch, and gradients computed from weights of an older epoch are not
+applied.
 """
 
 from __future__ import annotations
@@ -59,9 +60,13 @@ class ParameterServerConfig(Config):
 
 @dataclass(frozen=True)
 class Push:
-    """A slice of a gradient. `norm` is that of the whole, for clipping; `sequence` tells a repetition from the next;
-    `epoch` and `version` are those of the weights that it was derived at. `buffers` are running figures of the network
-    that no gradient moves: one worker gives them to one shard, for those who show the weights to others."""
+    """A slice of a gradient.
+
+    `norm` is that of the full gradient, for clipping. `sequence` distinguishes a repeated push from
+    the next one. `epoch` and `version` are those of the weights used to compute it. `buffers` are
+    running statistics of the network; one worker sends them to one shard, which passes them on to
+    readers.
+    """
 
     worker: str
     sequence: int
@@ -74,7 +79,7 @@ class Push:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What became of a push. `staleness` is by how many versions the weights had moved on."""
+    """Result of a push. `staleness` is the number of versions between its weights and the current ones."""
 
     verdict: Literal["applied", "stale", "repeated", "anew"]
     version: int
@@ -83,7 +88,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class WeightSnapshot:
-    """Weights of one version. Nobody writes to them before the shard is met again."""
+    """Weights of one version. Not modified before the next call of the shard."""
 
     epoch: str
     version: int
@@ -95,103 +100,106 @@ PushPullResult = tuple[PushResult | None, WeightSnapshot | None]
 
 
 class PushRejected(ValueError):
-    """A push that makes no sense: the text names worker and reason."""
+    """Invalid push; the message names the worker and the reason."""
 
 
 class ShardClient(Protocol):
-    """One shard, here or elsewhere."""
+    """Access to one shard, local or remote."""
 
     def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
-        """Begin to push, to pull, or both in this order; what is returned waits for the outcome, before the next."""
+        """Start a push, a pull, or both in this order; the returned function waits for the result.
+
+        It must be called before the next `push_pull`.
+        """
 
 
 class Shard:
-    """Holds a slice of the weights. Calls may come from any thread; each takes effect as a whole, once."""
+    """Holds a slice of the weights. Thread-safe: every call is atomic and takes effect once."""
 
     def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
-                 parts: Sequence[ParamSlice] = ()) -> None:
+                 param_slices: Sequence[ParamSlice] = ()) -> None:
         self.name, self.cfg = name, cfg
         self.epoch = secrets.token_hex(8)
         self.weights = weights.detach().clone()
-        self.optimizer = Optimizer(optimizer, self.weights, parts)
+        self.optimizer = Optimizer(optimizer, self.weights, param_slices)
         self.version = 0
-        self.staleness: Counter[int] = Counter()  # of all pushes, dropped ones included: age -> how many
+        self.staleness: Counter[int] = Counter()  # of all pushes, dropped ones included: staleness -> count
         self.stale = self.refused = 0
         self.buffers: Mapping[str, torch.Tensor] = {}
         self._square = torch.zeros_like(self.weights) if cfg.compensation == "adaptive" else None
-        self._shown = self._show()
+        self._snapshot = self._make_snapshot()
         self._pulled: dict[str, WeightSnapshot] = {}
-        self._answers: dict[str, tuple[int, PushResult]] = {}
+        self._last_results: dict[str, tuple[int, PushResult]] = {}
         self._lock = threading.Lock()
 
     def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
-        met = (None if push is None else self.push(push), self.pull(worker) if pull else None)
-        return lambda: met
+        result = (None if push is None else self.push(push), self.pull(worker) if pull else None)
+        return lambda: result
 
     def pull(self, worker: str) -> WeightSnapshot:
         with self._lock:
-            if self._shown.version != self.version:
-                self._shown = self._show()
+            if self._snapshot.version != self.version:
+                self._snapshot = self._make_snapshot()
             if self.cfg.compensation != "none":
-                self._pulled[worker] = self._shown
-            return self._shown
+                self._pulled[worker] = self._snapshot
+            return self._snapshot
 
     def push(self, push: Push) -> PushResult:
-        """Apply a slice of a gradient, unless it is too old, or has been seen before; Refused if it makes no sense."""
+        """Apply a slice of a gradient unless it is too old or a repetition; PushRejected if it is invalid."""
         with self._lock:
-            sequence, answer = self._answers.get(push.worker, (-1, None))
-            if answer is not None and push.sequence <= sequence:
-                return PushResult("repeated", self.version, answer.staleness)
+            sequence, result = self._last_results.get(push.worker, (-1, None))
+            if result is not None and push.sequence <= sequence:
+                return PushResult("repeated", self.version, result.staleness)
             if push.epoch != self.epoch:
                 self.refused += 1
                 return PushResult("anew", self.version, 0)
-            gradient = push.gradient.to(self.weights, copy=True)  # before it is looked at: others may have it, too
-            if (why := self._wrong(push, gradient)) is not None:
+            gradient = push.gradient.to(self.weights, copy=True)  # copied before the check: other threads may share it
+            if (reason := self._find_error(push, gradient)) is not None:
                 self.refused += 1
-                raise PushRejected(f"{self.name} refuses a gradient of {push.worker}: {why}")
-            age = self.version - push.version
-            self.staleness[age] += 1
-            if self.cfg.max_staleness is not None and age > self.cfg.max_staleness:
+                raise PushRejected(f"{self.name} rejects a gradient from {push.worker}: {reason}")
+            staleness = self.version - push.version
+            self.staleness[staleness] += 1
+            if self.cfg.max_staleness is not None and staleness > self.cfg.max_staleness:
                 self.stale += 1
-                answer = PushResult("stale", self.version, age)
+                result = PushResult("stale", self.version, staleness)
             else:
                 self.optimizer.step(self._compensated(push, gradient), push.norm)
                 self.version += 1
                 self.buffers = push.buffers or self.buffers
-                answer = PushResult("applied", self.version, age)
-            self._answers[push.worker] = (push.sequence, answer)
-            return answer
+                result = PushResult("applied", self.version, staleness)
+            self._last_results[push.worker] = (push.sequence, result)
+            return result
 
-    def _show(self) -> WeightSnapshot:
+    def _make_snapshot(self) -> WeightSnapshot:
         return WeightSnapshot(self.epoch, self.version, self.weights.clone(), self.buffers)
 
-    def _wrong(self, push: Push, gradient: torch.Tensor) -> str | None:
+    def _find_error(self, push: Push, gradient: torch.Tensor) -> str | None:
         if gradient.shape != self.weights.shape:
             return f"its shape is {tuple(gradient.shape)}, not {tuple(self.weights.shape)}"
         if push.version > self.version:
-            return f"it was derived at version {push.version}, and the newest is {self.version}"
+            return f"it was computed at version {push.version}, but the newest is {self.version}"
         if not (0 <= push.norm < float("inf") and is_finite(gradient)):
             return "it is not finite"
         return None
 
     def _compensated(self, push: Push, gradient: torch.Tensor) -> torch.Tensor:
-        then = self._pulled.get(push.worker)
-        if self.cfg.compensation == "none" or then is None or then.version != push.version:
-            return gradient  # without the weights of then there is nothing to compensate with
-        found = compensate(gradient, self.weights, then.weights, self.cfg.compensation_lambda, self._square,
+        pulled = self._pulled.get(push.worker)
+        if self.cfg.compensation == "none" or pulled is None or pulled.version != push.version:
+            return gradient  # the weights it was computed at are not available
+        found = compensate(gradient, self.weights, pulled.weights, self.cfg.compensation_lambda, self._square,
                            self.cfg.compensation_decay)
         if self._square is not None:
             self._square = found.square
         return found.gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but what workers have pulled: after a restart they pull anew."""
+        """The full state except the weights that workers pulled: they pull again after a restart."""
         with self._lock:
             square = {} if self._square is None else {"compensation": self._square.clone()}
             return {"weights": self.weights.clone(), **self.optimizer.state_dict(), **square, "version": self.version,
                     "staleness": dict(self.staleness), "stale": self.stale, "refused": self.refused,
                     "buffers": dict(self.buffers),
-                    "sequences": {worker: sequence for worker, (sequence, _) in self._answers.items()}}
+                    "sequences": {worker: sequence for worker, (sequence, _) in self._last_results.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with self._lock:
@@ -201,28 +209,28 @@ class Shard:
             self.staleness, self.buffers = Counter(state["staleness"]), dict(state["buffers"])
             if self._square is not None and "compensation" in state:
                 self._square = state["compensation"].clone()
-            self._answers = {worker: (sequence, PushResult("repeated", self.version, 0))
+            self._last_results = {worker: (sequence, PushResult("repeated", self.version, 0))
                              for worker, sequence in state["sequences"].items()}
             self._pulled.clear()
             self.epoch = secrets.token_hex(8)
-            self._shown = self._show()
+            self._snapshot = self._make_snapshot()
 
 
 VECTORS = ("weights", "mean", "square", "compensation")
 
 
-def split_state(whole: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
-    """The state of a whole vector as states of `shards` shards of it. What is not divided stays with the first."""
+def split_state(full: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
+    """Split the state of the full vector into states of `shards` shards. Undivided values go to the first."""
     counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0, "buffers": {}}
-    vectors = [name for name in VECTORS if name in whole]
-    return [{name: whole[name][piece].clone() for name in vectors}
-            | {"steps": whole["steps"].clone(), "version": version, "sequences": {}}
-            | {name: whole.get(name, nothing) if index == 0 else nothing for name, nothing in counts.items()}
-            for index, piece in enumerate(split_evenly(len(whole["weights"]), shards))]
+    vectors = [name for name in VECTORS if name in full]
+    return [{name: full[name][piece].clone() for name in vectors}
+            | {"steps": full["steps"].clone(), "version": version, "sequences": {}}
+            | {name: full.get(name, empty) if index == 0 else empty for name, empty in counts.items()}
+            for index, piece in enumerate(split_evenly(len(full["weights"]), shards))]
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The other way round, with the sums of what was counted."""
+    """Merge the states of shards into that of the full vector, with the sums of their counters."""
     vectors = [name for name in VECTORS if name in states[0]]
     staleness = sum((Counter(state["staleness"]) for state in states), Counter[int]())
     return {name: torch.cat([state[name] for state in states]) for name in vectors} | {
@@ -232,7 +240,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def make_shards(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
-                parts: Sequence[ParamSlice] = ()) -> list[Shard]:
-    """A vector, dealt out to the servers."""
-    return [Shard(f"shard {index}", master[piece], optimizer, cfg, slices_within(parts, piece))
+                param_slices: Sequence[ParamSlice] = ()) -> list[Shard]:
+    """Create the shards of a parameter vector."""
+    return [Shard(f"shard {index}", master[piece], optimizer, cfg, slices_within(param_slices, piece))
             for index, piece in enumerate(split_evenly(len(master), cfg.shards))]

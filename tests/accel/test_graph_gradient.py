@@ -23,14 +23,14 @@ class Replayed:
 
     def __init__(self, taped, derive):
         self.taped, self.derive = taped, derive
-        rng = taped.eager.rng.get_state()
+        rng = taped.autograd.rng.get_state()
         derive()
-        taped.eager.rng.set_state(rng)
-        self.place = taped._found
+        taped.autograd.rng.set_state(rng)
+        self.place = taped._result
 
     def replay(self):
         self.derive()
-        fresh, self.taped._found = self.taped._found, self.place
+        fresh, self.taped._result = self.taped._result, self.place
         for kept, new in zip(tensors(self.place), tensors(fresh), strict=True):
             kept.copy_(new)
 
@@ -133,6 +133,6 @@ def test_what_is_not_recorded_is_not_promised(caplog, recorded):
     learner.gradient_sync, learner.gradient_fn = (
         object(), GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0])
     learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), param_slices=())
-    assert learner._decide() is None
-    assert "since gradients meet those of other learners" in caplog.text
+    assert learner._choose_graph_update() is None
+    assert "because gradients are synchronised with other learners" in caplog.text
     assert ("; their losses and gradients will be" in caplog.text) == recorded

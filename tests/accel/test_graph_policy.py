@@ -56,7 +56,7 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
         assert_same(quick.persistent(), slow.persistent())
     assert_same(quick.state_dict()["memory"], slow.state_dict()["memory"])
     assert not slow.persistent() or slow.persistent()["distance.mean"] > 0
-    assert GraphPolicy.why_not_captured(quick) == "it is for GPUs"
+    assert GraphPolicy.why_not_captured(quick) == "the device is not a GPU"
 
 
 def assert_same(one, other):
@@ -101,17 +101,17 @@ class Tape:
 
     def __init__(self, reflex, choose):
         self.reflex, self.choose = reflex, choose
-        held = [*reflex._seen.values(), *(reflex._memory or {}).values()]
+        held = [*reflex._obs.values(), *(reflex._memory or {}).values()]
         before, rng = [tensor.clone() for tensor in held], reflex.policy.rng.get_state()
         choose()
         reflex.policy.rng.set_state(rng)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
-        self.place = reflex._chosen
+        self.place = reflex._output
 
     def replay(self):
         self.choose()
-        fresh, self.reflex._chosen = self.reflex._chosen, self.place
+        fresh, self.reflex._output = self.reflex._output, self.place
         self.place.action.copy_(fresh.action)
         for name, tensor in self.place.extras.items():
             tensor.copy_(fresh.extras[name])
@@ -133,8 +133,8 @@ def test_recorded_reflexes_choose_as_the_policy_does_whatever_the_arms(monkeypat
     monkeypatch.setattr(reflexes, "on_side_stream", lambda do: rehearsed.append(do()))
     monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
     monkeypatch.setattr(reflexes, "capture_graph", record)
-    monkeypatch.setattr(reflex, "_choose", lambda kind: GraphPolicy._choose(reflex, kind) if kind in reflex._recordings
-                        else reflex._record(kind))
+    monkeypatch.setattr(reflex, "_choose", lambda kind: GraphPolicy._choose(reflex, kind) if kind in reflex._graphs
+                        else reflex._capture(kind))
     plain, seen = ExplorationParams(torch.tensor([0.0, 0.3, 1.0])), np.zeros((3, 2, 12, 12), np.uint8)
     quick.begin(3)
     reflex.begin()
@@ -152,7 +152,7 @@ def test_recorded_reflexes_choose_as_the_policy_does_whatever_the_arms(monkeypat
         for name in wanted:
             np.testing.assert_array_equal(remembered[name], told[name])
         assert_same(quick.persistent(), slow.persistent())
-    assert rehearsed and [kind.index for kind in reflex._recordings] == [False, True]
+    assert rehearsed and [kind.index for kind in reflex._graphs] == [False, True]
     assert [beside is None for beside in made] == [True, False], "they share their memory"
 
 
@@ -188,7 +188,7 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
     monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
     monkeypatch.setattr(reflexes, "capture_graph",
                         lambda do, generators, beside, stream: streams.append(stream) or Tape(reflex, do))
-    reflex._record(reflexes.GraphKey(True, False, False, 1.0, 0))
+    reflex._capture(reflexes.GraphKey(True, False, False, 1.0, 0))
     assert streams == [urgent], "a recording has the priority, and the workspace, of the stream that it was made on"
 
 
@@ -198,7 +198,7 @@ def test_why_a_gpu_does_not_act_by_reflex_is_said_once(caplog):
     for device, said in ((CPU, 0), (torch.device("cuda"), 1), (torch.device("cuda"), 1)):
         assert reflexes.graph_policy_for(SimpleNamespace(device=device, agent=agent), SPEC, 3, ()) is None
         assert len(caplog.messages) == said
-    assert "the agent appraises its actions" in caplog.text
+    assert "the agent evaluates its actions" in caplog.text
     reflexes._warn.cache_clear()
 
 
@@ -210,7 +210,7 @@ def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):
     monkeypatch.setattr(reflexes, "on_side_stream", lambda do: drawn.append(do()))
     monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
     monkeypatch.setattr(reflexes, "capture_graph", lambda do, generators, beside, stream: SimpleNamespace(replay=do))
-    monkeypatch.setattr(reflex, "_choose", lambda noise: reflex._record(noise))
+    monkeypatch.setattr(reflex, "_choose", lambda noise: reflex._capture(noise))
     obs, arm = {"obs": np.zeros((3, 2, 12, 12), np.uint8)}, ExplorationParams(torch.tensor([1.0, 1.0, 0.5]))
     for _ in range(5):
         np.testing.assert_array_equal(reflex.act(obs, arm)[0], plain.act(obs, arm)[0])

@@ -16,7 +16,7 @@ from qfleet.learner.learner import Diverged
 
 def in_one(learner):
     """What a GPU would do, operation by operation."""
-    learner._whole = GraphUpdate(
+    learner._graph_update = GraphUpdate(
         learner.replay, learner._autograds[0], learner.flat, learner.gradient_sync, learner.cfg.batch_size
     )
     return learner
@@ -101,13 +101,13 @@ def test_where_nobody_waits_for_updates_the_last_finite_weights_are_published():
 
 def some_bad(learner, every):
     """Let the loss of every so many updates be NaN."""
-    derive, calls = learner._whole.eager, itertools.count(1)
+    derive, calls = learner._graph_update.autograd, itertools.count(1)
 
     def spoilt(sample):
         bad = torch.tensor(float("nan") if next(calls) % every == 0 else 1.0)
         return derive(dataclasses.replace(sample, weight=sample.weight * bad))
 
-    learner._whole.eager = spoilt
+    learner._graph_update.autograd = spoilt
 
 
 def test_updates_count_what_moved_and_never_go_back():
@@ -148,4 +148,4 @@ def test_what_stands_in_the_way_is_said():
     assert why_not_captured(learner.replay, learner.gradient_sync, False, learner.flat) is None
     assert "replay.store=host" in why_not_captured(object(), learner.gradient_sync, False, learner.flat)
     assert "other learners" in why_not_captured(learner.replay, object(), False, learner.flat)
-    assert "beyond belief" in why_not_captured(learner.replay, learner.gradient_sync, True, learner.flat)
+    assert "loss outliers" in why_not_captured(learner.replay, learner.gradient_sync, True, learner.flat)

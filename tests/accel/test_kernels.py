@@ -118,7 +118,7 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
 
     monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", kernel)
     flat.grad = torch.full((len(flat.grad) + 9,), 7.0)
-    flat._join(grads)
+    flat._concat_bf16(grads)
     wanted = torch.cat([grad.float().reshape(-1) for grad in grads])
     assert torch.equal(flat.grad[:-9], wanted) and (flat.grad[-9:] == 7).all()
 
@@ -127,7 +127,7 @@ def test_gradients_are_joined_by_the_library_where_there_is_no_kernel(monkeypatc
     flat = Flat(torch.nn.Linear(3, 2))
     monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", lambda name, source: None)
     grads = [torch.randn(2, 3).bfloat16(), torch.randn(2).bfloat16()]
-    flat._join(grads)
+    flat._concat_bf16(grads)
     assert torch.equal(flat.grad, torch.cat([grad.float().reshape(-1) for grad in grads]))
 
 
@@ -138,7 +138,7 @@ def test_a_kernel_is_not_given_gradients_of_other_shapes(monkeypatch, shapes):
 
     monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", kernel)
     with pytest.raises(RuntimeError, match="size"):
-        Flat(torch.nn.Linear(3, 2))._join([torch.zeros(shape).bfloat16() for shape in shapes])
+        Flat(torch.nn.Linear(3, 2))._concat_bf16([torch.zeros(shape).bfloat16() for shape in shapes])
 
 
 def test_no_kernel_is_started_while_operations_are_recorded():

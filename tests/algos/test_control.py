@@ -144,7 +144,7 @@ def weights_after(algo, spec, updates=2, **switches):
     cfg = config(algo, **switches)
     made = ALGOS[algo].build(cfg, spec)
     torch.manual_seed(3)
-    flat, target = Flat(made.network(), rates=made.param_groups), Flat(made.network().requires_grad_(False))
+    flat, target = Flat(made.network(), groups=made.param_groups), Flat(made.network().requires_grad_(False))
     derive = Autograd(made, flat.net, target.net, torch.Generator().manual_seed(0))
     solo = Solo(OptimizerConfig(learning_rate=1e-2))
     solo.attach(flat)

@@ -88,7 +88,7 @@ class Unseen(GraphGradient):
 
     def __call__(self, sample):
         with _disable_current_modes():
-            return self.eager(sample)
+            return self.autograd(sample)
 
 
 def test_operations_of_a_cuda_graph_are_counted_eagerly(monkeypatch):

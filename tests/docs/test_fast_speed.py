@@ -18,7 +18,7 @@ class Learner:
 
     def __init__(self, recorded: bool, off: float, met: bool) -> None:
         self.flat = SimpleNamespace(master=torch.zeros(1))
-        self._whole = SimpleNamespace(_graphs=("graph",)) if recorded and not met else None
+        self._graph_update = SimpleNamespace(_graphs=("graph",)) if recorded and not met else None
         self.gradient_fn = SimpleNamespace(captured=recorded and met)
         self.max_updates_per_step, self._way = 0, 1 + off if recorded else 1.0
 

@@ -41,7 +41,7 @@ def batch(seed, items=8):
 
 
 def test_parts_lie_where_their_parameters_do():
-    flat = Flat(TD3.network(), rates=TD3.param_groups)
+    flat = Flat(TD3.network(), groups=TD3.param_groups)
     marked = torch.zeros(len(flat.master))
     for part in flat.param_slices:
         marked[part.span] = 1

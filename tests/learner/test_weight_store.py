@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qfleet.learner import weight_store
-from qfleet.learner.weight_store import MOST_COMING, Mailbox
+from qfleet.learner.weight_store import MAX_PENDING, Mailbox
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_weights_come_through_however_far_the_host_is_ahead(gpu):
     mailbox, seen = Mailbox(), -1
     for version in range(100):
         gpu.publish(mailbox, version)
-        assert len(mailbox._coming) <= MOST_COMING
+        assert len(mailbox._pending) <= MAX_PENDING
         gpu.done[0] = version - 20
         seen = (mailbox.completed.fetch(seen) or (seen,))[0]
         assert version < 30 or version - 45 <= seen <= gpu.done[0]

@@ -94,10 +94,10 @@ def shard(**cfg):
 
 
 @pytest.mark.parametrize("wrong,message", [
-    ({"value": math.nan}, "shard 0 refuses a gradient of w: it is not finite"),
+    ({"value": math.nan}, "shard 0 rejects a gradient from w: it is not finite"),
     ({"norm": math.inf}, "not finite"),
     ({"size": 7}, r"its shape is \(7,\), not \(8,\)"),
-    ({"version": 1}, "derived at version 1, and the newest is 0"),
+    ({"version": 1}, "computed at version 1, but the newest is 0"),
 ])
 def test_what_makes_no_sense_is_refused_by_name(wrong, message):
     one = shard()

@@ -84,7 +84,7 @@ def test_a_killed_rank_is_noticed_at_once(tmp_path):
     assert processes[1].wait(60) == -signal.SIGKILL
     processes[0].wait(30)  # far less than the timeout
     result = json.loads((tmp_path / "0.json").read_text())
-    assert "another rank is gone" in result["lost"]
+    assert "another rank exited" in result["lost"]
 
 
 def test_a_frozen_rank_is_noticed_within_the_timeout(tmp_path):

@@ -101,7 +101,7 @@ def test_nonsense_is_refused_by_name_and_changes_nothing(squad):
             "stranger", Push("stranger", 1, known["epoch"], known["version"], known["norm"], gradient), False
         )()[0]
 
-    with pytest.raises(ProcessFault, match="shard 0 refuses a gradient of stranger: it is not finite"):
+    with pytest.raises(ProcessFault, match="shard 0 rejects a gradient from stranger: it is not finite"):
         push(torch.full((size,), math.nan))
     with pytest.raises(ProcessFault, match=rf"of stranger: its shape is \({size + 1},\), not \({size},\)"):
         push(torch.zeros(size + 1))

@@ -20,5 +20,5 @@ def test_ranks_meet_at_a_ray_actor_in_each_attempt_and_do_not_wait_for_ever(tmp_
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["store"] == {"a": [0, 255], "b": "text", "check": [True, False]}
     assert found["attempt1"] == found["attempt2"] == [[[0.0], [1.0], [3.0, 3.0, 3.0]]] * 2
-    assert "did not meet all of 2 ranks within 1 s" in found["alone"]
+    assert "did not reach all of 2 ranks within 1 s" in found["alone"]
     assert found["open"] == [], "who has no token of Ray's finds no store"

@@ -249,9 +249,9 @@ def test_nonsense_is_refused_by_name(tmp_path):
         shelf.load(shard().state_dict())
         _, shown = shelf.push_pull("w", None, True)()
         for wrong, message in [
-            ({"gradient": torch.full((SIZE,), math.nan)}, "shard 0 refuses a gradient of w: it is not finite"),
+            ({"gradient": torch.full((SIZE,), math.nan)}, "shard 0 rejects a gradient from w: it is not finite"),
             ({"gradient": torch.zeros(SIZE - 1)}, r"its shape is \(99,\), not \(100,\)"),
-            ({"norm": math.inf}, "not finite"), ({"version": 7}, "derived at version 7, and the newest is 0"),
+            ({"norm": math.inf}, "not finite"), ({"version": 7}, "computed at version 7, but the newest is 0"),
         ]:
             with pytest.raises(ProcessFault, match=message):
                 shelf.push_pull("w", push_of(shown, **wrong), True)()

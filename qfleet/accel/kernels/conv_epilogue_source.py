@@ -1,10 +1,10 @@
-"""What follows a convolution, in one pass over a GPU's memory: its bias, a LayerNorm if there is one, and the ReLU.
+"""CUDA source of the convolution epilogue: bias, optional LayerNorm and ReLU in one pass over memory.
 
     finish     x ─▶ v = scale · x + bias ─▶ ReLU(v), or ReLU(weight · (v − mean) / deviation + shift)
-    unfinish   the gradient of that: of x, and of bias, weight and shift a part from each picture
+    unfinish   its gradient: of x, and per image a partial sum for bias, weight and shift
 
-A block has one picture of bfloat16 numbers, channels last; a thread takes eight numbers at a time, and always those of
-the same eight channels, so that what belongs to channels stays in its registers.
+A block processes one bfloat16 image, channels-last. A thread processes eight elements at a time,
+always of the same eight channels, so that per-channel values stay in its registers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from qfleet.accel.kernels.bf16 import BF16_HELPERS, VECTOR_WIDTH
 from qfleet.accel.kernels.kernel_compiler import BLOCK_SIZE
 
 NORM, PLANAR, BIAS = 1, 2, 4
-"""Flags: with LayerNorm; behind the ReLU channels come first, as dense layers want a picture; with a bias."""
+"""Flags: with LayerNorm; channels-first output, as dense layers expect it; with bias."""
 
 EPILOGUE_SOURCE = BF16_HELPERS + f"""
 #define NORM {NORM}
 #define PLANAR {PLANAR}
 #define BIAS {BIAS}
 """ + """
-// The sum over all threads of a block, for all of them: 16 threads add up 16 numbers each, then everybody theirs.
-__device__ float total(float mine, float* shared) {
-    shared[threadIdx.x] = mine;
+// Sum over all threads of a block: 16 threads add 16 values each, then every thread adds their sums.
+__device__ float block_sum(float value, float* shared) {
+    shared[threadIdx.x] = value;
     __syncthreads();
     float sum = 0;
     if (threadIdx.x < 16) for (int k = threadIdx.x; k < BLOCK; k += 16) sum += shared[k];
@@ -35,7 +35,7 @@ __device__ float total(float mine, float* shared) {
     return sum;
 }
 
-// What belongs to a thread's eight channels.
+// Parameters of a thread's eight channels.
 struct Channels {
     float bias[8], weight[8], shift[8], scale;
 
@@ -43,14 +43,14 @@ struct Channels {
                         double scale) : scale(scale) {
         #pragma unroll
         for (int k = 0; k < 8; k++) {
-            bias[k] = flags & BIAS ? wide(b[c + k]) : 0;
-            weight[k] = flags & NORM ? wide(w[c + k]) : 1;
-            shift[k] = flags & NORM ? wide(s[c + k]) : 0;
+            bias[k] = flags & BIAS ? to_float(b[c + k]) : 0;
+            weight[k] = flags & NORM ? to_float(w[c + k]) : 1;
+            shift[k] = flags & NORM ? to_float(s[c + k]) : 0;
         }
     }
 
     __device__ __forceinline__ void read(const unsigned short* from, float* v) const {
-        open(from, v);
+        load8(from, v);
         #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = v[k] * scale + bias[k];
     }
@@ -63,32 +63,32 @@ extern "C" __global__ void finish(const unsigned short* x, unsigned short* out, 
     int norm = flags & NORM, planar = flags & PLANAR, n = channels * pixels, stride = blockDim.x * 8;
     int first = threadIdx.x * 8, c = first % channels;
     const Channels own(bias, weight, shift, flags, c, scale);
-    const unsigned short* picture = x + (size_t)blockIdx.x * n;
+    const unsigned short* image = x + (size_t)blockIdx.x * n;
     unsigned short* result = out + (size_t)blockIdx.x * n;
     float v[8], mean = 0, inverse = 1;
     if (norm) {
         float sum = 0;
         for (int i = first; i < n; i += stride) {
-            own.read(picture + i, v);
+            own.read(image + i, v);
             for (int k = 0; k < 8; k++) sum += v[k];
         }
-        mean = total(sum, shared) / n;
+        mean = block_sum(sum, shared) / n;
         sum = 0;
         for (int i = first; i < n; i += stride) {
-            own.read(picture + i, v);
+            own.read(image + i, v);
             for (int k = 0; k < 8; k++) sum += (v[k] - mean) * (v[k] - mean);
         }
-        inverse = 1 / sqrtf(total(sum, shared) / n + (float)eps);
+        inverse = 1 / sqrtf(block_sum(sum, shared) / n + (float)eps);
         if (threadIdx.x == 0) { stats[2 * blockIdx.x] = mean; stats[2 * blockIdx.x + 1] = inverse; }
     }
     for (int i = first; i < n; i += stride) {
-        own.read(picture + i, v);
+        own.read(image + i, v);
         for (int k = 0; k < 8; k++) {
             float y = (v[k] - mean) * inverse * own.weight[k] + own.shift[k];
-            v[k] = y < 0 ? 0 : y;   // what is not a number stays so, and is noticed
+            v[k] = y < 0 ? 0 : y;   // NaN stays NaN and is detected
         }
-        if (planar) for (int k = 0; k < 8; k++) result[(c + k) * pixels + i / channels] = narrow(v[k]);
-        else close(result + i, v);
+        if (planar) for (int k = 0; k < 8; k++) result[(c + k) * pixels + i / channels] = to_bf16(v[k]);
+        else store8(result + i, v);
     }
 }
 
@@ -100,15 +100,15 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
     int norm = flags & NORM, planar = flags & PLANAR, n = channels * pixels, stride = blockDim.x * 8;
     int first = threadIdx.x * 8, c = first % channels;
     const Channels own(bias, weight, shift, flags, c, scale);
-    const unsigned short* picture = x + (size_t)blockIdx.x * n;
-    const unsigned short* above = dy + (size_t)blockIdx.x * n;
+    const unsigned short* image = x + (size_t)blockIdx.x * n;
+    const unsigned short* grad_out = dy + (size_t)blockIdx.x * n;
     float mean = norm ? stats[2 * blockIdx.x] : 0, inverse = norm ? stats[2 * blockIdx.x + 1] : 1;
     float v[8], g[8], sums[3][8] = {}, level = 0, slope = 0;
 
-    auto meet = [&](int i) {   // v becomes the normalised number, g the gradient behind the ReLU
-        own.read(picture + i, v);
-        if (planar) for (int k = 0; k < 8; k++) g[k] = wide(above[(c + k) * pixels + i / channels]);
-        else open(above + i, g);
+    auto load = [&](int i) {   // v: normalised value, g: gradient before the ReLU
+        own.read(image + i, v);
+        if (planar) for (int k = 0; k < 8; k++) g[k] = to_float(grad_out[(c + k) * pixels + i / channels]);
+        else load8(grad_out + i, g);
         for (int k = 0; k < 8; k++) {
             v[k] = (v[k] - mean) * inverse;
             if (v[k] * own.weight[k] + own.shift[k] <= 0) g[k] = 0;
@@ -116,14 +116,14 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
     };
     if (norm) {
         for (int i = first; i < n; i += stride) {
-            meet(i);
+            load(i);
             for (int k = 0; k < 8; k++) { level += g[k] * own.weight[k]; slope += g[k] * own.weight[k] * v[k]; }
         }
-        level = total(level, shared) / n;
-        slope = total(slope, shared) / n;
+        level = block_sum(level, shared) / n;
+        slope = block_sum(slope, shared) / n;
     }
     for (int i = first; i < n; i += stride) {
-        meet(i);
+        load(i);
         for (int k = 0; k < 8; k++) {
             float d = (g[k] * own.weight[k] - level - v[k] * slope) * inverse;
             sums[0][k] += d;
@@ -131,9 +131,9 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
             sums[2][k] += g[k];
             v[k] = d * own.scale;
         }
-        close(dx + (size_t)blockIdx.x * n + i, v);
+        store8(dx + (size_t)blockIdx.x * n + i, v);
     }
-    // Of every channel the sum over the threads that met it.
+    // Per channel, the sum over the threads that processed it.
     int rows = norm ? 3 : 1;
     for (int row = 0; row < rows; row++) {
         __syncthreads();
@@ -150,5 +150,5 @@ extern "C" __global__ void unfinish(const unsigned short* dy, const unsigned sho
 
 
 def channels_supported(channels: int) -> bool:
-    """Whether a thread may meet the same eight channels again and again."""
+    """True if a thread always processes the same eight channels."""
     return channels % VECTOR_WIDTH == 0 and (VECTOR_WIDTH * BLOCK_SIZE) % channels == 0

@@ -1,7 +1,8 @@
-"""Kernels of our own for the few places where a chain of a library's kernels waits for memory again and again.
+"""CUDA kernels for operations where a chain of library kernels is limited by memory bandwidth.
 
-CUDA C, compiled when it is first needed by the compiler that comes with torch (NVRTC, about a second): no other one is
-asked for. Where that fails, `kernel` says so once and gives None, and the chain is what runs.
+Compiled at first use by NVRTC, which comes with torch (about a second); no other compiler is
+needed. If that fails, `compile_kernel` warns once and returns None, and the chain of library
+kernels runs.
 """
 
 from __future__ import annotations
@@ -18,32 +19,33 @@ log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 256
 MAX_RESIDENT_THREADS = 132 * 8 * BLOCK_SIZE
-"""Threads that a large GPU has at work at once: more than those need not be started for a loop."""
+"""Threads that a large GPU runs at once; a grid-stride loop needs no more."""
 
 SPACE_TO_DEPTH_SOURCE = """
-// Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread for a patch of a channel.
-extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int high, int wide) {
+// Bytes [B, C, H, W] -> bfloat16 [B, H/s, W/s, C, s, s], s = 4: one thread per patch and channel.
+extern "C" __global__ void lay(const unsigned char* x, unsigned short* out, int n, int channels, int height,
+                               int width) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     int c = i % channels, rest = i / channels;
-    int w = rest % (wide / 4); rest /= wide / 4;
-    int h = rest % (high / 4), b = rest / (high / 4);
-    const unsigned char* corner = x + ((size_t)(b * channels + c) * high + h * 4) * wide + w * 4;
-    uint4 laid[2];
-    unsigned* pairs = (unsigned*)laid;
+    int w = rest % (width / 4); rest /= width / 4;
+    int h = rest % (height / 4), b = rest / (height / 4);
+    const unsigned char* corner = x + ((size_t)(b * channels + c) * height + h * 4) * width + w * 4;
+    uint4 packed[2];
+    unsigned* pairs = (unsigned*)packed;
     #pragma unroll
-    for (int dy = 0; dy < 4; dy++) {   // whole numbers below 256 fill the 8 bits of bfloat16: the rest of a float is 0
-        uchar4 four = *(const uchar4*)(corner + dy * wide);
+    for (int dy = 0; dy < 4; dy++) {   // integers below 256 are exact in bfloat16
+        uchar4 four = *(const uchar4*)(corner + dy * width);
         pairs[2 * dy] = __float_as_uint((float)four.x) >> 16 | (__float_as_uint((float)four.y) & 0xFFFF0000);
         pairs[2 * dy + 1] = __float_as_uint((float)four.z) >> 16 | (__float_as_uint((float)four.w) & 0xFFFF0000);
     }
-    ((uint4*)out)[2 * (size_t)i] = laid[0];
-    ((uint4*)out)[2 * (size_t)i + 1] = laid[1];
+    ((uint4*)out)[2 * (size_t)i] = packed[0];
+    ((uint4*)out)[2 * (size_t)i + 1] = packed[1];
 }
 """
 
 ADAM_SOURCE = """
-// Adam with clipping, unless the gradient is not sound; and the weights rounded to where the network reads them.
+// Adam with clipping, skipped for non-finite gradients; also writes rounded weights to the network.
 struct Rule { float scale, size, root, beta1, beta2, rest1, rest2, eps; };
 
 __device__ __forceinline__ void move(const Rule& rule, float gradient, float& mean, float& square, float& weight) {
@@ -59,10 +61,10 @@ __device__ __forceinline__ unsigned short rounded(float weight) {
 }
 
 extern "C" __global__ void adam(float* weights, const float* gradient, float* mean, float* square, const float* steps,
-                                const float* norm, const bool* sound, unsigned short* data, const int* places, int n,
+                                const float* norm, const bool* ok, unsigned short* data, const int* indices, int n,
                                 int rounding, double rate, double beta1, double beta2, double eps, double clip) {
     __shared__ Rule shared;
-    if (!*sound) return;
+    if (!*ok) return;
     if (threadIdx.x == 0) {
         double shrink = clip / ((double)*norm + 1e-6);
         shared.scale = clip > 0 && shrink < 1 ? shrink : 1;
@@ -75,7 +77,7 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
     __syncthreads();
     const Rule rule = shared;
     int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
-    for (int i = first; i < n / 4; i += stride) {   // four at a time: a thread waits once for what they need
+    for (int i = first; i < n / 4; i += stride) {   // four at a time, to wait for memory once
         float4 g = ((const float4*)gradient)[i], m = ((float4*)mean)[i], v = ((float4*)square)[i];
         float4 w = ((float4*)weights)[i];
         move(rule, g.x, m.x, v.x, w.x);
@@ -84,45 +86,45 @@ extern "C" __global__ void adam(float* weights, const float* gradient, float* me
         move(rule, g.w, m.w, v.w, w.w);
         ((float4*)mean)[i] = m; ((float4*)square)[i] = v; ((float4*)weights)[i] = w;
         if (rounding) {
-            int4 at = ((const int4*)places)[i];
+            int4 at = ((const int4*)indices)[i];
             ushort4 four;
             four.x = rounded(w.x); four.y = rounded(w.y); four.z = rounded(w.z); four.w = rounded(w.w);
             if (at.x % 4 == 0 && at.y == at.x + 1 && at.z == at.x + 2 && at.w == at.x + 3) {
                 *(ushort4*)(data + at.x) = four;
-            } else {   // a convolution's, whose channels lie last, or where one parameter ends and another begins
+            } else {   // channels-last weights, or the border of two parameters
                 data[at.x] = four.x; data[at.y] = four.y; data[at.z] = four.z; data[at.w] = four.w;
             }
         }
     }
     for (int i = n / 4 * 4 + first; i < n; i += stride) {
         move(rule, gradient[i], mean[i], square[i], weights[i]);
-        if (rounding) data[places[i]] = rounded(weights[i]);
+        if (rounding) data[indices[i]] = rounded(weights[i]);
     }
 }
 """
 
 SOURCES = {"lay": SPACE_TO_DEPTH_SOURCE, "adam": ADAM_SOURCE}
 ELEMENTS_PER_THREAD = 8
-"""Numbers that a thread of `join` moves."""
+"""Elements that a thread of `join` copies."""
 
 TensorLayout = tuple[int, int, int]
-"""Numbers of a tensor; its channels and the pixels of one of these, if they lie the other way round, or 1 and 1."""
+"""Elements of a tensor; channels and pixels per channel if it is channels-last, else 1 and 1."""
 
 
-def concat_bf16_source(pieces: tuple[TensorLayout, ...]) -> str:
-    """The source of a kernel for tensors of such pieces: bfloat16, one after the other -> one vector of float32.
+def concat_bf16_source(layouts: tuple[TensorLayout, ...]) -> str:
+    """Source of a kernel that concatenates bfloat16 tensors of these layouts into a float32 vector.
 
-    A block has numbers of one tensor, so that all its threads go the same way. Where channels lie last, as GPUs like
-    convolutions, they are put first again.
+    A block processes elements of one tensor, so that its threads do not diverge. Channels-last
+    tensors are converted to channels-first.
     """
     rows, first, block = [], 0, 0
-    for i, (size, channels, pixels) in enumerate(pieces):
-        last = block + block_count((pieces[i],))
+    for i, (size, channels, pixels) in enumerate(layouts):
+        last = block + block_count((layouts[i],))
         rows.append(f"if (block < {last}) move(p{i}, out + {first}, {size}, block - {block}, {channels}, {pixels});")
         first, block = first + size, last
-    given = ", ".join(f"const unsigned short* p{i}" for i in range(len(pieces)))
+    arguments = ", ".join(f"const unsigned short* p{i}" for i in range(len(layouts)))
     return f"""
-// {ELEMENTS_PER_THREAD} numbers per thread, all asked for before the first is waited for.
+// {ELEMENTS_PER_THREAD} elements per thread, all loads issued before the first is used.
 __device__ __forceinline__ void move(const unsigned short* from, float* out, int n, int block, int channels,
                                      int pixels) {{
     unsigned int found[{ELEMENTS_PER_THREAD}];
@@ -130,8 +132,8 @@ __device__ __forceinline__ void move(const unsigned short* from, float* out, int
     #pragma unroll
     for (int k = 0; k < {ELEMENTS_PER_THREAD}; k++) {{
         int i = first + k * {BLOCK_SIZE};
-        int picture = i / (channels * pixels), c = i / pixels % channels, pixel = i % pixels;
-        found[k] = i < n ? from[channels > 1 ? (picture * pixels + pixel) * channels + c : i] : 0;
+        int image = i / (channels * pixels), c = i / pixels % channels, pixel = i % pixels;
+        found[k] = i < n ? from[channels > 1 ? (image * pixels + pixel) * channels + c : i] : 0;
     }}
     #pragma unroll
     for (int k = 0; k < {ELEMENTS_PER_THREAD}; k++) {{
@@ -140,31 +142,35 @@ __device__ __forceinline__ void move(const unsigned short* from, float* out, int
     }}
 }}
 
-extern "C" __global__ void join({given}, float* out) {{
+extern "C" __global__ void join({arguments}, float* out) {{
     int block = blockIdx.x;
     {" else ".join(rows)}
 }}
 """
 
 
-def block_count(pieces: tuple[TensorLayout, ...]) -> int:
-    return sum(-(-size // (ELEMENTS_PER_THREAD * BLOCK_SIZE)) for size, _, _ in pieces)
+def block_count(layouts: tuple[TensorLayout, ...]) -> int:
+    """Number of blocks of the kernel `join` for tensors of these layouts."""
+    return sum(-(-size // (ELEMENTS_PER_THREAD * BLOCK_SIZE)) for size, _, _ in layouts)
 
 
 def custom_kernels_allowed() -> bool:
-    """Whether kernels of our own may be started now: a compiler joins operations by itself, and whoever records them to
-    play them back does not see what a kernel writes."""
+    """False while torch compiles or traces: compilers fuse operations themselves, and tracing does
+    not see the writes of a custom kernel.
+    """
     return not torch.compiler.is_compiling() and get_proxy_mode() is None
 
 
 @cache
 def compile_kernel(name: str, source: str | None = None) -> Callable[[int, list[Any]], None] | None:
-    """The kernel of that name, of SOURCES or of a `source`: called with the number of threads and its arguments. None
-    where there is none."""
+    """Compile a kernel from SOURCES or from `source`; None if that fails.
+
+    The result is called with the number of threads and the kernel's arguments.
+    """
     try:
         compiled: Any = torch.cuda._compile_kernel(source or SOURCES[name], name)
-    except Exception as error:  # whatever keeps it from being compiled, there is another way
-        log.warning("the kernel %s cannot be compiled here (%s); the same is done in more steps", name, error)
+    except Exception as error:  # library kernels do the same
+        log.warning("the kernel %s cannot be compiled (%s); slower library kernels are used", name, error)
         return None
 
     def launch(threads: int, args: list[Any]) -> None:
