@@ -17,6 +17,7 @@ from qfleet import envs
 from qfleet.actor.actor import Actor, Recorder
 from qfleet.actor.policy import Policy
 from qfleet.algos import dqn
+from qfleet.core.clock import RunClock
 from qfleet.core.schedule import Progress, Schedule
 from qfleet.core.seeds import lane_seeds, seed_for
 from qfleet.explore import linear
@@ -43,6 +44,9 @@ class Training:
     """The parts of a run. Each is built from the parts above it."""
 
     def __init__(self, seed: int, explore_steps: int) -> None:
+        # Clock: counts environment steps when they are taken.
+        self.clock = RunClock()
+
         # Environment: 8 lanes of CartPole. `spec` describes observations and actions to all other parts.
         self.env = envs.make(envs.EnvConfig(id="CartPole-v1", lanes=LANES), LANES)
         spec = self.env.spec
@@ -55,7 +59,7 @@ class Training:
         # batches of 64, one update every two environment steps.
         replay_config = ReplayConfig(capacity=50_000, min_steps=1_000, samples_per_insert=32, chunk_steps=16)
         layout = Layout(spec, self.agent.window, replay_config.chunk_steps)
-        self.replay = HostReplay(layout, replay_config, seed_for(seed, "replay"), DEVICE)
+        self.replay = HostReplay(layout, replay_config, seed_for(seed, "replay"), DEVICE, clock=self.clock)
 
         # Metrics: means per log period, and the mean return of the last 100 episodes.
         self.meter = Meter([FunctionSink(print_record)], self.progress, spec.frames_per_step, Schedule(1_000, None))
@@ -72,18 +76,18 @@ class Training:
         explorer = linear.Linear(linear.Config(start=1.0, end=0.04, steps=explore_steps), LANES)
         recorder = Recorder(self.agent, layout, LANES, self.replay)
         policy = Policy(self.agent, seed_for(seed, "actor"), DEVICE)
-        self.actor = Actor(policy, self.env, explorer, self.meter, weights, recorder)
+        self.actor = Actor(policy, self.env, explorer, self.meter, weights, recorder, self.clock)
         self.actor.begin(lane_seeds(seed, LANES, "begin"))
 
     def progress(self) -> Progress:
         """The two clocks of a run: environment steps and updates."""
-        return Progress(self.replay.steps, self.learner.updates)
+        return Progress(self.clock.steps, self.learner.updates)
 
 
 def train(seed: int, steps: int) -> Training:
     """Step actor, learner and meter in turn until enough environment steps are taken."""
     training = Training(seed, explore_steps=steps // 2)
-    drive([training.actor, training.learner, training.meter], stop=lambda: training.replay.steps >= steps)
+    drive([training.actor, training.learner, training.meter], stop=lambda: training.clock.steps >= steps)
     return training
 
 
