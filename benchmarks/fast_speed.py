@@ -74,7 +74,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     """A learner of Pong on a replay of noise, and its settled config."""
     import torch
 
-    from qfleet.core.schedule import Progress, Schedule
+    from qfleet.core.clock import Progress, Schedule
     from qfleet.learner.learner import Learner
     from qfleet.learner.weight_store import Mailbox
     from qfleet.replay.device_store import DeviceReplay

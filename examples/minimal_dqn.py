@@ -17,8 +17,7 @@ from qfleet import envs
 from qfleet.actor.actor import Actor, Recorder
 from qfleet.actor.policy import Policy
 from qfleet.algos import dqn
-from qfleet.core.clock import RunClock
-from qfleet.core.schedule import Progress, Schedule
+from qfleet.core.clock import Progress, RunClock, Schedule
 from qfleet.core.seeds import lane_seeds, seed_for
 from qfleet.explore import linear
 from qfleet.learner.learner import Learner, LearnerConfig

@@ -15,11 +15,11 @@ import torch
 
 from qfleet.actor.policy import Policy
 from qfleet.config import to_yaml
+from qfleet.core.clock import Progress
 from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import ProcessFault, RunLost, UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.replay import Sample
-from qfleet.core.schedule import Progress
 from qfleet.process.memory import out_of_memory_text, retain_freed_memory
 from qfleet.process.signals import stop_on_signal
 from qfleet.report.eval_video import EvalVideoRecorder

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qfleet.core.schedule import Schedule
+from qfleet.core.clock import Schedule
 from qfleet.learner.learner import Diverged
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import StagingArea, unpack_state

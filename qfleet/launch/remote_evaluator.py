@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.config import to_yaml
+from qfleet.core.clock import Schedule
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
-from qfleet.core.schedule import Schedule
 from qfleet.launch import attempt
 from qfleet.launch.actor_node import GrpcEndpoint
 from qfleet.launch.attempt import TrainResult

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, PositiveCount
+from qfleet.core.clock import Progress, Schedule
 from qfleet.core.metrics import Metrics
 from qfleet.core.replay import Segment
-from qfleet.core.schedule import Progress, Schedule
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from pydantic import Field
 from qfleet.actor.actor import Actor
 from qfleet.actor.policy import Policy
 from qfleet.config import Config, Count, Fraction, PositiveCount, Real
+from qfleet.core.clock import Progress, Schedule
 from qfleet.core.env import VectorEnv
 from qfleet.core.errors import EnvFault, UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.exploration import Explorer
-from qfleet.core.schedule import Progress, Schedule
 from qfleet.core.seeds import lane_seeds, seed_for
 from qfleet.core.weights import WeightSource
 from qfleet.explore.bandit import Bandit, BanditExplorer

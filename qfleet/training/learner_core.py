@@ -12,11 +12,10 @@ import torch
 from qfleet.actor.actor import Recorder
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
-from qfleet.core.clock import RunClock
+from qfleet.core.clock import Progress, RunClock
 from qfleet.core.env import EnvSpec
 from qfleet.core.evaluation import Score
 from qfleet.core.replay import Sample
-from qfleet.core.schedule import Progress
 from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
 from qfleet.learner.learner import Learner

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from qfleet.core.schedule import Progress, Schedule
+from qfleet.core.clock import Progress, Schedule
 from qfleet.learner.learner import LearnerConfig
 from qfleet.replay.config import ReplayConfig
 from qfleet.training.checkpointer import CheckpointConfig

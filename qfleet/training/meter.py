@@ -8,8 +8,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from qfleet.core.clock import Progress, Schedule
 from qfleet.core.errors import UserError
-from qfleet.core.schedule import Progress, Schedule
 
 RECENT_EPISODES = 100
 """Window of the mean training return and episode length."""

@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
-from qfleet.core.clock import RunClock
+from qfleet.core.clock import Progress, RunClock, Schedule
 from qfleet.core.errors import ProcessFault
-from qfleet.core.schedule import Progress, Schedule
 from qfleet.replay.redistribute import redistribute
 from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankRows
 from qfleet.sync.process_group import ProcessGroup

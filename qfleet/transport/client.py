@@ -23,9 +23,9 @@ import grpc
 import torch
 
 import qfleet
+from qfleet.core.clock import Progress
 from qfleet.core.errors import ProcessFault, UserError
 from qfleet.core.evaluation import Score
-from qfleet.core.schedule import Progress
 from qfleet.replay.layout import Layout
 from qfleet.transport.fleet_pb2 import STOP, WAIT, ExchangeReply, ExchangeRequest, HelloRequest, Welcome
 from qfleet.transport.grpc_channel import PROTOCOL, Channel, fatal_error, summarize_error

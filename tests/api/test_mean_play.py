@@ -11,7 +11,7 @@ import torch
 
 from qfleet import api
 from qfleet.actor.policy import Policy
-from qfleet.core.schedule import Progress
+from qfleet.core.clock import Progress
 from qfleet.explore import constant
 from qfleet.learner.weight_store import Mailbox
 from qfleet.networks.noisy import Noise

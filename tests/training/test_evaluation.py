@@ -5,8 +5,8 @@ import torch
 from fakes import TapeEnv, linear_agent
 
 from qfleet.actor.policy import Policy
+from qfleet.core.clock import Progress, Schedule
 from qfleet.core.errors import EnvFault, UserError
-from qfleet.core.schedule import Progress, Schedule
 from qfleet.learner.weight_store import Mailbox
 from qfleet.training.evaluation import EpisodeCounter, EvalConfig, Evaluator, evaluate
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from qfleet.core.schedule import Progress
+from qfleet.core.clock import Progress
 from qfleet.learner.learner import LearnerConfig
 from qfleet.replay.config import ReplayConfig
 from qfleet.training.checkpointer import CheckpointConfig

@@ -1,6 +1,6 @@
 """Metric records: means, counters, rates, episodes, resume."""
 
-from qfleet.core.schedule import Progress, Schedule
+from qfleet.core.clock import Progress, Schedule
 from qfleet.training.meter import Meter
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qfleet.core.schedule import Progress, Schedule
+from qfleet.core.clock import Progress, Schedule
 from qfleet.training import timers as module
 from qfleet.training.meter import Meter
 from qfleet.training.timers import TimeShares

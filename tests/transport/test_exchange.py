@@ -10,8 +10,8 @@ import pytest
 import torch
 from transport_kit import LAYOUT, TOKEN, FakeLearner, Luck, Proxy, cell, eventually, link, some_chunk, weights
 
+from qfleet.core.clock import Progress
 from qfleet.core.evaluation import Score
-from qfleet.core.schedule import Progress
 from qfleet.transport import client, grpc_channel, outbox, published_state, remote
 from qfleet.transport.client import ConnectionLost, FleetConnection
 from qfleet.transport.grpc_channel import GrpcChannel
