@@ -58,7 +58,7 @@ class Tape:
         return self._run(f"{config.run.root}/{config.run.name or f'run{config.seed}'}", sinks)
 
     def resume(self, run, overrides=(), *, sinks=(), trust=False):
-        self.calls.append(("resume", str(run), list(overrides), sinks[0].tally.goal.steps, trust))
+        self.calls.append(("resume", str(run), list(overrides), sinks[0].status.goal.steps, trust))
         return self._run(run, sinks)
 
     def evaluate(self, path, **options):

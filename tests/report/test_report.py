@@ -127,7 +127,7 @@ def test_films_are_put_in_newest_first_and_not_beyond_reason(tmp_path, monkeypat
     assert [film["name"] for film in data["runs"][0]["films"]] == ["step-3.mp4", "step-2.mp4"]
     assert base64.b64decode(reels[1]) == b"step-2.mp4" * 10
     assert gather([run], 0)[1] == []
-    monkeypatch.setattr(reporting, "MOST_FILM_BYTES", 150)
+    monkeypatch.setattr(reporting, "MAX_VIDEO_BYTES", 150)
     assert len(gather([run], 3)[1]) == 1
 
 
