@@ -66,7 +66,7 @@ INLINE_ADVICE = {
 }
 SERVER_ADVICE = {
     "server": "raise server.push_period_updates and server.pull_period_updates for fewer messages, or "
-              "learner.batch_size for fewer updates; server.compress=bf16 makes the messages of a large network smaller",
+              "learner.batch_size for fewer updates; server.compress=bf16 makes messages of a large network smaller",
     "env": "raise actors, so that environments step while the network selects actions; more cells help if there are "
            "cores for them",
 }

@@ -90,7 +90,7 @@ def write_gif(
 ) -> int:
     """Write a GIF that loops forever and return the number of frames.
 
-    The format counts in hundredths of a second and viewers reject less than two, so the maximum is 50 frames per second.
+    The format counts in hundredths of a second and viewers reject less than two: at most 50 frames per second.
     """
     try:
         from PIL import Image

@@ -36,7 +36,7 @@ def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "ru
 def require_trusted(run: RunDirectory) -> None:
     """Refuse a foreign run that names code. Call it before validating the config, which imports that code."""
     if not run.created_here():
-        refuse_imports(read_yaml(run.config), f"run {run.path}", "it was not created here by you (perhaps it is a copy)")
+        refuse_imports(read_yaml(run.config), f"run {run.path}", "it was not created here by you (it may be a copy)")
 
 
 def require_no_outside_links(run: RunDirectory) -> None:
@@ -47,8 +47,8 @@ def require_no_outside_links(run: RunDirectory) -> None:
         for path in (Path(folder, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(run.path.resolve()):
                 raise UserError(f"{path} is a link to {os.readlink(path)}, through which the run would write, and it "
-                                "was not created here by you (perhaps it is a copy): remove the link, or if you trust "
-                                "the run, pass --trust (in Python: trust=True)")
+                                "was not created here by you (it may be a copy): remove the link, or if you trust the "
+                                "run, pass --trust (in Python: trust=True)")
 
 
 def _of_run(path: StrPath, which: Which, root: StrPath) -> Checkpoint:

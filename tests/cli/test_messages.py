@@ -66,7 +66,7 @@ def test_help_takes_a_verb(verb, capsys):
 
 def test_help_alone_is_the_overview(capsys):
     assert main(["help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: qfleet VERB")
+    assert capsys.readouterr().out.startswith("usage: qfleet COMMAND")
 
 
 def test_recipes_are_searched_by_words(capsys):

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from qfleet.cli.commands import VERBS, main, parse
+from qfleet.cli.commands import COMMANDS, main, parse
 from qfleet.cli.submit import job_of
 from qfleet.launch.slurm import JobSize, SlurmJob, script, write
 
-SUBMIT = next(verb for verb in VERBS if verb.name == "submit")
+SUBMIT = next(command for command in COMMANDS if command.name == "submit")
 
 
 @pytest.fixture(autouse=True)
