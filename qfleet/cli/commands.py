@@ -119,8 +119,8 @@ COMMANDS = (
         (1, 1), join.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
         "Start the fleet with `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
         "prints this command. Actors can join and leave at any time. Your own environments must be importable here."),
-    Command("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
-        submit.submit,
+    Command("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]",
+        (2, 2), submit.submit,
         ("qfleet submit slurm cartpole --name first --time 01:00:00",
          "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
          "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,

@@ -343,4 +343,4 @@ def test_an_interrupted_exact_run_says_where_it_goes_on(capsys, monkeypatch):
     saved = Checkpoints(Path("runs/x/checkpoints"), 9).newest().manifest.step
     assert 400 <= saved < 450
     out = capsys.readouterr().out
-    assert f"interrupted, resume goes on from the checkpoint at step {saved}: " in out and "is saved" not in out
+    assert f"interrupted, resume continues from the checkpoint at step {saved}: " in out and "is saved" not in out

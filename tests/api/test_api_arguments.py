@@ -29,7 +29,7 @@ def test_overrides_are_a_list_of_texts(overrides):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"episodes": 0}, "episodes=0: must be a whole number of at least 1"),
+    ({"episodes": 0}, "episodes=0: must be an integer of at least 1"),
     ({"episodes": -3}, "episodes=-3: must be"), ({"episodes": 2.5}, "episodes=2.5: must be"),
     ({"episodes": "5"}, "episodes='5': must be"), ({"episodes": True}, "episodes=True: must be"),
     ({"lanes": 0}, "lanes=0: must be"), ({"epsilon": 1.5}, "epsilon=1.5: must be a probability"),

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from qfleet.cli import commands
-from qfleet.cli.commands import IMPORTS, COMMANDS, main, parse
+from qfleet.cli.commands import COMMANDS, IMPORTS, main, parse
 from qfleet.cli.foreign_options import FOREIGN_OPTIONS
 from qfleet.core.errors import EnvFault, UserError
 
@@ -24,8 +24,8 @@ PUBLIC = [command for command in COMMANDS if not command.hidden]
 def said(monkeypatch):
     """Replaces the command `version` by a function of the test's choice."""
     def install(function):
-        table = tuple(types.SimpleNamespace(**{**vars(command), "run": function}) if command.name == "version" else command
-                      for command in COMMANDS)
+        table = tuple(types.SimpleNamespace(**{**vars(each), "run": function}) if each.name == "version" else each
+                      for each in COMMANDS)
         monkeypatch.setattr(commands, "COMMANDS", table)
     return install
 
@@ -50,7 +50,7 @@ def test_every_verb_has_help_with_examples(command, capsys):
     assert all(example in text for example in command.examples)
 
 
-@pytest.mark.parametrize("command", [command for command in PUBLIC if command.examples], ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [each for each in PUBLIC if each.examples], ids=lambda each: each.name)
 def test_every_example_parses(command):
     for example in command.examples:
         words = example.partition(" > ")[0].split()
@@ -85,9 +85,9 @@ def test_values_with_equals_signs_and_paths_are_told_apart():
 @pytest.mark.parametrize(("argv", "message"), [
     (["train"], "RECIPE|ENV_ID|FILE is missing"),
     (["export", "run"], "OUT is missing"),
-    (["train", "cartpole", "pong"], "'pong' is one word too many"),
+    (["train", "cartpole", "pong"], "unexpected argument 'pong'"),
     (["train", "cartpole", "--seeds", "0"], "0 is too small: the least is 1"),
-    (["train", "cartpole", "--seeds", "two"], "'two' is not a whole number"),
+    (["train", "cartpole", "--seeds", "two"], "'two' is not an integer"),
     (["eval", "run", "--epsilon", "1.5"], "1.5 is not between 0 and 1"),
     (["eval", "run", "--which", "newest"], "invalid choice"),
     (["eval", "run", "seed=3"], "takes no overrides such as seed=3"),

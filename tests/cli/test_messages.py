@@ -74,7 +74,7 @@ def test_recipes_are_searched_by_words(capsys):
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"atari", "pong", "rainbow", "agent57"} <= set(names) and "cartpole" not in names
     assert [name for name, _ in list_recipes(["Pendulum", "d4pg"])] == ["pendulum-d4pg"]
-    assert "no recipe is about zzz" in told(capsys, "recipes", "zzz")
+    assert "no recipe contains zzz" in told(capsys, "recipes", "zzz")
     assert [name for name, _ in list_recipes()] == recipe_names()
 
 

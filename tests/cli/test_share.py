@@ -68,7 +68,7 @@ def test_mistakes_are_told(place, capsys, monkeypatch, words, told):
 def test_without_films_the_policy_is_shared_all_the_same(place, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert main(["share", "x", "me/poles", "--dry-run", "--episodes", "1"]) == 0
-    assert "no film: " in capsys.readouterr().err and "replay.mp4" not in (place / "poles/README.md").read_text()
+    assert "no video: " in capsys.readouterr().err and "replay.mp4" not in (place / "poles/README.md").read_text()
 
 
 def test_a_card_of_anything_is_still_a_card():

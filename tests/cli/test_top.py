@@ -69,7 +69,7 @@ RESUME = "; `qfleet resume` starts it again, there is no checkpoint yet"
 
 
 @pytest.mark.parametrize(("ended", "state", "words"), [
-    (None, "died", f"is not running: its process died without ending it{RESUME}"),
+    (None, "died", f"is not running: its process died{RESUME}"),
     ({"reason": "total_steps"}, "ended", "has ended"), ({"reason": "stop_at"}, "ended", "has ended"),
     ({"reason": "interrupted"}, "interrupted", f"was interrupted{RESUME}"),
     ({"reason": "preempted"}, "interrupted", f"was interrupted{RESUME}"),
@@ -111,7 +111,7 @@ def test_json_is_one_snapshot(run, capsys):
 
 
 def test_a_run_without_records(run, capsys):
-    assert main(["top", "x", "--once"]) == 0 and "there is no record yet" in capsys.readouterr().out
+    assert main(["top", "x", "--once"]) == 0 and "no records yet" in capsys.readouterr().out
     assert main(["top", "x", "--json"]) == 0 and json.loads(capsys.readouterr().out)["limit"] is None
     assert main(["top", "x"]) == 0 and capsys.readouterr().out.splitlines()[-1] == "runs/x has ended"
     (run.path / "config.yaml").unlink()
@@ -204,7 +204,7 @@ def test_the_doctor_says_what_limits_a_run_and_what_to_change(run, capsys):
     assert rows["limited by"].startswith("learner: actors are held back 80 %")
     assert "learner.batch_size" in rows["advice"]
     assert rows["rates"] == "1,000 steps/s, 500 updates/s" and rows["an actor"].endswith("waiting 70 %")
-    assert rows["pace"] == "7.9 samples per insert, 8 are configured"
+    assert rows["ratio"] == "7.9 samples per insert, 8 configured"
     assert rows["policy lag"] == "42 updates" and rows["memory"] == "5.4 MB of replay" and rows["faults"] == "none"
 
 
@@ -230,7 +230,7 @@ def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, caps
     out = capsys.readouterr().out
     assert "restarts   2 of actor-0, see runs/x/logs/actor-0.log\n" in out and "of cell" not in out
     assert "3 episodes were lost" in out and "2 updates were skipped" in out and "9 calls got no answer" in out
-    assert "6 samples per insert, 8 are configured: the learner is behind" in out
+    assert "6 samples per insert, 8 configured: the learner is behind" in out
     assert "clamped" not in out and "none" not in out
     assert main(["doctor", "x", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

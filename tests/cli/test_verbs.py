@@ -97,7 +97,7 @@ def test_train_prints_results_and_commands_and_the_directory_last(tape, capsys):
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[-1] == "runs/x" and tape.calls == [("train", 3, "x", "command line")]
-    assert "all steps taken: 100 steps, 25 updates, 7 episodes in 1:01, best evaluation 19.5" in lines
+    assert "all steps done: 100 steps, 25 updates, 7 episodes in 1:01, best evaluation 19.5" in lines
     for command in ("qfleet resume runs/x total_steps=200", "tensorboard --logdir runs/x", "qfleet eval runs/x",
                     "qfleet record runs/x", "qfleet plot runs/x", "qfleet report runs/x"):
         assert any(line.endswith(command) for line in lines)
@@ -214,7 +214,7 @@ def test_what_cannot_be_shown_does_not_spoil_the_training(tape, monkeypatch, cap
     monkeypatch.setattr(api, "rollout", rollout)
     assert main(["train", "cartpole", "run.name=x", "--record"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "runs/x" and "no film: " in err and message in err
+    assert out.splitlines()[-1] == "runs/x" and "no video: " in err and message in err
     assert main(["record", "x"]) == 2
     assert message in capsys.readouterr().err
 
@@ -232,14 +232,14 @@ def test_resume_passes_overrides_and_knows_the_new_goal(tape, capsys):
     assert main(["resume", "x", "--trust"]) == 0 and tape.calls[-1][-1] is True
     assert capsys.readouterr().out.splitlines()[-1] == "runs/x"
     assert main(["resume", "y"]) == 2
-    assert "holds no run of a similar name" in capsys.readouterr().err
+    assert "contains no run with a similar name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("reason", "saved_at", "text"), [
     ("interrupted", 100, "interrupted, the state is saved: 100 steps"),
-    ("interrupted", 64, "interrupted, resume goes on from the checkpoint at step 64: 100 steps"),
-    ("preempted", 64, "stopped by a signal, resume goes on from the checkpoint at step 64: 100 steps"),
-    ("failed", None, "but the last checkpoint could not be saved: there is no checkpoint to go on from")])
+    ("interrupted", 64, "interrupted, resume continues from the checkpoint at step 64: 100 steps"),
+    ("preempted", 64, "stopped by a signal, resume continues from the checkpoint at step 64: 100 steps"),
+    ("failed", None, "but the last checkpoint could not be saved: there is no checkpoint to resume from")])
 def test_the_ending_says_where_the_run_goes_on(tape, capsys, reason, saved_at, text):
     tape.reasons, tape.saved_at = [reason], saved_at
     main(["train", "cartpole", "run.name=x"])

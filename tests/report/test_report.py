@@ -145,7 +145,7 @@ def test_figures_that_are_not_finite_become_null(tmp_path):
 @pytest.mark.parametrize(("words", "told"), [
     (["report", "gone"], "no run 'gone'"), (["report"], "RUN is missing"),
     (["report", "x", "-o", "page.pdf"], "must end in .html"), (["report", "x", "--videos", "-1"], "too small"),
-    (["report", "empty"], "has not logged anything yet"), (["report", "x", "-o", "file/page.html"], "cannot write")])
+    (["report", "empty"], "has no metric records yet"), (["report", "x", "-o", "file/page.html"], "cannot write")])
 def test_mistakes_are_told(tmp_path, monkeypatch, capsys, words, told):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs", "x")
