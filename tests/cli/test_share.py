@@ -80,7 +80,7 @@ def test_a_card_of_anything_is_still_a_card():
     front = yaml.safe_load(text.split("---\n")[1])
     assert front["tags"][0] == "a`b|c --- d: [e" and "human" not in text
     known = model_card("me/x", {"env": {"id": "ALE/Pong-v5"}}, score, {"steps": 1000, "updates": 5}, False)
-    assert "`100%`" in known and "film" not in known
+    assert "`100%`" in known and "Video" not in known
 
 
 class Hub(BaseHTTPRequestHandler):

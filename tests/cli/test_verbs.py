@@ -193,7 +193,7 @@ def test_show_evaluates_draws_and_films(tape, capsys):
     assert Path("runs/x/plots/learning_curve.png").stat().st_size > 1000
     assert Path("runs/x/videos/best-seed1000.mp4").stat().st_size > 500
     assert "reel-0" in Path("runs/x/report.html").read_text()
-    for text in ("curve      runs/x/plots/learning_curve.png", "film       runs/x/videos/best-seed1000.mp4",
+    for text in ("curve      runs/x/plots/learning_curve.png", "video      runs/x/videos/best-seed1000.mp4",
                  "report     runs/x/report.html",
                  "evaluation mean return 12.50 ± nan over 20 episodes (greedy, classic, full games, seed 1000)"):
         assert text in out
@@ -308,7 +308,7 @@ def test_record_films_as_many_episodes_as_asked(tape, capsys):
     main(["train", "cartpole", "run.name=x", "--quiet"])
     assert main(["record", "x", "--episodes", "2", "--seed", "4", "--fps", "10"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[-2:] == ["8 pictures, returns of the episodes: 6, 6", "runs/x/videos/best-seed4.mp4"]
+    assert out[-2:] == ["8 frames, returns of the episodes: 6, 6", "runs/x/videos/best-seed4.mp4"]
     assert main(["record", "x", "--out", "film.gif"]) == 0 and Path("film.gif").read_bytes().startswith(b"GIF")
     assert main(["record", "x", "--out", "film.avi"]) == 2
 
