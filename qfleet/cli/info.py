@@ -1,5 +1,4 @@
-"""Commands that print information: `recipes`, `config`, `check-env`, `doctor`, `version`; and the hidden `_env-host`.
-"""
+"""Commands that print information: `recipes`, `config`, `check-env`, `doctor`, `version`; and `_env-host`."""
 
 from __future__ import annotations
 

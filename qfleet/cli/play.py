@@ -108,8 +108,7 @@ def write_video(rollout: RolloutFrames, path: Path, fps: float) -> int:
 
 
 def video_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
-    """Default path of a video: in the run or, for a checkpoint outside of any run, in the checkpoint's parent folder.
-    """
+    """Default path of a video: in the run, or next to a checkpoint that is outside of any run."""
     from qfleet.runs.checkpoint import is_checkpoint
     from qfleet.runs.directory import RunDirectory
 

@@ -40,10 +40,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 """Version of the checkpoint format. 1 stored equal arrays of the state repeatedly; 2 stores them once, and arrays of
-the policy in the policy file only; 3 adds the run id to the manifest.
-
-All older versions remain readable. A change of the format raises this number and adds a checkpoint to
-tests/runs/golden."""
+the policy in the policy file only; 3 adds the run id to the manifest. All versions remain readable; a new one adds a checkpoint to tests/runs/golden."""
 MANIFEST, POLICY, CONFIG = "manifest.json", "policy.safetensors", "config.yaml"
 STATE, ARRAYS, SEGMENT = "state.json", "state.safetensors", ".seg"
 JSON_BYTES, CONFIG_BYTES, DATA_BYTES = 2**24, 2**20, 2**36
@@ -368,8 +365,7 @@ def _limited(name: str, data: bytes) -> bytes:
 
 
 def _check_size(folder: Path, name: str, size: int | None = None) -> None:
-    """Require a regular file of the expected size and within the limit. A pipe would block; a link may lead anywhere.
-    """
+    """Require a regular file (a pipe would block, a link may lead anywhere) of the expected and an allowed size."""
     try:
         found = (folder / name).lstat()
     except OSError as error:

@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 MEMBERS_FILE, EXITS_FILE = "fleet.json", "exits.json"
 MOST_EXITS = 50
 SILENT_S = 5.0
-"""Seconds without a heartbeat after which a member counts as silent. Heartbeats come every second on an idle machine.
-"""
+"""Seconds without a heartbeat after which a member counts as silent. Heartbeats normally come every second."""
 
 RATE_S = 10.0
 RECENT_S = 60.0

@@ -30,8 +30,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def owned(folder: Path, record: Path) -> bool:
-    """True if both belong to this user and the record is a regular file: a link could lead to any file of this user.
-    """
+    """True if both belong to this user and the record is a regular file, not a link to another file of this user."""
     there, file = folder.stat(), record.lstat()
     mine = not hasattr(os, "getuid") or there.st_uid == file.st_uid == os.getuid()
     return mine and stat.S_ISREG(file.st_mode)

@@ -86,7 +86,7 @@ def test_values_with_equals_signs_and_paths_are_told_apart():
     (["train"], "RECIPE|ENV_ID|FILE is missing"),
     (["export", "run"], "OUT is missing"),
     (["train", "cartpole", "pong"], "unexpected argument 'pong'"),
-    (["train", "cartpole", "--seeds", "0"], "0 is too small: the least is 1"),
+    (["train", "cartpole", "--seeds", "0"], "0 is too small: the minimum is 1"),
     (["train", "cartpole", "--seeds", "two"], "'two' is not an integer"),
     (["eval", "run", "--epsilon", "1.5"], "1.5 is not between 0 and 1"),
     (["eval", "run", "--which", "newest"], "invalid choice"),

@@ -168,7 +168,7 @@ def test_the_worst_code_of_several_seeds_counts_and_an_interruption_ends_them(ta
 def test_a_taken_name_is_found_before_the_first_training(tape, place, capsys):
     (place / "runs" / "x-s2").mkdir(parents=True)
     assert main(["train", "cartpole", "--seeds", "3", "run.name=x"]) == 2
-    assert tape.calls == [] and "runs/x-s2 exists already: continue with `qfleet resume" in capsys.readouterr().err
+    assert tape.calls == [] and "runs/x-s2 exists already: resume it with `qfleet resume" in capsys.readouterr().err
 
 
 def test_ranks_that_torchrun_starts_anew_find_their_run(tape, place, monkeypatch):
@@ -209,7 +209,7 @@ def unfinished(path, **options):
     raise UserError("my_env:Blind has no render(): let it return an rgb_array picture to be seen")
 
 
-@pytest.mark.parametrize(("rollout", "message"), [(blind, "there is no picture"), (unfinished, "has no render()")])
+@pytest.mark.parametrize(("rollout", "message"), [(blind, "there are no frames"), (unfinished, "has no render()")])
 def test_what_cannot_be_shown_does_not_spoil_the_training(tape, monkeypatch, capsys, rollout, message):
     monkeypatch.setattr(api, "rollout", rollout)
     assert main(["train", "cartpole", "run.name=x", "--record"]) == 0
