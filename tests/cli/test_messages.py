@@ -167,7 +167,7 @@ def test_a_bug_in_an_algorithm_of_the_users_own_is_reported_as_such(body, said, 
     (place / "mine.py").write_text(MY_ALGORITHM.replace("BODY", body))
     assert main(["train", "catch", "agent.algo=mine:algo", "run.root=runs"]) == 1
     text = capsys.readouterr().err
-    assert said.format(file=place / "mine.py") in text and ("a report with the lines above is welcome" in text) == ours
+    assert said.format(file=place / "mine.py") in text and ("report a bug with the lines above" in text) == ours
     assert ("runconfig/build.py" in text) == ours
 
 

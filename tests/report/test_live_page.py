@@ -382,7 +382,7 @@ def test_without_a_name_the_newest_that_runs_is_taken_or_else_the_newest(run):
     (["watch", "gone"], "no run 'gone'"), (["watch", "--root", "nowhere"], "there is no run in nowhere to watch"),
     (["watch", "x", "--listen", "0.0.0.0:80", "--port", "1"], "leave out --port"),
     (["watch", "x", "--listen", "nonsense"], "is not an address"), (["watch", "x", "--listen", "unix:/x"], "HOST:PORT"),
-    (["watch", "x", "--token-file", "t"], "needs no token"), (["watch", "x", "--port", "70000"], "is no port"),
+    (["watch", "x", "--token-file", "t"], "needs no token"), (["watch", "x", "--port", "70000"], "is not a port"),
     (["watch", "x", "--listen", "0.0.0.0:0", "--token-file", "t"], "token file t does not exist")])
 def test_mistakes_are_told(run, monkeypatch, capsys, words, told):
     monkeypatch.chdir(run.path.parent.parent)

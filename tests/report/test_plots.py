@@ -154,7 +154,7 @@ def test_mistakes_name_the_remedy(tmp_path):
         plot([run], x="hours")
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         plot([tmp_path])
-    with pytest.raises(UserError, match="not logged anything"):
+    with pytest.raises(UserError, match="has no metric records"):
         plot([write_run(tmp_path, "empty", rows=[])])
     with pytest.raises(UserError, match="cannot write"):
         plot([run], out=run / "config.yaml" / "a.png")
