@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 """Version of the checkpoint format. 1 stored equal arrays of the state repeatedly; 2 stores them once, and arrays of
-the policy in the policy file only; 3 adds the run id to the manifest. All versions remain readable; a new one adds a checkpoint to tests/runs/golden."""
+the policy in the policy file only; 3 adds the run id to the manifest. All versions remain readable; a new version adds
+a checkpoint to tests/runs/golden."""
 MANIFEST, POLICY, CONFIG = "manifest.json", "policy.safetensors", "config.yaml"
 STATE, ARRAYS, SEGMENT = "state.json", "state.safetensors", ".seg"
 JSON_BYTES, CONFIG_BYTES, DATA_BYTES = 2**24, 2**20, 2**36

@@ -229,7 +229,8 @@ def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, caps
     assert main(["doctor", "x"]) == 0
     out = capsys.readouterr().out
     assert "restarts   2 of actor-0, see runs/x/logs/actor-0.log\n" in out and "of cell" not in out
-    assert "3 episodes were lost" in out and "2 updates were skipped" in out and "9 calls were repeated because no answer came" in out
+    assert "3 episodes were lost" in out and "2 updates were skipped" in out
+    assert "9 calls were repeated because no answer came" in out
     assert "6 samples per insert, 8 configured: the learner is behind" in out
     assert "clamped" not in out and "none" not in out
     assert main(["doctor", "x", "--json"]) == 0

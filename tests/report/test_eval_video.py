@@ -10,8 +10,9 @@ import torch
 
 from qfleet import api
 from qfleet.actor.policy import Policy
+from qfleet.core import extras
 from qfleet.core.errors import UserError
-from qfleet.report import eval_video, video
+from qfleet.report import eval_video
 from qfleet.report.eval_video import EvalVideoRecorder
 from qfleet.runconfig.build import make_agent, make_env
 from qfleet.runconfig.resolution import resolve
@@ -88,7 +89,7 @@ def test_nothing_is_filmed_unless_asked_for(tmp_path):
 
 def test_a_missing_extra_is_found_before_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for placement in ("inline", "processes"):
         with pytest.raises(UserError, match=r"pip install 'qfleet\[video\]', or set eval.video_period=0"):
             api.train("catch", [*TINY, "eval.video_period=1", f"placement={placement}"])

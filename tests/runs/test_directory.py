@@ -116,7 +116,8 @@ def test_an_unknown_run_gets_close_matches(tmp_path):
         with pytest.raises(UserError, match=rf"did you mean {'cartpole-7' if word == 'CARTPOLE' else 'pong'}\?"):
             RunDirectory.open(word, tmp_path)
     for word in ("", "breakout", "x" * 300):
-        with pytest.raises(UserError, match=f"no run '{word}'.*{tmp_path} contains no run with a similar name") as caught:
+        expected = f"no run '{word}'.*{tmp_path} contains no run with a similar name"
+        with pytest.raises(UserError, match=expected) as caught:
             RunDirectory.open(word, tmp_path)
         assert "pong" not in str(caught.value) and "cartpole" not in str(caught.value)
     assert sorted(run_names(tmp_path)) == ["cartpole-7", "pong"]
