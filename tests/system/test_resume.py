@@ -194,7 +194,7 @@ def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
 
     deletion = threading.Thread(target=delete_once_it_runs, daemon=True)
     deletion.start()
-    with pytest.raises(ProcessFault, match="the run directory runs/x or its run.json is missing"):
+    with pytest.raises(ProcessFault, match=r"the run directory runs/x or its run.json is missing"):
         train("cartpole", "run.name=x", "placement=processes", "actors=1")
     deletion.join()
     assert not Path("runs/x").exists()
