@@ -137,9 +137,9 @@ def test_an_agent_says_what_it_is_and_refuses_observations_that_are_not_finite()
     agent = api.load(result.directory, which="latest")
     assert repr(agent) == f"TrainedAgent(CartPole-v1, dqn, step-{result.steps:012d}, cpu)"
     for bad in (np.nan, np.inf):
-        with pytest.raises(UserError, match="observation 'obs' holds NaN or infinity"):
+        with pytest.raises(UserError, match="observation 'obs' contains NaN or infinity"):
             agent.act(np.array([0, bad, 0, 0], np.float32))
-        with pytest.raises(UserError, match="observation 'obs' holds NaN or infinity"):
+        with pytest.raises(UserError, match="observation 'obs' contains NaN or infinity"):
             agent.act(np.array([[0, 0, 0, 0], [0, bad, 0, 0]], np.float32))
 
 

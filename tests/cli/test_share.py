@@ -56,7 +56,7 @@ def test_a_dry_run_leaves_a_folder_that_can_be_evaluated(place, capsys, monkeypa
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["share", "x", "nonsense"], "USER/NAME is needed"), (["share", "x", "me/../you"], "USER/NAME is needed"),
+    (["share", "x", "nonsense"], "write USER/NAME"), (["share", "x", "me/../you"], "write USER/NAME"),
     (["share", "gone", "me/poles", "--dry-run"], "no run 'gone'"), (["share", "x"], "is missing"),
     (["share", "x", "me/runs", "--dry-run"], "exists already"), (["share", "x", "me/poles"], "qfleet[hub]")])
 def test_mistakes_are_told(place, capsys, monkeypatch, words, told):
