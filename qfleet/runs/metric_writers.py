@@ -229,7 +229,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return [record for record in map(parse_record, lines) if record is not None]
 
 

@@ -188,7 +188,7 @@ def test_a_run_that_links_to_a_file_elsewhere_is_refused(tmp_path, name, capsys)
     for verb in ("report", "plot", "doctor"):
         assert main([verb, str(run)]) == 2
         err = capsys.readouterr().err
-        assert f"{name} cannot be read (it is a link" in err and "a copy of the file" in err, err
+        assert f"{name}: cannot be read (it is a link" in err and "a copy of the file" in err, err
 
 
 def test_a_record_of_starts_that_is_a_link_is_not_shown(tmp_path):

@@ -68,7 +68,7 @@ def test_no_pictures_and_bad_pictures_are_refused_with_a_remedy(tmp_path):
         write_mp4([], tmp_path / "a.mp4")
     with pytest.raises(UserError, match=r"uint8 .*float64 \[4, 4, 3\]"):
         write_mp4([np.zeros((4, 4, 3))], tmp_path / "a.mp4")
-    with pytest.raises(UserError, match="picture 3 has size 50x33"):
+    with pytest.raises(UserError, match="frame 3 has size 50x33"):
         write_mp4(solid(9, 2) + solid(9, 1, width=50), tmp_path / "a.mp4")
     with pytest.raises(UserError, match=r"does not end in \.mp4"):
         write_mp4(solid(9, 2), tmp_path / "a.avi")
