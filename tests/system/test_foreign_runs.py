@@ -232,7 +232,7 @@ def test_a_downloaded_run_is_asked_before_its_config_is_understood(text, capsys)
     for verb in (["resume", run], ["config", "show", run], ["config", "show", run / "config.yaml"],
                  ["doctor", run, "seed=3"]):
         assert code_of(*verb) == 2
-        assert "imports strange_" in capsys.readouterr().err, verb
+        assert "run sent imports " in capsys.readouterr().err, verb
     assert code_of("doctor", run) == 0, "which reads records and logs, and no config"
     assert not Path("imported").exists()
 
