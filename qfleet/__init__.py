@@ -1,4 +1,4 @@
-"""Distributed deep Q-learning in PyTorch: one description of an agent, runnable anywhere."""
+"""Distributed deep Q-learning in PyTorch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`qfleet.train` and its like, imported when first used: `import qfleet` itself stays quick."""
+    """Import `qfleet.train` and the other functions of the API on first use, which keeps `import qfleet` fast."""
     if name in __all__:
         from qfleet import api
 
@@ -19,5 +19,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What Tab offers."""
+    """Names for tab completion."""
     return __all__

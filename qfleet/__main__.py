@@ -1,4 +1,4 @@
-"""`python -m qfleet` is the `qfleet` command; child processes enter here too."""
+"""Entry point of `qfleet`, of `python -m qfleet` and of child processes."""
 
 import atexit
 import gc
@@ -11,18 +11,21 @@ from qfleet.cli.commands import main
 from qfleet.process.signals import ignore_late, keep_exit_code
 
 FINAL_EXIT_CODES = (2, 75)
-"""Misused, or told to stop: another attempt would end in the same way, or is not wanted."""
+"""Usage error, or stopped by the scheduler: a restart would end in the same way, or is not wanted."""
 
 
-def leave(code: int, word: str | None = None) -> NoReturn:
-    """End this process. A rank ends at once: what it had to do is done and written, and native threads may abort an
-    interpreter that is torn down under them, which torchrun and srun take for the death of a rank.
+def leave(code: int, code_file: str | None = None) -> NoReturn:
+    """End this process with an exit code.
 
-    torchrun tells no exit code but 0 and 1, and may start ranks anew: what is final is said in the file `word` instead.
+    A rank exits immediately: its work is complete and written, and native threads may abort an interpreter that shuts
+    down, which torchrun and srun would report as a failed rank.
+
+    torchrun passes on only the exit codes 0 and 1, and may restart ranks: a final exit code is written to `code_file`
+    instead.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"):
-        if word and code in FINAL_EXIT_CODES:
-            Path(word).write_text(f"{code}\n")
+        if code_file and code in FINAL_EXIT_CODES:
+            Path(code_file).write_text(f"{code}\n")
             code = 0
         sys.stdout.flush()
         sys.stderr.flush()
@@ -31,10 +34,10 @@ def leave(code: int, word: str | None = None) -> NoReturn:
 
 
 def run() -> NoReturn:
-    """The `qfleet` command, from the first line to the exit code."""
-    stopped = os.environ.pop("QFLEET_STOPPED", None)  # it is a word of this process, not of its children
-    atexit.register(ignore_late)  # registered first, it runs last
-    atexit.register(gc.freeze)  # the end of the interpreter would look for garbage in all modules, which takes long
+    """Run the `qfleet` command and exit with its code."""
+    stopped = os.environ.pop("QFLEET_STOPPED", None)  # for this process only, not for its children
+    atexit.register(ignore_late)  # registered first, so it runs last
+    atexit.register(gc.freeze)  # otherwise the interpreter scans all modules for garbage at exit, which is slow
     keep_exit_code()
     leave(main(), stopped)
 

@@ -1,4 +1,4 @@
-"""The Python face of qfleet: train, resume, evaluate, load, roll out, export. The command line calls these and prints.
+"""Python API: train, resume, evaluate, load, roll out and export. The command line calls these functions.
 
     import qfleet
     result = qfleet.train("cartpole", ["seed=3"])
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,31 @@ import numpy as np
 import torch
 
 from qfleet import envs
-from qfleet.actor.policy import Policy
 from qfleet.config import parse_mapping, validate
-from qfleet.core.agent import ExplorationParams
-from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import lane_seeds
-from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
 from qfleet.explore.constant import Constant
 from qfleet.launch import allreduce_run, attempt, driver, ray_launcher, remote_evaluator, server_run
 from qfleet.launch.attempt import TrainResult
 from qfleet.runconfig import resolution, resumable
 from qfleet.runconfig.auto import reopen_auto, resolve_auto, resolve_device
-from qfleet.runconfig.build import make_agent, make_env, with_step_limit
+from qfleet.runconfig.build import make_env, with_step_limit
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
-from qfleet.runs.checkpoint import Checkpoint, export_policy
+from qfleet.runs.checkpoint import export_policy
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath, Which, find_checkpoint, foreign_names, require_no_outside_links, require_trusted
-from qfleet.training.evaluation import evaluate as judge
+from qfleet.trained_agent import TrainedAgent
+from qfleet.training.evaluation import evaluate as evaluate_policy
 from qfleet.training.meter import Sink, as_sink
 
 SinkLike = Sink | Callable[[Mapping[str, Any]], object]
-"""Who gets metric records: a sink, or a function."""
+"""Receiver of metric records: an object with write(record), flush() and close(), or a function of a record."""
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Whole, unclipped episodes of frozen weights. `protocol` names the rules that were played by."""
+    """Result of an evaluation over full episodes with unclipped rewards. `protocol` names the evaluation rules."""
 
     mean_reward: float
     std_reward: float
@@ -65,7 +61,7 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """One step of a rollout: the picture after it, its unclipped reward, and whether it ended its episode."""
+    """One step of a rollout: the rendered frame after it, the unclipped reward, and True if the episode ended."""
 
     frame: np.ndarray | None
     reward: float
@@ -75,27 +71,54 @@ class RolloutStep:
 
 def train(config: RunConfig | Mapping[str, Any] | StrPath, overrides: Sequence[str] = (), *,
           sinks: Sequence[SinkLike] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
-    """Train a new run. `config` is a RunConfig, a recipe, file or environment id, or nested settings as in a file.
+    """Train a new run.
 
-    `sinks` get every metric record: objects with write(record), flush() and close(), or functions that take a record.
+    Args:
+        config: A recipe name, YAML file or environment id, nested settings as in a file, or a complete RunConfig.
+        overrides: Texts of the form `key=value`; not allowed with a RunConfig.
+        sinks: Receivers of every metric record: objects with write(record), flush() and close(), or functions.
+        provenance: Origin of each key of a RunConfig, recorded with the run.
+
+    Returns:
+        The run directory, counters, best evaluation and the reason for the end of the training.
+
+    Raises:
+        UserError: The configuration is invalid, or the run directory exists or cannot be written.
+
+    Example:
+        >>> result = qfleet.train("cartpole", ["seed=3", "total_steps=20000"])
     """
-    pairs, listeners = _pairs(overrides), _sinks(sinks)
+    pairs, receivers = _pairs(overrides), _sinks(sinks)
     if not isinstance(config, RunConfig):
         resolved = resolution.resolve(config if isinstance(config, Mapping) else _name(config), pairs)
         config, provenance = resolved.config, resolved.provenance
     elif pairs:
-        raise UserError("overrides belong to a recipe, file or environment id; this config is complete already")
+        raise UserError("overrides need a recipe, file or environment id; a RunConfig is already complete")
     _require_importable(config)
-    return _engine(config).start(config, listeners, provenance or {})
+    return _launcher(config).start(config, receivers, provenance or {})
 
 
 def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkLike] = (), root: StrPath = "runs",
            trust: bool = False) -> TrainResult:
-    """Continue a run from its newest valid checkpoint; some keys may change, see `recipe.RESUMABLE`.
+    """Resume a run from its newest valid checkpoint.
 
-    A run that was made elsewhere (a copy, a download) imports modules of its own only with `trust`.
+    Args:
+        run: Path of the run, or its name under `root`.
+        overrides: Texts of the form `key=value`. Keys that affect what is learned cannot change.
+        sinks: Receivers of every metric record, as for `train`.
+        root: Directory in which runs are looked up by name.
+        trust: Allow a run that was not created on this machine (a copy, a download) to import modules that it names.
+
+    Returns:
+        The run directory, counters, best evaluation and the reason for the end of the training.
+
+    Raises:
+        UserError: There is no such run, an override is not allowed, or the run is not trusted.
+
+    Example:
+        >>> result = qfleet.resume("runs/my-run", ["total_steps=200000"])
     """
-    pairs, listeners = _pairs(overrides), _sinks(sinks)
+    pairs, receivers = _pairs(overrides), _sinks(sinks)
     directory = RunDirectory.open(run, root)
     if not trust:
         require_trusted(directory)
@@ -105,11 +128,11 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
     resumable.changed_on_resume(old, new)
     new = reopen_auto(old, new, [pair.partition("=")[0] for pair in pairs])
     _require_importable(new)
-    return _engine(new).resume(directory, new, listeners)
+    return _launcher(new).resume(directory, new, receivers)
 
 
-def _engine(config: RunConfig) -> Any:
-    """Who starts a run and goes on with it: `start` and `go_on` of a module."""
+def _launcher(config: RunConfig) -> Any:
+    """Return the module whose functions `start` and `resume` train this config."""
     if config.gradients != "solo" and config.placement != "ray":
         return allreduce_run if config.gradients == "allreduce" else server_run
     if config.eval.beside:
@@ -118,18 +141,48 @@ def _engine(config: RunConfig) -> Any:
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:
-    """What a run would do and take, in words, without training."""
+    """Describe what a run would do and the resources it would use, without training.
+
+    Args:
+        config: Configuration of the run.
+
+    Returns:
+        Pairs of a name and a text, such as `("device", "cpu")`.
+
+    Raises:
+        UserError: The configuration cannot be run on this machine, or `init_from` does not fit.
+    """
     with closing(make_env(config.env, 1)) as env:
-        attempt.initial_weights(config, env.spec)  # that it is there
+        attempt.initial_weights(config, env.spec)  # raises if init_from is missing or does not fit
         return describe_plan(resolve_auto(config, env.spec), env.spec)
 
 
 def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
              lanes: int | None = None, device: str | None = None, root: StrPath = "runs", trust: bool = False,
              on_episode: Callable[[int], None] = lambda episodes: None) -> EvalResult:
-    """Play whole episodes with a run's best (or latest) weights, or with a checkpoint's; `told` counts them.
+    """Evaluate a run or checkpoint on full episodes.
 
-    Without a `device` they are played where the run was trained, or on the CPU if there is no such thing here.
+    Args:
+        path: Path of a run or checkpoint, or name of a run under `root`.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        epsilon: Probability of a random action; 0 is greedy.
+        which: Checkpoint of a run: the best by evaluation, or the latest.
+        lanes: Environments stepped together; None = the run's `eval.lanes`.
+        device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
+        root: Directory in which runs are looked up by name.
+        trust: Allow a run that was not created on this machine to import modules that it names.
+        on_episode: Called with the number of finished episodes.
+
+    Returns:
+        Mean and standard deviation of the returns, and the returns and lengths of all episodes.
+
+    Raises:
+        UserError: An argument is out of range, or there is no such run or checkpoint.
+        torch.OutOfMemoryError: The GPU has not enough memory.
+
+    Example:
+        >>> qfleet.evaluate("runs/my-run", episodes=100).mean_reward
     """
     _require(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
     if not 0 <= epsilon <= 1:
@@ -139,9 +192,9 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         lanes = lanes or min(episodes, agent.config.eval.lanes)
         with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), lanes)) as env:
             attempt.require_same_env(agent.checkpoint, env.spec)
-            score = judge(agent.policy, env, episodes, epsilon, seed, on_episode=on_episode)
+            score = evaluate_policy(agent.policy, env, episodes, epsilon, seed, on_episode=on_episode)
     except torch.OutOfMemoryError as error:
-        error.add_note("make room on the GPU (nvidia-smi lists who uses it), or play on the CPU: device=\"cpu\", or "
+        error.add_note("free GPU memory (nvidia-smi lists the processes), or evaluate on the CPU: device=\"cpu\", or "
                        "--device cpu of `qfleet eval`")
         raise
     return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(agent.config), epsilon,
@@ -150,7 +203,26 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
 
 def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
             root: StrPath = "runs", trust: bool = False) -> Iterator[RolloutStep]:
-    """Play greedily, step by step, with pictures."""
+    """Play greedy episodes step by step.
+
+    Args:
+        path: Path of a run or checkpoint, or name of a run under `root`.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        which: Checkpoint of a run: the best by evaluation, or the latest.
+        render: Render a frame after every step.
+        root: Directory in which runs are looked up by name.
+        trust: Allow a run that was not created on this machine to import modules that it names.
+
+    Returns:
+        An iterator that yields the state after the first reset, then every step.
+
+    Raises:
+        UserError: There is no such run or checkpoint, or the environment cannot render.
+
+    Example:
+        >>> frames = [step.frame for step in qfleet.rollout("runs/my-run")]
+    """
     _require(episodes=episodes)
     agent = load(path, which=which, root=root, trust=trust)
     greedy = Constant(0.0, 1).params(0)
@@ -171,107 +243,55 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
 
 def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", root: StrPath = "runs",
          trust: bool = False) -> TrainedAgent:
-    """A trained agent that acts: from a run (by path, or by name under `root`) or from a checkpoint.
+    """Load a trained agent from a run or checkpoint.
 
-    What was made elsewhere (a copy, a download) imports modules of its own only with `trust`. The device None is the
-    one that it was trained on, or the CPU if there is no such thing here.
+    Args:
+        path: Path of a run or checkpoint, or name of a run under `root`.
+        which: Checkpoint of a run: the best by evaluation, or the latest.
+        device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
+        root: Directory in which runs are looked up by name.
+        trust: Allow a run that was not created on this machine (a copy, a download) to import modules that it names.
+
+    Returns:
+        An agent with frozen weights; `agent.act(obs)` returns an action.
+
+    Raises:
+        UserError: There is no such run or checkpoint, it is damaged or not trusted, or the device is not available.
+
+    Example:
+        >>> agent = qfleet.load("runs/my-run")
+        >>> action = agent.act(obs)
     """
-    asked = None if device is None else _device(device)
+    requested = None if device is None else _device(device)
     checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
     config = validate(RunConfig, resolution.playable(text), str(checkpoint.path))
-    return TrainedAgent(checkpoint, config, asked or _home(config))
-
-
-class TrainedAgent:
-    """Frozen weights that act greedily."""
-
-    def __init__(self, checkpoint: Checkpoint, config: RunConfig, device: torch.device) -> None:
-        self.checkpoint, self.config = checkpoint, config
-        self.spec: EnvSpec = checkpoint.spec
-        self.policy = Policy(make_agent(config, self.spec), 0, device)
-        try:
-            self.policy.load(checkpoint.policy(), checkpoint.manifest.updates)
-        except ValueError as error:
-            raise UserError(f"checkpoint {checkpoint.path}: the weights are not those of the network that its config "
-                            f"describes ({error}); it was not written by qfleet as it is now") from error
-
-    def __repr__(self) -> str:
-        return (f"TrainedAgent({self.spec.id}, {self.config.agent.algo}, {self.checkpoint.path.name}, "
-                f"{self.policy.device})")
-
-    def reset(self) -> None:
-        """Forget everything: an episode starts."""
-        self.policy.memory = None
-
-    def act(self, obs: Any, epsilon: float = 0.0, *, reward: Any = 0.0, over: Any = False) -> Any:
-        """What `env.step` takes, for one observation or for a batch of them.
-
-        An agent with a memory is told what its last action brought (`reward`), and in which lanes of a batch the
-        observation begins another episode (`over`).
-
-        Observations are the environment's own (a batch of them only if they are plain arrays), or leaves by name, as
-        the network sees them (see `spec`), with or without a batch axis. Stacked images are leaves.
-        """
-        leaves, single = self._leaves(obs)
-        for name, leaf in leaves.items():
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise UserError(f"observation {name!r} holds NaN or infinity: there is no action for it")
-        lanes = len(next(iter(leaves.values())))
-        if self.policy.memory is not None:
-            self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
-        chosen = self.policy.act(leaves, ExplorationParams(torch.full((lanes,), epsilon), network_noise=False))[0]
-        numbers = chosen.tolist() if self.spec.box is None else list(chosen)
-        actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
-        return actions[0] if single else np.asarray(actions)
-
-    @cached_property
-    def interpreter(self) -> SpaceAdapter | None:
-        """The environment's own words; built when first needed, since it takes an environment to tell them."""
-        found = envs.make_space_adapter(self.config.env)
-        if found is not None:
-            attempt.require_same_env(self.checkpoint, EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n,
-                                                              box=found.actions.box))
-        return found
-
-    def _leaves(self, obs: Any) -> tuple[Obs, bool]:
-        """The network's view [N, ...] of what was given, and whether that was one observation."""
-        try:
-            if self.interpreter is not None:
-                return self.interpreter.encode(obs)
-        except OutOfSpace as error:
-            raise UserError(str(error)) from None
-        except SpaceMismatch as error:
-            return self._as_leaves(obs, f" ({error})")
-        return self._as_leaves(obs, "")
-
-    def _as_leaves(self, obs: Any, hint: str) -> tuple[Obs, bool]:
-        given = obs if isinstance(obs, Mapping) else {next(iter(self.spec.observation)): obs}
-        if set(given) != set(self.spec.observation):
-            raise UserError(f"the agent observes {sorted(self.spec.observation)}, not {sorted(map(str, given))}{hint}")
-        try:
-            arrays = {name: np.asarray(given[name], leaf.dtype) for name, leaf in self.spec.observation.items()}
-        except (TypeError, ValueError) as error:
-            raise UserError(f"the observation cannot be read: {error}{hint}") from None
-        name, leaf = next(iter(self.spec.observation.items()))
-        single = arrays[name].ndim == len(leaf.shape)
-        if single:
-            arrays = {name: array[None] for name, array in arrays.items()}
-        lanes = arrays[name].shape[:1]
-        for name, leaf in self.spec.observation.items():
-            if arrays[name].shape != (*lanes, *leaf.shape):
-                raise UserError(f"observation {name!r} has shape {arrays[name].shape[single:]}; it must be "
-                                f"{leaf.shape}, or a batch of these{hint}")
-        return arrays, single
+    return TrainedAgent(checkpoint, config, requested or _training_device(config))
 
 
 def export(path: StrPath, out: StrPath, which: Which = "best", *, root: StrPath = "runs") -> Path:
-    """Write the policy alone: weights, config and environment, enough to evaluate, record or load it anywhere."""
+    """Write a checkpoint with only the policy: weights, config and environment.
+
+    Args:
+        path: Path of a run or checkpoint, or name of a run under `root`.
+        out: Path of the new checkpoint directory; it must not exist.
+        which: Checkpoint of a run: the best by evaluation, or the latest.
+        root: Directory in which runs are looked up by name.
+
+    Returns:
+        The path of the new checkpoint, which `evaluate`, `rollout` and `load` accept on any machine.
+
+    Raises:
+        UserError: There is no such run or checkpoint, or `out` exists or cannot be written.
+
+    Example:
+        >>> qfleet.export("runs/my-run", "my-policy")
+    """
     return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
 
 
 def _pairs(overrides: Sequence[str]) -> list[str]:
-    """The overrides one by one; of a lone text that would be its letters, of a mapping its keys alone."""
+    """Return the overrides as a list. A single text or a mapping, which would iterate wrongly, raises UserError."""
     pairs = [overrides] if isinstance(overrides, str | Mapping) else list(overrides)
     if isinstance(overrides, str | Mapping) or not all(isinstance(pair, str) for pair in pairs):
         raise UserError(f"overrides={overrides!r}: must be a list of key=value texts, such as "
@@ -280,51 +300,51 @@ def _pairs(overrides: Sequence[str]) -> list[str]:
 
 
 def _sinks(sinks: Sequence[SinkLike]) -> list[Sink]:
-    """All of them, checked before anything is built; of one alone it is said that a list is needed."""
+    """Return all sinks, checked before anything is built; a single sink instead of a list raises UserError."""
     if callable(sinks) or hasattr(sinks, "write"):
         raise UserError("sinks: must be a list, such as [print]")
     return [as_sink(sink) for sink in sinks]
 
 
 def _name(source: Any) -> str:
-    """A recipe, file or environment id as text; an environment itself is not one, since processes make it by name."""
+    """Return a recipe, file or environment id as text; an environment object raises UserError."""
     if isinstance(source, str | Path):
         return str(source)
-    made = source if hasattr(source, "__qualname__") else type(source)
-    raise UserError("an environment is given by its name, so that every process can make it, not as an object: put it "
-                    f'into a module and name it as "{made.__module__}:{made.__qualname__}"; or give a recipe, a file '
-                    "or settings as a dict")
+    kind = source if hasattr(source, "__qualname__") else type(source)
+    raise UserError("pass the name of an environment, not an object, so that every process can create it: put it into "
+                    f'a module and pass "{kind.__module__}:{kind.__qualname__}"; or pass a recipe, a file or settings '
+                    "as a dict")
 
 
 def _require_importable(config: RunConfig) -> None:
-    """Refuse names that only this process can import, where other processes must."""
+    """Refuse names that only this process can import if other processes must import them."""
     starts = {f"placement={config.placement}": config.placement != "inline", "eval.beside=true": config.eval.beside,
               f"gradients={config.gradients}": config.gradients != "solo", "env.isolate=true": config.env.isolate}
     others = [key for key, is_set in starts.items() if is_set]
     names = [name for name in foreign_names(config.model_dump(mode="json")) if name.startswith("__main__:")]
     if others and names:
-        raise UserError(f"{', '.join(names)}: what a script or notebook defines cannot be imported by other processes, "
-                        f"which {others[0]} starts: put it into a file, my_module.py, and name it as "
+        raise UserError(f"{', '.join(names)}: definitions of a script or notebook cannot be imported by the other "
+                        f"processes that {others[0]} starts: put it into a file, my_module.py, and write "
                         f"my_module:{names[0].partition(':')[2]}")
 
 
 def _require(**counts: Any) -> None:
-    """Refuse what is no number of things to do."""
+    """Raise UserError unless every count is an integer of at least 1."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UserError(f"{name}={value!r}: must be a whole number of at least 1")
+            raise UserError(f"{name}={value!r}: must be an integer of at least 1")
 
 
 def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise UserError(f"device={name!r} cannot be used here ({str(error).splitlines()[0]:.60}): "
+        raise UserError(f"device={name!r} is not available ({str(error).splitlines()[0]:.60}): "
                         "use cpu, cuda or cuda:N") from None
 
 
-def _home(config: RunConfig) -> torch.device:
-    """Where a run was trained, as far as that is to be had here."""
+def _training_device(config: RunConfig) -> torch.device:
+    """Return the device of the training, or the CPU if it is not available."""
     try:
         return resolve_device(config.device)
     except UserError:
@@ -333,7 +353,7 @@ def _home(config: RunConfig) -> torch.device:
 
 @contextmanager
 def _threads(config: RunConfig) -> Iterator[None]:
-    """Torch's threads as the run had them, for a while: the process may have other plans."""
+    """Set torch's number of threads to that of the run, and restore it afterwards for the calling program."""
     before = torch.get_num_threads()
     torch.set_num_threads(config.run.threads or 1)
     try:
@@ -343,6 +363,6 @@ def _threads(config: RunConfig) -> Iterator[None]:
 
 
 def protocol_of(config: RunConfig) -> str:
-    """The rules an evaluation played by: the Atari protocol, or the environment's own."""
+    """Describe the evaluation rules: the Atari protocol, or full episodes of the environment."""
     name = getattr(envs.suite(config.env.id), "protocol", None)
     return f"{name(config.env)}, full games" if name is not None else "full episodes"

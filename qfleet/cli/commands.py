@@ -1,7 +1,7 @@
-"""The command line: find the verb, sort its words, call it, and turn whatever it raised into an exit code.
+"""Entry point of the command line: finds the command, parses its arguments, runs it and maps errors to exit codes.
 
-Exit codes: 0 done, 1 failed, 2 misused, 75 stopped by the scheduler with its state saved, 130 interrupted by the user
-with its state saved. Results go to stdout, everything else to stderr. Torch is imported only by verbs that need it.
+Exit codes: 0 success, 1 failure, 2 usage error, 75 stopped by the scheduler with the state saved, 130 interrupted by
+the user with the state saved. Results go to stdout, everything else to stderr. Only commands that need torch import it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval"
             "continue": "resume", "check": "check-env", "info": "doctor"}
 MOVED = dict.fromkeys(("bench", "benchmark", "profile"),
                       "speed is measured by a script of the source tree, `python benchmarks/bench.py`")
-"""Verbs of earlier versions, and their synonyms, with what replaces them."""
+"""Commands of earlier versions, and their synonyms, with their replacement."""
 
 Options = Callable[[argparse.ArgumentParser], None]
 CommandFunction = Callable[[argparse.Namespace], int]
 
 
 @dataclass(frozen=True)
-class Verb:
-    """A command. `words` is the least and the largest number of positional arguments."""
+class Command:
+    """A command. `words` is the minimum and maximum number of positional arguments."""
 
     name: str
     summary: str
@@ -55,136 +55,136 @@ class Verb:
 
 SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
 OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet config explain RECIPE` lists all keys."
-VERBS = (
-    Verb("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
-         ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
-          "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
-         SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
-    Verb("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
-         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
-         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
-         "those that can."),
-    Verb("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), top.top,
-         ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
-         "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "
-         "not affected. For a run that has ended it shows the last state. --json prints the current state and exits."),
-    Verb("watch", "show a run in the browser while it trains", "[RUN] [options]", (0, 1), pages.watch,
-         ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
-         "Serves a page with learning curves, throughput and health of all processes, and the newest video, until you "
-         "press Ctrl-C. The run is not affected. Without RUN it shows the newest run in progress, or the newest run if "
-         "none is in progress. The page is available on this machine only; --listen makes it available to other "
-         "machines, protected by a token in the address."),
-    Verb("eval", "evaluate a policy on full episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1),
-         play.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"),
-         options.eval),
-    Verb("record", "record a video of the agent", "RUN|CHECKPOINT [options]", (1, 1), play.record,
-         ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
-    Verb("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), play.play,
-         ("qfleet play my-run --episodes 5",), options.play),
-    Verb("plot", "plot learning curves; runs that differ only in seed become one band", "RUN [RUN ...] [options]",
-         (1, 999), play.plot,
-         ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
-          "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
-    Verb("report", "write an HTML report: curves, scores, videos, speed, configuration", "RUN [RUN ...] [options]",
-         (1, 999), pages.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
-         options.report, False,
-         "Writes one self-contained HTML file. Runs that differ only in seed become one curve with a band; the "
-         "interquartile mean of their scores has a bootstrap confidence interval."),
-    Verb("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), info.recipes,
-         ("qfleet recipes", "qfleet recipes atari", "qfleet recipes --json"), options.as_json, False,
-         "With words, lists only recipes that contain all of them in their name, description, environment, algorithm "
-         "or the names of the recipes they extend."),
-    Verb("config", "show, explain or compare configurations",
-         "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), info.config,
-         ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
-          "qfleet config schema > qfleet.schema.json"), options.place, True,
-         "SOURCE is a recipe, a YAML file, an environment id or a run. explain prints for every key its value, where "
-         "the value comes from, and its meaning or why it has no effect."),
-    Verb("check-env", "check whether an agent can be trained on an environment",
-         "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), info.check_env,
-         ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
-    Verb("doctor", "check the installation, plan a run or diagnose one", "[RECIPE|RUN [key=value ...]] [options]",
-         (0, 1), info.doctor,
-         ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
-         "For a run it reports from metrics and logs the bottleneck, what to change, restarts, faults, replay ratio "
-         "and memory. For a recipe, or a run with key=value pairs, it prints the plan: threads, memory and disk."),
-    Verb("export", "export the policy, without replay and optimizer state", "RUN|CHECKPOINT OUT [options]", (2, 2),
-         play.export, ("qfleet export my-run my-policy",), options.export),
-    Verb("share", "upload the policy to the Hugging Face Hub, with a model card and a video",
-         "RUN|CHECKPOINT USER/NAME [options]", (2, 2), hub.share,
-         ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
-         "Evaluates the policy, records a video, writes a model card and uploads all of it. --dry-run writes the "
-         "folder and uploads nothing."),
-    Verb("join", "run actors on this host for a fleet on another host", "HOST:PORT --token-file FILE [options]",
-         (1, 1), join.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
-         "Start the fleet with `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
-         "prints this command. Actors can join and leave at any time. Your own environments must be importable here."),
-    Verb("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]", (2, 2),
-         submit.submit,
-         ("qfleet submit slurm cartpole --name first --time 01:00:00",
-          "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
-          "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
-         "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
-         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
-    Verb("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
-    Verb("_member", "run one process of a fleet", "", (2, 3), join.run_member, options=options.member, hidden=True),
-    Verb("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
+COMMANDS = (
+    Command("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
+        ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
+         "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
+        SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
+    Command("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
+        ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
+        "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
+        "those that can."),
+    Command("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), top.top,
+        ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
+        "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "
+        "not affected. For a run that has ended it shows the last state. --json prints the current state and exits."),
+    Command("watch", "show a run in the browser while it trains", "[RUN] [options]", (0, 1), pages.watch,
+        ("qfleet watch", "qfleet watch my-run", "qfleet watch my-run --listen 0.0.0.0:8420"), options.watch, False,
+        "Serves a page with learning curves, throughput and health of all processes, and the newest video, until you "
+        "press Ctrl-C. The run is not affected. Without RUN it shows the newest run in progress, or the newest run if "
+        "none is in progress. The page is available on this machine only; --listen makes it available to other "
+        "machines, protected by a token in the address."),
+    Command("eval", "evaluate a policy on full episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1),
+        play.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"),
+        options.eval),
+    Command("record", "record a video of the agent", "RUN|CHECKPOINT [options]", (1, 1), play.record,
+        ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
+    Command("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), play.play,
+        ("qfleet play my-run --episodes 5",), options.play),
+    Command("plot", "plot learning curves; runs that differ only in seed become one band", "RUN [RUN ...] [options]",
+        (1, 999), play.plot,
+        ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
+         "qfleet plot my-run --y train/loss --y time/fps --smooth 20"), options.plot),
+    Command("report", "write an HTML report: curves, scores, videos, speed, configuration", "RUN [RUN ...] [options]",
+        (1, 999), pages.report, ("qfleet report my-run", "qfleet report runs/dqn-s* runs/double-s* -o compare.html"),
+        options.report, False,
+        "Writes one self-contained HTML file. Runs that differ only in seed become one curve with a band; the "
+        "interquartile mean of their scores has a bootstrap confidence interval."),
+    Command("recipes", "list the recipes", "[WORD ...] [options]", (0, 99), info.recipes,
+        ("qfleet recipes", "qfleet recipes atari", "qfleet recipes --json"), options.as_json, False,
+        "With words, lists only recipes that contain all of them in their name, description, environment, algorithm "
+        "or the names of the recipes they extend."),
+    Command("config", "show, explain or compare configurations",
+        "show|explain SOURCE [key=value ...], schema, diff SOURCE SOURCE", (1, 3), info.config,
+        ("qfleet config show cartpole seed=3", "qfleet config explain pong", "qfleet config diff pong runs/my-run",
+         "qfleet config schema > qfleet.schema.json"), options.place, True,
+        "SOURCE is a recipe, a YAML file, an environment id or a run. explain prints for every key its value, where "
+        "the value comes from, and its meaning or why it has no effect."),
+    Command("check-env", "check whether an agent can be trained on an environment",
+        "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), info.check_env,
+        ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
+    Command("doctor", "check the installation, plan a run or diagnose one", "[RECIPE|RUN [key=value ...]] [options]",
+        (0, 1), info.doctor,
+        ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
+        "For a run it reports from metrics and logs the bottleneck, what to change, restarts, faults, replay ratio "
+        "and memory. For a recipe, or a run with key=value pairs, it prints the plan: threads, memory and disk."),
+    Command("export", "export the policy, without replay and optimizer state", "RUN|CHECKPOINT OUT [options]", (2, 2),
+        play.export, ("qfleet export my-run my-policy",), options.export),
+    Command("share", "upload the policy to the Hugging Face Hub, with a model card and a video",
+        "RUN|CHECKPOINT USER/NAME [options]", (2, 2), hub.share,
+        ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
+        "Evaluates the policy, records a video, writes a model card and uploads all of it. --dry-run writes the "
+        "folder and uploads nothing."),
+    Command("join", "run actors on this host for a fleet on another host", "HOST:PORT --token-file FILE [options]",
+        (1, 1), join.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
+        "Start the fleet with `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
+        "prints this command. Actors can join and leave at any time. Your own environments must be importable here."),
+    Command("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]",
+        (2, 2), submit.submit,
+        ("qfleet submit slurm cartpole --name first --time 01:00:00",
+         "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
+         "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
+        "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
+        "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
+    Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
+    Command("_member", "run one process of a fleet", "", (2, 3), join.run_member, options=options.member, hidden=True),
+    Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
 )
 
 IMPORTS = {**dict.fromkeys(("train", "resume", "eval", "record", "export"), "qfleet.api"),
            **dict.fromkeys(("recipes", "config", "check-env"), "qfleet.runconfig.resolution"),
            "join": "qfleet.launch.join", "_member": "qfleet.launch.allreduce_run", "_env-host": "qfleet.envs"}
-"""Verb -> the module that it imports first. Its import pulls in torch and most of the package."""
+"""Command -> the module that it imports first. Its import loads torch and most of the package."""
 
 
 def overview() -> str:
-    """What `qfleet --help` prints."""
-    rows = [f"  {verb.name:<10} {verb.summary}" for verb in VERBS if not verb.hidden]
-    return "\n".join(["usage: qfleet VERB [words] [key=value ...] [options]", "", "Train, evaluate and "
+    """Text of `qfleet --help`."""
+    rows = [f"  {command.name:<10} {command.summary}" for command in COMMANDS if not command.hidden]
+    return "\n".join(["usage: qfleet COMMAND [arguments] [key=value ...] [options]", "", "Train, evaluate and "
                       "inspect deep Q-learning agents.", "", *rows, "", "Start with: qfleet train cartpole",
-                      "Details:    qfleet VERB --help"])
+                      "Details:    qfleet COMMAND --help"])
 
 
-def parser_of(verb: Verb) -> argparse.ArgumentParser:
-    """The verb's own parser: any number of plain words, sorted and counted afterwards."""
-    examples = "\n".join(f"  {line}" for line in verb.examples)
+def make_parser(command: Command) -> argparse.ArgumentParser:
+    """Return the parser of a command. It takes any number of positional arguments; `parse` checks them."""
+    examples = "\n".join(f"  {line}" for line in command.examples)
     parser = argparse.ArgumentParser(
-        prog=f"qfleet {verb.name}", usage=f"qfleet {verb.name} {verb.usage}", allow_abbrev=False,
-        description=_description(verb),
+        prog=f"qfleet {command.name}", usage=f"qfleet {command.name} {command.usage}", allow_abbrev=False,
+        description=_description(command),
         epilog=f"examples:\n{examples}" if examples else None, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    verb.options(parser)
+    command.options(parser)
     return parser
 
 
-def _description(verb: Verb) -> str:
+def _description(command: Command) -> str:
     width = min(shutil.get_terminal_size().columns, 100) - 2
-    details = textwrap.fill(verb.details, max(width, 20))
-    return "\n\n".join(filter(None, [f"qfleet {verb.name}: {verb.summary}.", details]))
+    details = textwrap.fill(command.details, max(width, 20))
+    return "\n\n".join(filter(None, [f"qfleet {command.name}: {command.summary}.", details]))
 
 
-def parse(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
-    """Options, plain words (`args.words`) and overrides (`args.overrides`), however they were mixed."""
-    parser = parser_of(verb)
+def parse(command: Command, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse options, positional arguments (`args.words`) and overrides (`args.overrides`), in any order."""
+    parser = make_parser(command)
     args, unknown = parser.parse_known_intermixed_args(list(argv))
     words = list(args.words)
     args.overrides = [word for word in words if OVERRIDE.match(word)]
     args.words = [word for word in words if not OVERRIDE.match(word)]
-    least, most = verb.words
+    least, most = command.words
     if unknown:
         plain = len(args.words) + sum(not (word.startswith("-") or OVERRIDE.match(word)) for word in unknown)
-        parser.error(unknown_options(parser, unknown, argv, most - plain, verb.overrides))
+        parser.error(unknown_options(parser, unknown, argv, most - plain, command.overrides))
     if len(args.words) < least:
-        parser.error(f"{verb.usage.split(' ')[least - 1]} is missing{_named_by_key(parser, argv, args.overrides)}")
+        parser.error(f"{command.usage.split(' ')[least - 1]} is missing{_named_by_key(parser, argv, args.overrides)}")
     if len(args.words) > most:
-        parser.error(f"{args.words[most]!r} is one word too many (an override is written key=value, without spaces)")
-    if args.overrides and not verb.overrides:
-        parser.error(f"{verb.name} takes no overrides such as {args.overrides[0]}")
+        parser.error(f"unexpected argument {args.words[most]!r} (an override is written key=value, without spaces)")
+    if args.overrides and not command.overrides:
+        parser.error(f"{command.name} takes no overrides such as {args.overrides[0]}")
     return args
 
 
 def _named_by_key(parser: argparse.ArgumentParser, argv: Sequence[str], overrides: Sequence[str]) -> str:
-    """The command that was meant where the environment is given as env.id=NAME only."""
+    """Suggest the right command line if the environment is given as env.id=NAME only."""
     found = next((word for word in overrides if word.startswith("env.id=")), None)
     if found is None:
         return ""
@@ -192,15 +192,15 @@ def _named_by_key(parser: argparse.ArgumentParser, argv: Sequence[str], override
     return f": write `{parser.prog} {shlex.join(words)}`"
 
 
-def find_verb(name: str) -> Verb:
-    """The verb of that name, or exit 2 with the nearest."""
-    for verb in VERBS:
-        if verb.name == name:
-            return verb
-    names = [verb.name for verb in VERBS if not verb.hidden]
+def find_command(name: str) -> Command:
+    """Return the command of that name, or exit with 2 and suggest the nearest."""
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    names = [command.name for command in COMMANDS if not command.hidden]
     near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, names, 1, 0.5)
     hint = f"did you mean `qfleet {near[0]}`?" if near else f"choose one of {', '.join(names)}"
-    print_error(f"qfleet: {name!r} is not a verb: {MOVED.get(name, hint)}")
+    print_error(f"qfleet: {name!r} is not a command: {MOVED.get(name, hint)}")
     raise SystemExit(2)
 
 
@@ -228,11 +228,11 @@ def _dispatch(arguments: Sequence[str], own: bool) -> int:
     if arguments[0] in ("-V", "--version"):
         print_line(f"qfleet {__version__}")
         return 0
-    verb = find_verb(arguments[0])
-    args = parse(verb, arguments[1:])
-    if own and verb.name in IMPORTS:
-        _import_uncollected(IMPORTS[verb.name])
-    return verb.run(args)
+    command = find_command(arguments[0])
+    args = parse(command, arguments[1:])
+    if own and command.name in IMPORTS:
+        _import_uncollected(IMPORTS[command.name])
+    return command.run(args)
 
 
 def _import_uncollected(name: str) -> None:
@@ -250,7 +250,7 @@ def _import_uncollected(name: str) -> None:
 
 
 def report_error(error: Exception) -> int:
-    """Tell the user what went wrong, as loudly as it deserves, and return the exit code."""
+    """Print an error, with a traceback only if it is unexpected, and return the exit code."""
     from qfleet.core.errors import EnvFault, ProcessFault, UserError
 
     if isinstance(error, UserError):
@@ -260,7 +260,7 @@ def report_error(error: Exception) -> int:
     if isinstance(error, ProcessFault):
         print_error("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         return 1
-    import torch  # after the mistakes that need no torch to be told
+    import torch  # only for errors that need it
 
     from qfleet.learner.learner import Diverged
     from qfleet.process.memory import out_of_memory_text
@@ -279,7 +279,7 @@ def report_error(error: Exception) -> int:
 
 
 def _report_unexpected(error: Exception) -> None:
-    """Show the traceback of an exception that has no words of its own, and say whose code it comes from."""
+    """Print the traceback of an unexpected exception, and whether user code or qfleet raised it."""
     frame, failed = tracebacks.user_frame(error)
     where = f"your code in {frame.filename}, line {frame.lineno}, in {frame.name}" if frame else ""
     if failed:
@@ -288,18 +288,18 @@ def _report_unexpected(error: Exception) -> None:
         return
     print_error("".join(traceback.format_exception(error)).rstrip())
     print_error(f"qfleet {__version__} failed unexpectedly{f', called by {where}' if frame else ''}; "
-                + ("check what is passed there; if that is right, a" if frame else "a")
-                + " report with the lines above is welcome")
+                + ("check the values passed there; if they are correct, please" if frame else "please")
+                + " report a bug with the lines above")
 
 
 def _flushed(code: int) -> int:
-    """Empty stdout now, where a reader who left can be forgiven, rather than when the interpreter ends."""
+    """Flush stdout now, where a closed reader can be ignored, rather than when the interpreter exits."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
         reader_gone = is_reader_gone(error)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the rest of the buffer
         if not reader_gone and code == 0:
             print_error(f"error: cannot write to stdout: {error.strerror}")
             return 1

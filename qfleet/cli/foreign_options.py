@@ -1,4 +1,4 @@
-"""Options of other frameworks, and how the same wish is written here."""
+"""Options of other frameworks and their qfleet equivalents, for error messages."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ FOREIGN_OPTIONS = {
     "--lr": "learner.learning_rate=", "--batch-size": "learner.batch_size=", "--gamma": "agent.gamma=",
     "--buffer-size": "replay.capacity=", "--learning-starts": "replay.min_steps=", "--track": "run.wandb=",
     "-i": "init_from=", "--trained-agent": "init_from="}
-"""Option -> the override that means the same."""
+"""Option -> equivalent override."""
 
 WITHOUT_VALUE = {"--track": "run.wandb=true", "--capture-video": "--record"}
 PLAIN = ("--env", "--env-id", "--search", "--filter")
-"""Options whose value is a plain word here, if the verb takes one more."""
+"""Options whose value is a positional argument here, if the command takes one more."""
 
 
 def unknown_options(parser: argparse.ArgumentParser, unknown: Sequence[str], argv: Sequence[str], free: int,
                     overrides: bool) -> str:
-    """The message for options that do not exist: all of them at once and, where it is known, the command that works.
+    """Return the error message for all unknown options at once and, if known, the command line that works.
 
-    `free` is how many more plain words the verb takes when the values of unknown options count as plain words;
-    `overrides` says whether it takes key=value pairs.
+    `free` is the number of positional arguments that the command still takes, counting values of unknown options as
+    positional; `overrides` is True if it takes key=value pairs.
     """
     known = [option for action in parser._actions for option in action.option_strings]
     flags = [word for word in unknown if re.match("--?[A-Za-z]", word)] or list(unknown)
@@ -49,7 +49,7 @@ def _name(flag: str) -> str:
 
 
 def _value(flag: str, argv: Sequence[str]) -> str | None:
-    """What an option was given, by `=` or as the next word."""
+    """Value of an option, after `=` or as the next argument."""
     name, equals, value = flag.partition("=")
     if equals or name in WITHOUT_VALUE or flag not in argv:
         return value or None
@@ -57,7 +57,7 @@ def _value(flag: str, argv: Sequence[str]) -> str | None:
 
 
 def _translated(name: str, value: str | None, known: Sequence[str], free: bool, overrides: bool) -> str | None:
-    """An option as it is written here; None if nothing is known that means the same."""
+    """Return the qfleet equivalent of an option; None if there is none."""
     if FOREIGN_OPTIONS.get(name) == "run.root=" and "--root" in known:
         return "--root DIR"
     if name in PLAIN and free and value:
@@ -78,7 +78,7 @@ def _single(parser: argparse.ArgumentParser, name: str, ours: str | None, known:
 
 def _command(parser: argparse.ArgumentParser, argv: Sequence[str], values: Mapping[str, str | None],
              ours: Mapping[str, str | None]) -> str:
-    """The command line with every unknown option, and the next word if that is its value, replaced."""
+    """Return the command line with every unknown option and its value replaced."""
     words, rest = [parser.prog], list(argv)
     while rest:
         word = rest.pop(0)

@@ -1,4 +1,4 @@
-"""The verb `share`: a trained policy with its card and its film, for the Hugging Face hub."""
+"""The command `share`: a trained policy with model card and video for the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FPS = 30
 
 
 def share(args: Namespace) -> int:
-    """Prepare a folder, and upload it unless only the folder is wanted."""
+    """Write a folder with policy, model card and video, and upload it unless --dry-run is given."""
     from qfleet.core.errors import UserError
     from qfleet.report.model_card import REPO
 
     run, repo = args.words
     if not REPO.fullmatch(repo):
-        raise UserError(f"{repo!r} is not the name of a repository: USER/NAME is needed, of letters, digits, dots, "
+        raise UserError(f"{repo!r} is not the name of a repository: write USER/NAME with letters, digits, dots, "
                         "dashes and underscores")
     hub = None if args.dry_run else _hub()
     with tempfile.TemporaryDirectory(prefix="qfleet-share-") as private:
@@ -37,7 +37,7 @@ def share(args: Namespace) -> int:
 
 
 def prepare(args: Namespace, run: str, repo: str, folder: Path) -> str:
-    """Policy, card and film in a new folder; returns how well it plays."""
+    """Write policy, model card and video to a new folder; returns the evaluation as text."""
     from qfleet import api
     from qfleet.config import parse_mapping
     from qfleet.report.model_card import VIDEO_FILE, model_card
@@ -48,8 +48,8 @@ def prepare(args: Namespace, run: str, repo: str, folder: Path) -> str:
                           trust=args.trust)
     try:
         write_video(RolloutFrames(run, 1, args.seed, args.which, args.trust, args.root), folder / VIDEO_FILE, FPS)
-    except Exception as error:  # a policy without a film is worth sharing, too
-        print_error(f"no film: {error or type(error).__name__}")
+    except Exception as error:  # the policy is shared without a video
+        print_error(f"no video: {error or type(error).__name__}")
     policy = open_checkpoint(folder)
     trained = {"steps": policy.manifest.step, "updates": policy.manifest.updates}
     settings = parse_mapping(policy.config_text, "config.yaml")
@@ -65,7 +65,7 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise UserError("the hub needs huggingface_hub: pip install 'qfleet[hub]', or prepare the folder alone with "
+        raise UserError("uploading needs huggingface_hub: pip install 'qfleet[hub]', or only write the folder with "
                         "--dry-run") from None
     return huggingface_hub
 
@@ -76,8 +76,8 @@ def _upload(hub: Any, repo: str, folder: Path, private: bool) -> str:
     api = hub.HfApi(library_name="qfleet")
     try:
         where = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="A policy, its card and its film")
-    except Exception as error:  # of the library, of the network, of the hub
+        api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Add policy, model card and video")
+    except Exception as error:  # from the library, the network or the Hub
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"cannot upload to {repo}: {reason} (`hf auth login` tells the hub who you are)") from error
+        raise UserError(f"cannot upload to {repo}: {reason} (log in with `hf auth login`)") from error
     return str(where)

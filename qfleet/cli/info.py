@@ -1,4 +1,4 @@
-"""Verbs that answer questions: `recipes`, `config`, `check-env`, `doctor`, `version`; and the hidden `_env-host`."""
+"""Commands that print information: `recipes`, `config`, `check-env`, `doctor`, `version`; and `_env-host`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def recipes(args: Namespace) -> int:
-    """List the recipes, or those that have all words."""
+    """List the recipes, or those that contain all given words."""
     from qfleet.core.errors import UserError
     from qfleet.runconfig import resolution
 
     rows = resolution.list_recipes(args.words)
     if not rows:
-        raise UserError(f"no recipe is about {' '.join(args.words)}: `qfleet recipes` lists all of them")
+        raise UserError(f"no recipe contains {' '.join(args.words)}: `qfleet recipes` lists all of them")
     width = max((len(name) for name, _ in rows), default=0)
     print_result(args, [f"{name:<{width}}  {description}" for name, description in rows],
                  [{"name": name, "description": description} for name, description in rows])
@@ -33,14 +33,14 @@ def recipes(args: Namespace) -> int:
 
 
 def config(args: Namespace) -> int:
-    """Show, explain or compare configurations, or print the schema of all."""
+    """Show, explain or compare configurations, or print the JSON schema."""
     from qfleet.core.errors import UserError
 
     actions = {"show": (_config_show, 1), "explain": (_config_explain, 1), "schema": (_config_schema, 0),
                "diff": (_config_diff, 2)}
     action, *sources = args.words
     if action not in actions:
-        raise UserError(f"config {action} is not known: choose one of {', '.join(actions)}")
+        raise UserError(f"config {action} is unknown: choose one of {', '.join(actions)}")
     function, needed = actions[action]
     if len(sources) != needed:
         raise UserError(f"config {action} takes {needed} sources (recipe, file, environment id or run), "
@@ -50,7 +50,7 @@ def config(args: Namespace) -> int:
 
 
 def check_env(args: Namespace) -> int:
-    """Try an environment out and list what was found; errors give exit 1."""
+    """Test an environment and list the findings; exit code 1 if there are errors."""
     from qfleet.config import nest, validate
     from qfleet.envs import EnvConfig
     from qfleet.envs.check import check
@@ -69,14 +69,14 @@ def check_env(args: Namespace) -> int:
 
 
 def doctor(args: Namespace) -> int:
-    """Say what is installed and, for a recipe, what it would take; of a run, what limits it."""
+    """Print the installation and, for a recipe, its plan; for a run its diagnosis."""
     from qfleet.core.errors import UserError
-    from qfleet.report import doctor as surgery
+    from qfleet.report import doctor as checks
 
     plan, root = None, "."
     if args.words and not args.overrides and (run := _run(args, args.words[0])) is not None:
-        report = surgery.diagnose(run)
-        print_result(args, surgery.explain(report), report)
+        report = checks.diagnose(run)
+        print_result(args, checks.explain(report), report)
         return 0
     if args.words:
         from qfleet import api
@@ -86,9 +86,9 @@ def doctor(args: Namespace) -> int:
         with clean_stdout(args):
             plan, root = dict(api.plan(config)), config.run.root
     elif args.overrides:
-        raise UserError(f"{args.overrides[0]} changes a recipe, and none is named: qfleet doctor RECIPE key=value")
-    report = surgery.examine(plan, root)
-    print_result(args, [surgery.render(report)], report)
+        raise UserError(f"{args.overrides[0]} changes a recipe, and none is given: qfleet doctor RECIPE key=value")
+    report = checks.examine(plan, root)
+    print_result(args, [checks.render(report)], report)
     return 0
 
 
@@ -146,7 +146,7 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
 
 
 def _run(args: Namespace, word: str) -> RunDirectory | None:
-    """The run that a word means, by path or name; recipes go first."""
+    """Return the run of that path or name, or None; a recipe of the same name takes precedence."""
     from qfleet.runconfig.resolution import recipe_names
     from qfleet.runs.directory import RunDirectory, run_names
 
@@ -157,9 +157,9 @@ def _run(args: Namespace, word: str) -> RunDirectory | None:
 
 
 def _source(args: Namespace, word: str) -> str:
-    """A run, by path or name, stands for the configuration that it was trained with; recipes go first.
+    """Return the source of a configuration; a run is replaced by its config.yaml, unless a recipe has that name.
 
-    That may name modules, which are imported to understand it: not for a run from elsewhere, unless it is trusted.
+    The config may name modules, which resolving imports: for a foreign run this needs --trust.
     """
     from qfleet.runconfig.resolution import recipe_names
     from qfleet.runs.directory import RunDirectory, run_names
@@ -171,6 +171,6 @@ def _source(args: Namespace, word: str) -> str:
     run = RunDirectory(path.parent if path.name == "config.yaml" else path)
     if not run.config.is_file():
         return word
-    if not args.trust and (path != run.config or run.record.exists()):  # a lone config.yaml is the user's own file
+    if not args.trust and (path != run.config or run.record.exists()):  # a config.yaml outside of a run is trusted
         require_trusted(run)
     return str(run.config)

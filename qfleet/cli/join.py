@@ -1,4 +1,4 @@
-"""Verbs of a fleet: `join`, and what its processes are started with."""
+"""Commands of a fleet: `join`, and `_member`, which runs one of its processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qfleet.cli.output import print_error, print_result
 
 
 def join(args: Namespace) -> int:
-    """Lend this host's cores to a fleet."""
+    """Run actors on this host for a fleet."""
     from qfleet.accel.threads import usable_cores
     from qfleet.launch.actor_node import GrpcEndpoint
     from qfleet.launch.join import JoinedActors, probe
@@ -22,14 +22,14 @@ def join(args: Namespace) -> int:
     print_error(f"{actors} actor{'s' * several} for the fleet at {contact.address}; Ctrl-C stops "
                 f"{'them' if several else 'it'}")
     reason = JoinedActors(contact, actors).run()
-    ending = "the run is over" if reason is None else "left the fleet"
+    ending = "the run has ended" if reason is None else "left the fleet"
     print_error(ending)
     print_result(args, [], {"fleet": contact.address, "actors": actors, "ending": ending})
     return 130 if reason == "interrupted" else 0
 
 
 def run_member(args: Namespace) -> int:
-    """Be one process of a fleet."""
+    """Run one process of a fleet."""
     from qfleet.core.errors import BadOutput
     from qfleet.launch.actor_node import GrpcEndpoint, run_actor, run_evaluator
     from qfleet.launch.allreduce_run import run_rank

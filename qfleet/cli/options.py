@@ -1,4 +1,4 @@
-"""The options of every verb, as argparse takes them."""
+"""Argparse options of every command."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A whole number from the command line that must not be smaller than `least`."""
+    """Return an argparse type: an integer of at least `least`."""
     def number(text: str) -> int:
         try:
             value = int(text.replace("_", ""))
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
         if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is too small: the least is {least}")
+            raise argparse.ArgumentTypeError(f"{value} is too small: the minimum is {least}")
         return value
     return number
 
 
 def port(text: str) -> int:
-    """A TCP port from the command line; 0 is any that is free."""
+    """Argparse type: a TCP port; 0 is any free port."""
     value = at_least(0)(text)
     if value > 65535:
-        raise argparse.ArgumentTypeError(f"{value} is no port: the largest is 65535")
+        raise argparse.ArgumentTypeError(f"{value} is not a port: the maximum is 65535")
     return value
 
 
 def fraction(text: str) -> float:
-    """A probability from the command line."""
+    """Argparse type: a probability."""
     try:
         value = float(text)
     except ValueError:
@@ -141,7 +141,7 @@ def plot(parser: argparse.ArgumentParser) -> None:
 
 def report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", metavar="FILE", help="output file, .html (default: RUN/report.html)")
-    parser.add_argument("--videos", "--films", dest="films", type=at_least(0), metavar="N",
+    parser.add_argument("--videos", "--films", dest="videos", type=at_least(0), metavar="N",
                         help="videos of each run to embed, newest first (default: about six in total)")
     root(parser)
     as_json(parser)
@@ -180,7 +180,7 @@ def share(parser: argparse.ArgumentParser) -> None:
 
 
 FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.restarts"}
-"""Options that are shorter than the keys they stand for."""
+"""Option -> the config key that it abbreviates."""
 
 
 def fleet(parser: argparse.ArgumentParser) -> None:
@@ -194,15 +194,16 @@ def fleet(parser: argparse.ArgumentParser) -> None:
 
 
 def fleet_overrides(args: argparse.Namespace) -> list[str]:
-    """What these options say, as overrides; they speak of a fleet, so the run becomes one."""
+    """Return these options as overrides, with placement=processes unless a placement is given."""
     given = {key: getattr(args, name) for name, key in FLEET.items()}
-    found = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]  # [::1]:4440 is no list
+    # Quoted as JSON: [::1]:4440 would be parsed as a list.
+    found = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     found += ["fleet.local_actors=false"] if args.no_local_actors else []
     placed = any(override.startswith(("placement=", "gradients=server")) for override in args.overrides)
     return ["placement=processes", *found] if found and not placed else found
 
 
-def _line(parser: argparse.ArgumentParser) -> None:
+def _connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-ca", metavar="FILE", help="use TLS; PEM file with the fleet's certificate or its CA")
     parser.add_argument("--tls-cert", metavar="FILE", help="client certificate, if the fleet requires one")
     parser.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert")
@@ -215,7 +216,7 @@ def _line(parser: argparse.ArgumentParser) -> None:
 def join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", metavar="FILE", required=True, help="file with the token of the fleet")
     parser.add_argument("--actors", type=at_least(1), metavar="N", help="number of actors (default: one per core)")
-    _line(parser)
+    _connection(parser)
     as_json(parser)
 
 
@@ -246,4 +247,4 @@ def member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--videos", metavar="DIR", help="directory for the evaluator's videos")
     parser.add_argument("--siblings", type=at_least(1), default=1,
                         help="number of actors that share the cores of the host")
-    _line(parser)
+    _connection(parser)

@@ -1,4 +1,4 @@
-"""How verbs talk: results to stdout, as lines or as one JSON document; everything else to stderr."""
+"""Output of commands: results to stdout, as lines or as one JSON document; everything else to stderr."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 
 def print_error(text: str) -> None:
-    """A line on stderr, if anybody can read it."""
+    """Print a line to stderr; errors are ignored if it is closed."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
 
 
 def is_reader_gone(error: OSError) -> bool:
-    """Whether stdout failed because its reader is gone: a pipe or a terminal that was closed."""
+    """True if writing to stdout failed because its reader, a pipe or a terminal, was closed."""
     with contextlib.suppress(OSError):
         return isinstance(error, BrokenPipeError) or (
             error.errno == errno.EIO and stat.S_ISCHR(os.fstat(1).st_mode))
@@ -29,7 +29,7 @@ def is_reader_gone(error: OSError) -> bool:
 
 
 def print_line(text: str = "") -> None:
-    """A line of the result; a reader who has left does not change how the command ends, a full disk does."""
+    """Print a line of the result. A closed reader is ignored; a full disk exits with 1."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -40,7 +40,7 @@ def print_line(text: str = "") -> None:
 
 
 def print_result(args: Namespace, lines: Iterable[str], document: Any) -> None:
-    """The result of a verb: lines for people, or one JSON document."""
+    """Print the result of a command: lines of text or, with --json, one JSON document."""
     if args.json:
         from qfleet.report.webpage import nan_to_null
 
@@ -52,7 +52,7 @@ def print_result(args: Namespace, lines: Iterable[str], document: Any) -> None:
 
 @contextlib.contextmanager
 def clean_stdout(args: Namespace) -> Iterator[None]:
-    """With --json, what environments print while they run goes to stderr: stdout holds the document only."""
+    """With --json, redirect the output of environments to stderr: stdout is for the document only."""
     if args.json and sys.stderr is not None:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -62,7 +62,7 @@ def clean_stdout(args: Namespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_counter(what: str, total: int | None = None, period: int = 1) -> Iterator[Callable[[int], None]]:
-    """Count aloud on a terminal, in one line of stderr that is gone at the end; elsewhere say nothing."""
+    """Yield a function that shows a count in one line of stderr, cleared at the end; silent without a terminal."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     width = 0
 
@@ -81,7 +81,7 @@ def progress_counter(what: str, total: int | None = None, period: int = 1) -> It
 
 
 def to_text(value: Any) -> str:
-    """A value as it would be written in a config: `null`, `true`, `[64, 64]`, `3e-4`; text as it is."""
+    """Format a value as in a config file: `null`, `true`, `[64, 64]`, `3e-4`; text unchanged."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)):
@@ -90,7 +90,7 @@ def to_text(value: Any) -> str:
 
 
 def table(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines with columns as wide as their widest cell."""
+    """Format rows as lines, each column as wide as its widest cell."""
     texts = [[to_text(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*texts, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]

@@ -1,4 +1,4 @@
-"""Verbs that make pages for a browser: `report` of runs that were trained, `watch` of one that trains."""
+"""Commands that create web pages: `report` on finished or running runs, `watch` on a run in progress."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PORT = 8420
 
 
 def report(args: Namespace) -> int:
-    """Write one page about some runs."""
+    """Write one page about the given runs."""
     from qfleet.report.run_report import report as write
     from qfleet.runs.directory import RunDirectory
 
     runs = [RunDirectory.open(word, args.root).path for word in args.words]
-    path = write(runs, args.out, args.films)
+    path = write(runs, args.out, args.videos)
     print_result(
         args, [str(path)], {"path": str(path), "runs": [str(run) for run in runs], "bytes": path.stat().st_size}
     )
@@ -29,18 +29,18 @@ def report(args: Namespace) -> int:
 
 
 def watch(args: Namespace) -> int:
-    """Serve a page that follows a run, until Ctrl-C."""
+    """Serve the live page of a run until Ctrl-C."""
     from qfleet.runs.run_state import describe_state, run_state
 
     run = _named_or_newest(args)
-    server = _served(args, run)
+    server = _make_server(args, run)
     state = run_state(run)
     lines = [
         f"{run.path} {describe_state(run, state)}", f"open  {server.url}",
         *(f"or    {url}" for url in server.urls[1:])]
     if args.listen:
-        lines.append("whoever has this address may look on, and nothing is encrypted: across networks use ssh -L")
-    lines.append("Ctrl-C ends this page, not the run")
+        lines.append("anyone with this address can open the page, and nothing is encrypted: across networks use ssh -L")
+    lines.append("Ctrl-C stops the page, not the run")
     with server, contextlib.suppress(KeyboardInterrupt):
         print_result(args, lines, {"run": str(run.path), "state": state, "url": server.url})
         if args.open:
@@ -60,22 +60,22 @@ def _named_or_newest(args: Namespace) -> RunDirectory:
         return RunDirectory.open(args.words[0], args.root)
     runs = [RunDirectory.open(name, args.root) for name in run_names(args.root)]
     if not runs:
-        raise UserError(f"there is no run in {args.root} to watch: start one with `qfleet train`, or name its folder "
+        raise UserError(f"there is no run in {args.root} to watch: start one with `qfleet train`, or set its folder "
                         "with --root DIR")
     return next((run for run in runs if run_state(run) == "running"), runs[0])
 
 
-def _served(args: Namespace, run: RunDirectory) -> LivePageServer:
-    """The server, listening. Other machines are let in on demand only, and never without a token."""
+def _make_server(args: Namespace, run: RunDirectory) -> LivePageServer:
+    """Return a listening server. Other machines have access only with --listen, and never without a token."""
     from qfleet.core.errors import UserError
     from qfleet.report.live_page import LivePageServer
     from qfleet.transport.address import Address, parse_address
     from qfleet.transport.security import fresh_token, read_token
 
     if args.listen and args.port is not None:
-        raise UserError("--listen names a port already: leave out --port")
+        raise UserError("--listen contains a port already: leave out --port")
     if args.token_file and not args.listen:
-        raise UserError("--token-file is for --listen: a page for this machine alone needs no token")
+        raise UserError("--token-file needs --listen: a page for this machine only needs no token")
     where = parse_address(args.listen, any_port=True) if args.listen else Address("127.0.0.1", PORT)
     if where.path:
         raise UserError(f"--listen {args.listen}: a browser needs HOST:PORT, for example 0.0.0.0:{PORT}")
@@ -87,4 +87,4 @@ def _served(args: Namespace, run: RunDirectory) -> LivePageServer:
         if not args.listen and args.port is None:
             return LivePageServer(run, where.host, 0, token)
         raise UserError(f"cannot listen at {Address(where.host, port)} ({getattr(error, 'strerror', None) or error}): "
-                        "the port is in use, or the address is not one of this machine; choose another") from None
+                        "the port is in use, or the address does not belong to this machine; choose another") from None

@@ -1,4 +1,4 @@
-"""Verbs that show a trained agent: `eval`, `record`, `play`, `plot` and `export`."""
+"""Commands for trained agents: `eval`, `record`, `play`, `plot` and `export`."""
 
 from __future__ import annotations
 
@@ -17,43 +17,44 @@ if TYPE_CHECKING:
 
 
 def evaluate(args: Namespace) -> int:
-    """Play whole episodes and report."""
+    """Evaluate full episodes and print the mean return."""
     from qfleet import api
 
-    with clean_stdout(args), progress_counter("episodes", args.episodes) as told:
+    with clean_stdout(args), progress_counter("episodes", args.episodes) as count:
         result = api.evaluate(args.words[0], episodes=args.episodes, seed=args.seed, epsilon=args.epsilon,
                               which=args.which, lanes=args.lanes, device=args.device, root=args.root, trust=args.trust,
-                              on_episode=told)
+                              on_episode=count)
     print_result(args, [describe_result(result), f"checkpoint {result.checkpoint}"], result.to_json())
     return 0
 
 
 def record(args: Namespace) -> int:
-    """Film some episodes."""
+    """Record episodes as a video."""
     path = Path(args.out) if args.out else video_path(args.words[0], args.which, args.seed, args.root)
     if args.gif and not args.out:
         path = path.with_suffix(".gif")
-    reel = RolloutFrames(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
+    rollout = RolloutFrames(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
-        pictures = write_video(reel, path, args.fps)
-    print_result(args, [f"{pictures} pictures, returns of the episodes: {_listed(reel.returns)}", str(path)],
-                 {"path": str(path), "pictures": pictures, "episodes": len(reel.returns), "returns": reel.returns})
+        frames = write_video(rollout, path, args.fps)
+    print_result(args, [f"{frames} frames, returns of the episodes: {_listed(rollout.returns)}", str(path)],
+                 {"path": str(path), "pictures": frames, "episodes": len(rollout.returns), "returns": rollout.returns})
     return 0
 
 
 def play(args: Namespace) -> int:
-    """Watch some episodes in a window."""
+    """Show episodes in a window."""
     from qfleet.report import video
 
-    reel = RolloutFrames(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
+    rollout = RolloutFrames(args.words[0], args.episodes, args.seed, args.which, args.trust, args.root)
     with clean_stdout(args):
-        video.show(reel.frames(), f"qfleet: {args.words[0]}", args.fps)
-    print_result(args, [f"returns {_listed(reel.returns)}"], {"episodes": len(reel.returns), "returns": reel.returns})
+        video.show(rollout.frames(), f"qfleet: {args.words[0]}", args.fps)
+    print_result(args, [f"returns {_listed(rollout.returns)}"],
+                 {"episodes": len(rollout.returns), "returns": rollout.returns})
     return 0
 
 
 def plot(args: Namespace) -> int:
-    """Draw learning curves."""
+    """Plot learning curves."""
     from qfleet.report import plots
     from qfleet.runs.directory import RunDirectory
 
@@ -64,7 +65,7 @@ def plot(args: Namespace) -> int:
 
 
 def export(args: Namespace) -> int:
-    """Write the policy alone."""
+    """Write a checkpoint that contains only the policy."""
     from qfleet import api
 
     path = api.export(args.words[0], args.words[1], args.which, root=args.root)
@@ -73,7 +74,7 @@ def export(args: Namespace) -> int:
 
 
 class RolloutFrames:
-    """The pictures of some episodes, one after the other, and the returns of those that ended."""
+    """Frames of consecutive greedy episodes, and the returns of the episodes that ended."""
 
     def __init__(self, path: str | Path, episodes: int, seed: int, which: Which, trust: bool,
                  root: str | Path = "runs") -> None:
@@ -96,18 +97,18 @@ class RolloutFrames:
                 total = 0.0
 
 
-def write_video(reel: RolloutFrames, path: Path, fps: float) -> int:
-    """Write the film by its ending, counting aloud on a terminal since long episodes take their time."""
+def write_video(rollout: RolloutFrames, path: Path, fps: float) -> int:
+    """Write an MP4 or, by the suffix, a GIF; shows a frame count on a terminal, since long episodes take time."""
     from qfleet.report import video
 
     video.without_display()
     write = video.write_gif if path.suffix.lower() == ".gif" else video.write_mp4
-    with progress_counter("pictures", period=100) as count:
-        return write(reel.frames(), path, fps, count)
+    with progress_counter("frames", period=100) as count:
+        return write(rollout.frames(), path, fps, count)
 
 
 def video_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
-    """Films lie in their run; those of a checkpoint that belongs to no run lie beside it."""
+    """Default path of a video: in the run, or next to a checkpoint that is outside of any run."""
     from qfleet.runs.checkpoint import is_checkpoint
     from qfleet.runs.directory import RunDirectory
 
@@ -127,4 +128,4 @@ def describe_result(result: EvalResult) -> str:
 
 
 def _listed(returns: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in returns) or "none, no episode ended"
+    return ", ".join(f"{value:g}" for value in returns) or "none (no episode ended)"

@@ -1,4 +1,4 @@
-"""The verb that hands a run to a cluster: `submit slurm`."""
+"""The command `submit slurm`: submits a run to a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def submit(args: Namespace) -> int:
-    """Write a batch script and give it to Slurm, or show it, or run it here."""
+    """Write a batch script and submit it to Slurm, print it (--dry-run) or run it on this machine (--local)."""
     from qfleet.core.errors import UserError
     from qfleet.launch import slurm
 
     if args.words[0] != "slurm":
-        raise UserError(f"{args.words[0]!r} is no cluster that qfleet knows: write `qfleet submit slurm RECIPE ...`; "
+        raise UserError(f"{args.words[0]!r} is not a supported cluster: write `qfleet submit slurm RECIPE ...`; "
                         "for Kubernetes see docs/kubernetes.md")
     job = job_of(args)
     if args.dry_run:
@@ -30,7 +30,7 @@ def submit(args: Namespace) -> int:
         return 0
     with slurm.script_written(job, args.local):
         if args.local:
-            print_error(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C ends them")
+            print_error(f"{job.size.tasks} task{'s' * (job.size.tasks != 1)} on this machine; Ctrl-C stops them")
             slurm.exec_locally(job)
         number = slurm.submit_job(job)
     lines = [("job", number), ("output", str(job.output)), ("script", str(job.script)),
@@ -41,14 +41,14 @@ def submit(args: Namespace) -> int:
 
 
 def job_of(args: Namespace) -> SlurmJob:
-    """The job that the words and options mean; UserError for what could only fail on the cluster."""
+    """Return the job for the arguments and options; UserError for a job that would fail on the cluster."""
     from qfleet.core.errors import UserError
     from qfleet.launch.slurm import SlurmJob
     from qfleet.runconfig import resolution
     from qfleet.runs.directory import RunDirectory
     from qfleet.runs.find import require_no_outside_links, require_trusted
 
-    source, run = args.words[1], _existing(args.words[1])
+    source, run = args.words[1], _existing_run(args.words[1])
     overrides = list(args.overrides)
     if run is not None and not args.trust:
         require_trusted(RunDirectory(run))
@@ -66,22 +66,22 @@ def job_of(args: Namespace) -> SlurmJob:
         root = Path(config.run.root).expanduser() / (args.prefix or "")
         run = (root / _name(args, config)).absolute()
         if run.exists():
-            raise UserError(f"{run} exists already: go on with it by `qfleet submit slurm {run}`, or choose another "
+            raise UserError(f"{run} exists already: resume it with `qfleet submit slurm {run}`, or choose another "
                             "--name")
         train = ["train", source, *overrides, f"run.root={json.dumps(str(run.parent))}",
                  f"run.name={json.dumps(run.name)}"]
         overrides = []
     elif args.name or args.prefix:
-        raise UserError(f"{run} has a name already: leave --name and --prefix out")
-    # Another node may go on with it, where it is nobody's own: we have seen here whose it is.
+        raise UserError(f"{run} has a name already: leave out --name and --prefix")
+    # A resume on another node cannot verify that the run was created there; it has been verified above.
     return SlurmJob(
         layout, run, size, train, ["resume", str(run), "--trust", *overrides],
         [sys.executable, "-m", "qfleet"], _joining(config, size), config.actors,
         config.allreduce.max_restarts, config.ray.object_store_mb, args.partition, args.time, args.sbatch)
 
 
-def _existing(source: str) -> Path | None:
-    """The run that is meant, if it is one."""
+def _existing_run(source: str) -> Path | None:
+    """Return the run directory if `source` is one."""
     path = Path(source).expanduser()
     return path.absolute() if path.is_dir() and (path / "config.yaml").is_file() else None
 
@@ -96,7 +96,7 @@ def _name(args: Namespace, config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, tasks: int) -> JobLayout:
-    if str(config.placement) == "ray":  # which places cells itself
+    if str(config.placement) == "ray":  # Ray places the learners itself
         return "ray"
     if config.gradients == "allreduce":
         return "ranks"
@@ -113,13 +113,13 @@ def _size(args: Namespace, config: RunConfig) -> JobSize:
         per_node = each if tasks is None else -(-tasks // nodes)
     tasks = nodes * per_node if tasks is None else tasks
     if not nodes <= tasks <= nodes * per_node:
-        raise UserError(f"--ntasks {tasks} do not fit --nodes {nodes} with --ntasks-per-node {per_node}: choose from "
-                        f"{nodes} to {nodes * per_node}, or leave --ntasks-per-node out")
+        raise UserError(f"--ntasks {tasks} does not fit --nodes {nodes} with --ntasks-per-node {per_node}: choose from "
+                        f"{nodes} to {nodes * per_node}, or leave out --ntasks-per-node")
     return JobSize(nodes, tasks, per_node, args.cpus_per_task, args.gpus_per_node)
 
 
 def _implied(layout: JobLayout, size: JobSize, config: RunConfig, given: Mapping[str, str]) -> list[str]:
-    """What the size of a job says about the run where the config leaves it open."""
+    """Overrides that follow from the size of the job, for keys that the config does not set."""
     from qfleet.config import DEFAULT
 
     if layout == "fleet" and given.get("actors", DEFAULT) == DEFAULT:
@@ -133,55 +133,56 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
     from qfleet.core.errors import UserError
 
     tasks = size.tasks
-    found = []
+    problems = []
     if layout == "node" and config.gradients == "server":
         if size.nodes > 1:
-            found.append(f"--nodes {size.nodes} with gradients=server: cells and shards of a parameter server share "
-                         "one host; use --nodes 1, or gradients=allreduce")
+            problems.append(f"--nodes {size.nodes} with gradients=server: learners and shards of a parameter server "
+                            "share one host; use --nodes 1, or gradients=allreduce")
         if tasks not in (1, config.cells):
-            found.append(f"--ntasks {tasks} with cells={config.cells}: a task is a cell; leave one of them out")
+            problems.append(f"--ntasks {tasks} with cells={config.cells}: each task is one cell; leave out one of them")
     elif layout == "node" and tasks > 1:
-        found.append(f"--ntasks {tasks} with placement=inline: one process can be one task only; use --ntasks 1, or "
-                     "placement=processes, which gives the other tasks to actors, or gradients=allreduce")
+        problems.append(f"--ntasks {tasks} with placement=inline: a single process is a single task; use --ntasks 1, "
+                        "or placement=processes, which uses the other tasks for actors, or gradients=allreduce")
     if layout == "fleet" and config.actors < tasks - 1:
-        found.append(f"actors={config.actors} cannot be shared among {tasks - 1} tasks that join: raise actors or "
-                     "lower --ntasks")
+        problems.append(f"actors={config.actors} cannot be divided among {tasks - 1} tasks that join: raise actors or "
+                        "lower --ntasks")
     if layout == "ranks" and tasks != size.nodes * size.per_node:
-        found.append(f"--ntasks {tasks} on --nodes {size.nodes}: every node runs as many ranks; choose a multiple")
+        problems.append(f"--ntasks {tasks} on --nodes {size.nodes}: all nodes run the same number of ranks; choose a "
+                        "multiple")
     if layout == "ranks" and config.cells not in (1, tasks):
-        found.append(f"cells={config.cells} with --ntasks {tasks}: a task is a rank; leave cells out")
+        problems.append(f"cells={config.cells} with --ntasks {tasks}: each task is one rank; leave out cells")
     if size.gpus and config.device == "cpu":
-        found.append(f"--gpus-per-node {size.gpus} with device=cpu: nobody would use them; leave one of them out")
-    asked = size.gpus or args.local or any("gpu" in option or "gres" in option for option in args.sbatch)
-    if config.device.startswith("cuda") and not asked:
-        found.append(f"device={config.device} without --gpus-per-node: Slurm would give the job no GPU; add "
-                     "--gpus-per-node 1")
+        problems.append(f"--gpus-per-node {size.gpus} with device=cpu: the GPUs would be unused; leave out one of them")
+    requested = size.gpus or args.local or any("gpu" in option or "gres" in option for option in args.sbatch)
+    if config.device.startswith("cuda") and not requested:
+        problems.append(f"device={config.device} without --gpus-per-node: Slurm would give the job no GPU; add "
+                        "--gpus-per-node 1")
     if layout == "ray":
-        found += _room_on_ray(size, config)
+        problems += _ray_problems(size, config)
     if args.local and size.nodes > 1:
-        found.append(f"--local is one machine: use --nodes 1 instead of {size.nodes}")
-    if found:
-        raise UserError("\n".join(found))
+        problems.append(f"--local is one machine: use --nodes 1 instead of {size.nodes}")
+    if problems:
+        raise UserError("\n".join(problems))
 
 
-def _room_on_ray(size: JobSize, config: RunConfig) -> list[str]:
-    """Roles for which Ray would look for room for ever."""
+def _ray_problems(size: JobSize, config: RunConfig) -> list[str]:
+    """Requests for CPUs that Ray could never satisfy."""
     ray, served = config.ray, config.gradients == "server"
     packed = ray.evaluator_cpus + config.cells * ray.cell_cpus
     packed += (1 + config.server.shards) * ray.server_cpus if served else 0
     actor, node = ray.actor_cpus if config.gradients == "solo" else 0, size.per_node * size.cpus
     if packed + actor <= node * size.nodes and (ray.cell_anywhere or packed <= node):
         return []
-    return [f"--cpus-per-task {size.cpus} with placement=ray: the learner and those beside it ask for {packed:g} CPUs "
-            f"of a node, an actor for {actor:g}, and a node of the job has {node}; raise --cpus-per-task"]
+    return [f"--cpus-per-task {size.cpus} with placement=ray: the learner and the processes on its node request "
+            f"{packed:g} CPUs of a node, an actor {actor:g}, and a node of the job has {node}; raise --cpus-per-task"]
 
 
 def _joining(config: RunConfig, size: JobSize) -> list[str]:
-    """Further words for `qfleet join`."""
+    """Additional arguments for `qfleet join`."""
     from qfleet.runs.find import foreign_names
 
     fleet = config.fleet
     words = ["--tls-ca", str(Path(fleet.tls_cert).absolute())] if fleet.tls_cert else []
     if not words and size.nodes > 1 and foreign_names(config.model_dump(mode="json")):
-        words = ["--trust"]  # the modules that it names are those of whoever submits the job
+        words = ["--trust"]  # the modules that it names belong to the user who submits the job
     return words

@@ -1,4 +1,4 @@
-"""The verb that looks on: `top` shows a run that another process trains, or the last state of one that has ended."""
+"""The command `top`: status of a run that another process trains, or the last status of one that has ended."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ POLL_S = 0.25
 
 
 def top(args: Namespace) -> int:
-    """Show a run until it ends or the viewer leaves; the run does not notice either."""
+    """Show a run until it ends or Ctrl-C; the run is not affected."""
     from qfleet.runs.directory import RunDirectory
     from qfleet.runs.run_state import describe_state, run_state
 
     run = RunDirectory.open(args.words[0], args.root)
     if args.json or args.once:
-        tally, state = _tally(run), run_state(run)
+        status, state = _status(run), run_state(run)
         print_result(
-            args, [f"{run.path} {describe_state(run, state)}", *_lines(tally, state)], _document(run, tally, state)
+            args, [f"{run.path} {describe_state(run, state)}", *_lines(status, state)], _document(run, status, state)
         )
         return 0
     with contextlib.suppress(KeyboardInterrupt):
@@ -50,7 +50,7 @@ def _follow(run: RunDirectory) -> None:
         view.catch_up(tail.new_records())
         while may_be_running(state) and view.has_reader:
             time.sleep(POLL_S)
-            state = run_state(run)  # first, so that whatever was written before the end is still shown
+            state = run_state(run)  # before the records, so that those written before the end are still shown
             for record in tail.new_records():
                 view.write(record)
     finally:
@@ -59,14 +59,14 @@ def _follow(run: RunDirectory) -> None:
         print_line(f"{run.path} {describe_state(run, state)}")
 
 
-def _tally(run: RunDirectory) -> RunStatus:
+def _status(run: RunDirectory) -> RunStatus:
     from qfleet.report.status import RunStatus
     from qfleet.runs.metric_writers import read_metrics
 
-    tally = RunStatus(_goal(run))
+    status = RunStatus(_goal(run))
     for record in read_metrics(run.metrics):
-        tally.add(record)
-    return tally
+        status.add(record)
+    return status
 
 
 def _goal(run: RunDirectory) -> Any:
@@ -77,30 +77,30 @@ def _goal(run: RunDirectory) -> Any:
     return RunGoal.from_settings(read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}, run.has_gpu())
 
 
-def _lines(tally: RunStatus, state: RunState) -> Iterator[str]:
-    """The live view as it stands, without a terminal."""
+def _lines(status: RunStatus, state: RunState) -> Iterator[str]:
+    """Yield the current status as plain lines."""
     from qfleet.report.status import BY_ROLE
     from qfleet.runs.run_state import may_be_running
 
-    if not tally.latest:
-        yield "there is no record yet"
+    if not status.latest:
+        yield "no records yet"
         return
-    yield tally.headline(running=may_be_running(state))
-    roles = tally.roles()
-    rows = [*roles, *(row for row in tally.metrics() if not (roles and row[0] in BY_ROLE))]
-    verdict = tally.bottleneck()
-    if verdict is not None:
-        rows += [("limited by", f"{verdict.limit}: {verdict.evidence}"), ("advice", verdict.advice)]
+    yield status.headline(running=may_be_running(state))
+    roles = status.roles()
+    rows = [*roles, *(row for row in status.metrics() if not (roles and row[0] in BY_ROLE))]
+    bottleneck = status.bottleneck()
+    if bottleneck is not None:
+        rows += [("limited by", f"{bottleneck.limit}: {bottleneck.evidence}"), ("advice", bottleneck.advice)]
     width = max(len(name) for name, _ in rows)
     yield from (f"{name:<{width}}  {text}" for name, text in rows)
 
 
-def _document(run: RunDirectory, tally: RunStatus, state: RunState) -> dict[str, Any]:
+def _document(run: RunDirectory, status: RunStatus, state: RunState) -> dict[str, Any]:
     from qfleet.runs.run_state import may_be_running
 
-    steps_s, updates_s = tally.rates()
-    verdict = tally.bottleneck()
-    return {"run": str(run.path), "state": state, "fraction": tally.goal.fraction(tally.latest),
-            "seconds_left": tally.seconds_left() if may_be_running(state) else None, "steps_per_s": steps_s,
-            "updates_per_s": updates_s, "samples_per_insert": tally.goal.ratio,
-            "limit": None if verdict is None else asdict(verdict), "latest": tally.latest}
+    steps_s, updates_s = status.rates()
+    bottleneck = status.bottleneck()
+    return {"run": str(run.path), "state": state, "fraction": status.goal.fraction(status.latest),
+            "seconds_left": status.seconds_left() if may_be_running(state) else None, "steps_per_s": steps_s,
+            "updates_per_s": updates_s, "samples_per_insert": status.goal.ratio,
+            "limit": None if bottleneck is None else asdict(bottleneck), "latest": status.latest}

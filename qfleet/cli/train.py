@@ -1,4 +1,4 @@
-"""Verbs that train: `train` and `resume`, with what --show and --record add at their end."""
+"""The commands `train` and `resume`, and what --show and --record do at the end."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
 SAVED_EXIT_CODES = (75, 130)
-ENDINGS = {"total_steps": "all steps taken", "total_updates": "all updates made",
+ENDINGS = {"total_steps": "all steps done", "total_updates": "all updates done",
            "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted",
            "preempted": "stopped by a signal"}
 
 
 def train(args: Namespace) -> int:
-    """Train once, or once per seed; an interruption ends the series."""
+    """Train one run, or one per seed; an interruption ends the series."""
     from qfleet.runconfig import resolution
 
     source = args.words[0]
     args.overrides += fleet_overrides(args)
     plans = [resolution.resolve(source, args.overrides)]
-    again = _as_rank(args, plans[0].config.gradients)
+    restarted = _as_rank(args, plans[0].config.gradients)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]
     if args.dry_run:
         return _dry_run(args, plans)
     _require_finish(args)
-    if not again:
+    if not restarted:
         _require_free_names([plan.config for plan in plans])
     documents: list[dict[str, Any]] = []
     worst = 0
@@ -59,7 +59,7 @@ def train(args: Namespace) -> int:
 
 
 def resume(args: Namespace) -> int:
-    """Continue a run."""
+    """Resume a run."""
     from qfleet import api
     from qfleet.config import parse_override, read_yaml
     from qfleet.report.progress import ProgressView
@@ -72,7 +72,7 @@ def resume(args: Namespace) -> int:
     _as_rank(args, goal.get("gradients"))
     _require_finish(args)
     view = ProgressView(RunGoal.from_settings(goal, _has_gpu()), mode=_mode(args))
-    with clean_stdout(args), _watched(view):
+    with clean_stdout(args), _closing_view(view):
         result = api.resume(run.path, args.overrides, sinks=[view], trust=args.trust)
     document = _finish(args, result)
     if args.json:
@@ -81,7 +81,7 @@ def resume(args: Namespace) -> int:
 
 
 def _as_rank(args: Namespace, gradients: str | None) -> bool:
-    """Under torchrun or srun the first rank speaks for all. Whether all were started anew: then the run exists."""
+    """Silence every rank but rank 0 under torchrun or srun. True after a restart of all ranks: then the run exists."""
     from qfleet.sync.process_group import RankInfo
 
     place = RankInfo.from_environment() if gradients == "allreduce" else None
@@ -103,21 +103,21 @@ def _train_one(args: Namespace, plan: Resolved) -> tuple[int, dict[str, Any]]:
     from qfleet.report.status import RunGoal
 
     view = ProgressView(RunGoal.from_settings(plan.config.model_dump(mode="json"), _has_gpu()), mode=_mode(args))
-    with clean_stdout(args), _watched(view):
+    with clean_stdout(args), _closing_view(view):
         result = api.train(plan.config, sinks=[view], provenance=plan.provenance)
     return result.exit_code, _finish(args, result)
 
 
 @contextlib.contextmanager
-def _watched(view: ProgressView) -> Iterator[None]:
-    """Leave the terminal in order whatever happens, and tell who meets a crash where the run can go on from."""
+def _closing_view(view: ProgressView) -> Iterator[None]:
+    """Close the view at the end; an exception gets a note with the last checkpoint and the command to resume."""
     from qfleet.core.errors import RunLost, UserError
 
     try:
         yield
     except Exception as error:
-        begun = view.run is not None and Path(view.run).is_dir()
-        if view.run is not None and begun and not isinstance(error, UserError | RunLost):
+        started = view.run is not None and Path(view.run).is_dir()
+        if view.run is not None and started and not isinstance(error, UserError | RunLost):
             saved = sorted(path.name for path in Path(view.run, "checkpoints").glob("step-*"))
             state = f"its last checkpoint is {saved[-1]}: qfleet resume {view.run}" if saved else (
                 f"no checkpoint yet: qfleet resume {view.run} starts it again")
@@ -128,7 +128,7 @@ def _watched(view: ProgressView) -> Iterator[None]:
 
 
 def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
-    """Say how a training ended and what can be done with it; --show and --record are done here."""
+    """Print how a training ended and the next commands; runs --show and --record."""
     run = result.directory
     document = {"directory": str(run), "steps": result.steps, "updates": result.updates, "episodes": result.episodes,
                 "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code,
@@ -149,60 +149,62 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
 
 
 def _next_commands(result: TrainResult) -> dict[str, str]:
-    """What can be done with a run; without a checkpoint it can neither be resumed from one nor play."""
+    """Commands for the run, by label; those that need a checkpoint only if there is one."""
     run = result.directory
     saved = [] if result.saved_at is None else [("resume", f"qfleet resume {run}{_further(result)}")]
-    playing = [("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}")]
-    plays = bool(saved) or any(Path(run, "checkpoints").glob("best-*"))
-    return dict([*saved, ("watch", f"tensorboard --logdir {run}"), *playing * plays, ("plot", f"qfleet plot {run}")])
+    policy = [("evaluate", f"qfleet eval {run}"), ("record", f"qfleet record {run}")]
+    has_policy = bool(saved) or any(Path(run, "checkpoints").glob("best-*"))
+    return dict([*saved, ("watch", f"tensorboard --logdir {run}"), *policy * has_policy,
+                 ("plot", f"qfleet plot {run}")])
 
 
 def _further(result: TrainResult) -> str:
-    """The override that lets a finished run go on; one that was broken off needs none."""
+    """Override that lets a finished run continue; an interrupted one needs none."""
     return {"total_steps": f" total_steps={float(f'{2 * result.steps:.2g}'):.0f}",
             "total_updates": f" total_updates={float(f'{2 * result.updates:.2g}'):.0f}",
             "stop_at": " stop_at=null"}.get(result.reason, "")
 
 
 def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
-    """Evaluate, draw, film and report a finished run: the lines that say so, and the same as data.
+    """Evaluate, plot, record and report a finished run; returns the lines to print and the same as data.
 
-    What cannot be shown (an environment without pictures, say) is told and does not spoil the training.
+    A step that fails, for example because the environment does not render, prints a message and is skipped.
     """
     lines: list[str] = []
     document: dict[str, Any] = {}
-    shown = {"evaluation": _evaluated, "curve": _drawn, "film": _filmed, "report": _reported}
-    parts = shown if args.show else {"film": _filmed}
-    for name, part in parts.items():
+    video = {"film": ("video", _record_video)}
+    shown = {"evaluation": ("evaluation", _evaluate), "curve": ("curve", _plot_curve), **video,
+             "report": ("report", _write_report)}
+    for key, (name, step) in (shown if args.show else video).items():
         try:
-            texts, document[name] = part(run)
+            texts, document[key] = step(run)
             lines += [f"{label:<10} {text}" for label, text in texts]
-        except Exception as error:  # whatever it is, hours of training are not to end in a traceback over a picture
+        except Exception as error:  # a completed training must not end in a traceback because of a video
             print_error(f"no {name}: {error or type(error).__name__}")
     return lines, document
 
 
-def _evaluated(run: Path) -> tuple[list[tuple[str, str]], Any]:
+def _evaluate(run: Path) -> tuple[list[tuple[str, str]], Any]:
     from qfleet import api
 
-    result = api.evaluate(run, episodes=SHOWN_EPISODES, trust=True)  # its modules have just been at work
+    result = api.evaluate(run, episodes=SHOWN_EPISODES, trust=True)  # training has just imported its modules
     return [("evaluation", describe_result(result)), ("checkpoint", result.checkpoint)], result.to_json()
 
 
-def _drawn(run: Path) -> tuple[list[tuple[str, str]], Any]:
+def _plot_curve(run: Path) -> tuple[list[tuple[str, str]], Any]:
     from qfleet.report import plots
 
     path = str(plots.plot([run]))
     return [("curve", path)], path
 
 
-def _filmed(run: Path) -> tuple[list[tuple[str, str]], Any]:
+def _record_video(run: Path) -> tuple[list[tuple[str, str]], Any]:
     path = video_path(run, "best", SHOWN_SEED)
     write_video(RolloutFrames(run, 1, SHOWN_SEED, "best", True), path, SHOWN_FPS)
-    return [("film", str(path))], str(path)
+    return [("video", str(path))], str(path)
 
 
-def _reported(run: Path) -> tuple[list[tuple[str, str]], Any]:
+def _write_report(run: Path) -> tuple[list[tuple[str, str]], Any]:
     from qfleet.report.run_report import report
 
     path = str(report([run]))
@@ -229,24 +231,24 @@ def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
 
 
 def _per_seed(first: RunConfig, seeds: int) -> list[list[str]]:
-    """The overrides that make one run per seed; a name chosen by the user gets the seed at its end."""
+    """Overrides for one run per seed; a name chosen by the user gets the seed as suffix."""
     name = first.run.name
     return [[f"seed={seed}", *([f"run.name={name}-s{seed}"] if name else [])]
             for seed in range(first.seed, first.seed + seeds)]
 
 
 def _require_free_names(configs: Sequence[RunConfig]) -> None:
-    """Find a taken name before the first of several trainings, not after hours."""
+    """Refuse existing run names before the first of several trainings starts."""
     from qfleet.core.errors import UserError
 
     taken = [str(path) for cfg in configs if cfg.run.name and (path := Path(cfg.run.root, cfg.run.name)).exists()]
     if taken:
-        raise UserError(f"{', '.join(taken)} exists already: continue with `qfleet resume {taken[0]}`, "
+        raise UserError(f"{', '.join(taken)} exists already: resume it with `qfleet resume {taken[0]}`, "
                         "or choose another run.name")
 
 
 def _require_finish(args: Namespace) -> None:
-    """Find a missing extra before the training, not after it."""
+    """Refuse --show and --record before the training if their packages are missing."""
     from importlib.util import find_spec
 
     from qfleet.core.errors import UserError
@@ -255,7 +257,7 @@ def _require_finish(args: Namespace) -> None:
     needs |= {"plot": "matplotlib"} if args.show else {}
     missing = [extra for extra, module in needs.items() if find_spec(module) is None]
     if missing:
-        raise UserError(f"--{'show' if args.show else 'record'} needs more packages: "
+        raise UserError(f"--{'show' if args.show else 'record'} needs additional packages: "
                         f"pip install 'qfleet[{','.join(missing)}]'")
 
 
@@ -269,19 +271,19 @@ def _ending(result: TrainResult) -> str:
     best = "" if result.best is None else f", best evaluation {format_number(result.best)}"
     ending = ENDINGS.get(result.reason, result.reason)
     if result.exit_code == 1:
-        ending = f"{ending}, but the last checkpoint could not be saved: {_going_on(result)}"
+        ending = f"{ending}, but the last checkpoint could not be saved: {_saved_text(result)}"
     elif result.exit_code in SAVED_EXIT_CODES:
-        ending = f"{ending}, {_going_on(result)}"
+        ending = f"{ending}, {_saved_text(result)}"
     if result.already_finished:
-        ending = f"nothing to do, it was finished before, {ending}"
+        ending = f"nothing to do, the run is finished, {ending}"
     return (f"{ending}: {result.steps:,} steps, {result.updates:,} updates, "
             f"{result.episodes:,} episodes in {format_duration(result.seconds)}{best}")
 
 
-def _going_on(result: TrainResult) -> str:
-    """From where resume goes on: a run with run.exact_resume saves on schedule only, and a disk may have been full."""
+def _saved_text(result: TrainResult) -> str:
+    """State that resume starts from: run.exact_resume saves only on schedule, and the disk may have been full."""
     if result.saved_at is None:
-        return "there is no checkpoint to go on from"
+        return "there is no checkpoint to resume from"
     if result.saved_at == result.steps:
         return "the state is saved"
-    return f"resume goes on from the checkpoint at step {result.saved_at:,}"
+    return f"resume continues from the checkpoint at step {result.saved_at:,}"

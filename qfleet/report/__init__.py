@@ -1,1 +1,1 @@
-"""What people see of a run: progress, status, plots, reports, videos, the live page."""
+"""Presentation of runs: progress, status, plots, reports, videos and the live page."""

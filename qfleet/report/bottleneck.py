@@ -1,14 +1,14 @@
-"""What limits a run, judged from its metric records.
+"""Bottleneck of a run, found from its metric records.
 
-Pace ties acting and learning together, so one side waits for the other, and who never waits is the limit:
+The rate limiter couples acting and learning, so one side waits for the other; the side that never waits is the limit:
 
-    the learner idles        the actors are too slow: the largest part of their step is the limit
-    the actors are held      the learner is too slow: updates or, if drawing samples takes longer, decoding
-    both wait in turns       pace itself: each could go on, but not yet
-    actors wait, not held    their messages are slow to arrive, or to be taken in: the wire
+    the learner idles          the actors are too slow: the largest part of their step is the limit
+    the actors are held back   the learner is too slow: updates or, if drawing samples takes longer, decoding
+    both wait alternately      the rate limiter ("pace"): each side could continue, but is not allowed to yet
+    actors wait, not held      their messages arrive slowly or are received slowly: the wire
 
-With all roles in one process nobody waits; the largest part of the time is the limit. So it is in the cells of a
-parameter server, where talking to it is a part of its own.
+With all roles in one process there is no waiting: the largest part of the time is the limit. The same holds for the
+learners of a parameter server, where communication with the server is a separate part.
 """
 
 from __future__ import annotations
@@ -21,63 +21,65 @@ Record = Mapping[str, Any]
 
 RECENT_RECORDS = 10
 BOTH_WAIT = 0.2
-"""If both sides wait for at least this part of their time, neither of them is the limit."""
+"""If both sides wait for at least this fraction of their time, neither of them is the limit."""
 
-LEAST_HELD = 0.02
-"""Less than this is chance."""
+MIN_HELD = 0.02
+"""Smaller fractions are noise."""
 
 ACTING = {"env": "actor/env_ms", "inference": "actor/act_ms", "wire": "actor/store_ms", "waiting": "actor/wait_ms"}
 ACTING_HERE = {"storing" if name == "wire" else name: tag for name, tag in ACTING.items()}
-"""The same of one process, which sends nothing."""
+"""The same for a run in one process, which sends nothing."""
 
 LEARNING = {"decode": "train/sample_ms", "learner": "train/update_ms"}
-LIMIT_NAMES = {"env": "the environment", "inference": "choosing actions", "wire": "storing and shipping",
+LIMIT_NAMES = {"env": "the environment", "inference": "choosing actions", "wire": "storing and sending",
                "storing": "storing", "waiting": "waiting", "decode": "drawing samples", "learner": "updates",
                "evaluation": "evaluations",
-               "server": "talking to the parameter server",
+               "server": "communication with the parameter server",
                "checkpoints": "checkpoints"}
 
 SPEEDUPS = ("a GPU (device=cuda)", "learner.precision=bf16", "learner.capture=true")
-"""What makes an update faster, where a run has it not yet."""
+"""Options that make an update faster."""
 
-FEWER = "a larger learner.batch_size makes fewer updates, a lower replay.samples_per_insert fewer samples per step"
+FEWER = "a larger learner.batch_size means fewer updates, a lower replay.samples_per_insert fewer samples per step"
 ADVICE = {
-    "env": "raise actors, or let other hosts join (fleet.listen); more env.threads help where the environment uses "
+    "env": "raise actors, or add actors on other hosts (fleet.listen); more env.threads help if the environment uses "
            "them",
-    "inference": "raise env.lanes, so that one call of the network serves more of them, or raise actors; a smaller "
+    "inference": "raise env.lanes, so that one network call serves more environments, or raise actors; a smaller "
                  "network (agent.hidden, agent.torso) is faster",
-    "wire": "raise replay.chunk_steps for fewer and larger messages, and learner.publish_period_updates for fewer "
-            "weights to be sent; actors on this host need no network",
-    "decode": "lower replay.samples_per_insert, or agent.n_step, for fewer rows to be decoded",
+    "wire": "raise replay.chunk_steps for fewer and larger messages, and learner.publish_period_updates to send "
+            "weights less often; actors on this host need no network",
+    "decode": "lower replay.samples_per_insert or agent.n_step, so that fewer rows are decoded",
     "learner": FEWER,
-    "pace": "raise replay.chunk_steps or env.lanes, which lets the two sides be further apart; "
-            "replay.samples_per_insert decides how much of each there is",
-    "evaluation": "set eval.beside=true, so that a process of its own evaluates while the run learns; or raise "
+    "pace": "raise replay.chunk_steps or env.lanes, which allows a larger distance between the two sides; "
+            "replay.samples_per_insert sets their ratio",
+    "evaluation": "set eval.beside=true to evaluate in a separate process during training; or raise "
                   "eval.period_steps, or lower eval.episodes",
     "checkpoints": "raise checkpoint.period_steps, or set checkpoint.replay=false",
 }
 INLINE_ADVICE = {
-    "env": "set placement=processes and raise actors, so that environments run beside the learning; more env.threads "
-           "help where the environment uses them",
-    "inference": "raise env.lanes, so that one call of the network serves more of them; a smaller network "
+    "env": "set placement=processes and raise actors, so that environments run in parallel to learning; more "
+           "env.threads help if the environment uses them",
+    "inference": "raise env.lanes, so that one network call serves more environments; a smaller network "
                  "(agent.hidden, agent.torso) is faster",
-    "storing": "raise replay.chunk_steps, so that fewer rows are stored twice, or let placement=processes store beside "
-            "the learning",
+    "storing": "raise replay.chunk_steps, so that fewer rows are stored twice, or set placement=processes to store in "
+               "parallel to learning",
 }
 SERVER_ADVICE = {
     "server": "raise server.push_period_updates and server.pull_period_updates for fewer messages, or "
-              "learner.batch_size for fewer updates; server.compress=bf16 makes those of a large network smaller",
-    "env": "raise actors, so that emulators work while the network chooses; more cells help where there are cores for "
-           "them",
+              "learner.batch_size for fewer updates; server.compress=bf16 makes messages of a large network smaller",
+    "env": "raise actors, so that environments step while the network selects actions; more cells help if there are "
+           "cores for them",
 }
-SILENT = "look into logs/ of the run, or let actors join (qfleet join)"
-WARMING_UP = "lower replay.min_steps to begin earlier; raise actors or env.lanes to get there sooner"
+SILENT = "check logs/ of the run, or add actors (qfleet join)"
+WARMING_UP = "lower replay.min_steps to start earlier; raise actors or env.lanes to fill it faster"
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """`limit` is env, inference, wire (storing in one process), decode, learner, server, pace, evaluation or
-    checkpoints; the rest is for people."""
+    """Bottleneck of a run, with evidence and advice as text.
+
+    `limit` is env, inference, wire (storing in one process), decode, learner, server, pace, evaluation or checkpoints.
+    """
 
     limit: str
     evidence: str
@@ -85,14 +87,14 @@ class Bottleneck:
 
 
 def unused_speedups(device: object, precision: object, captured: bool, gpu: bool = True) -> tuple[str, ...]:
-    """What makes an update faster, and a run does not use; `gpu` is whether its machine has one, as far as is known."""
+    """Return the `SPEEDUPS` that a run does not use. `gpu` is False if its machine is known to have none."""
     on_gpu = str(device).startswith("cuda")
-    has = (on_gpu or not gpu, precision == "bf16", captured or not on_gpu)
-    return tuple(way for way, there in zip(SPEEDUPS, has, strict=True) if not there)
+    used = (on_gpu or not gpu, precision == "bf16", captured or not on_gpu)
+    return tuple(option for option, is_used in zip(SPEEDUPS, used, strict=True) if not is_used)
 
 
 def find_bottleneck(records: Iterable[Record], faster: Sequence[str] = SPEEDUPS) -> Bottleneck | None:
-    """What limits the run now, by its latest records; None if they do not say. `faster` is what it could try."""
+    """Find the bottleneck from the latest records; None if they contain no timings. `faster` are unused speedups."""
     found = _classify(list(records))
     if found is None or found.limit != "learner" or not faster:
         return found
@@ -108,51 +110,51 @@ def _classify(recent: list[Record]) -> Bottleneck | None:
         return None
     fleet = "fleet/actors" in mean
     if fleet and recent[-1].get("fleet/actors") == 0:
-        return Bottleneck("wire", "no actor has been heard of lately", SILENT)
+        return Bottleneck("wire", "no actor has sent a heartbeat recently", SILENT)
     learning = time_shares(mean, LEARNING)
     if not learning:
-        return Bottleneck("pace", "learning has not begun: the replay is filling up to replay.min_steps", WARMING_UP)
+        return Bottleneck("pace", "learning has not started: the replay is filling up to replay.min_steps", WARMING_UP)
     return _of_fleet(mean, acting, learning) if fleet else _of_one_process(mean, acting, learning)
 
 
 def recent_means(records: Iterable[Record]) -> dict[str, float]:
-    """Means of all figures over the latest records."""
-    return _means(_at_work(list(records)[-RECENT_RECORDS:]))
+    """Mean of every metric over the latest records."""
+    return _means(_steady(list(records)[-RECENT_RECORDS:]))
 
 
-def time_shares(figures: Record, tags: Mapping[str, str]) -> dict[str, float]:
-    """How milliseconds under some tags divide up, 0 to 1 by name; empty if there are none."""
-    spent = {name: float(figures[tag]) for name, tag in tags.items() if figures.get(tag) is not None}
+def time_shares(metrics: Record, tags: Mapping[str, str]) -> dict[str, float]:
+    """Fractions of the total of some timings, 0 to 1 by name; empty if there are none."""
+    spent = {name: float(metrics[tag]) for name, tag in tags.items() if metrics.get(tag) is not None}
     total = sum(spent.values())
     return {name: value / total for name, value in spent.items()} if total > 0 else {}
 
 
-def acting_shares(figures: Record) -> dict[str, float]:
-    """How an actor spends its time, 0 to 1 by name."""
-    return time_shares(figures, ACTING if "fleet/actors" in figures else ACTING_HERE)
+def acting_shares(metrics: Record) -> dict[str, float]:
+    """Fractions of an actor's time, 0 to 1 by name."""
+    return time_shares(metrics, ACTING if "fleet/actors" in metrics else ACTING_HERE)
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _at_work(records: list[Record]) -> list[Record]:
-    """Without what is seen once: the first updates, slow while code is compiled, and a fleet's wait for its end."""
+def _steady(records: list[Record]) -> list[Record]:
+    """Drop exceptional records: the first updates, slow while code is compiled, and the shutdown of a fleet."""
     begun = [place for place, record in enumerate(records) if record.get(LEARNING["learner"]) is not None]
     if len(begun) > 2:
-        records = records[begun[0]:]  # of the first record of all, only the end counts
+        records = records[begun[0]:]  # _means gives the first record almost no weight
     while len(records) > 1 and "fleet/actors" in records[-1] and records[-1].get("step") == records[-2].get("step"):
         records = records[:-1]
     return records
 
 
 def _means(records: list[Record]) -> dict[str, float]:
-    """Means of all figures, a record counting by the time it spans."""
+    """Mean of every metric, each record weighted by the time it spans."""
     sums: dict[str, tuple[float, float]] = {}
     before = 0.0 if len(records) == 1 else None
     for record in records:
         now = float(record.get("time_s") or 0.0)
-        weight = max(1e-3, now - before) if before is not None else 1e-3  # of the first, nobody knows when it began
+        weight = max(1e-3, now - before) if before is not None else 1e-3  # the start of the first one is unknown
         before = now
         for tag, value in record.items():
             if isinstance(value, int | float):
@@ -167,9 +169,9 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
     busy = _learner_process_shares(mean, learning)
     if min(held, wait, idle) >= BOTH_WAIT:
         return Bottleneck(
-            "pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other in turns",
+            "pace", f"{waiting}, and the learner idles {percent(idle)}: they wait for each other alternately",
             ADVICE["pace"])
-    if held >= max(idle, wait / 2, LEAST_HELD):
+    if held >= max(idle, wait / 2, MIN_HELD):
         limit, part = _largest({name: share for name, share in busy.items() if name in LEARNING})
         return Bottleneck(
             limit,
@@ -182,8 +184,8 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
         if limit == "wire" or idle >= part:
             return Bottleneck(
                 "wire",
-                f"{waiting} for messages to be taken, though the learner is ready for more: it "
-                f"idles {percent(idle)}, and takes messages in for {percent(busy['wire'])}",
+                f"{waiting} for messages to be received, although the learner is ready for more: it "
+                f"idles {percent(idle)} and receives messages {percent(busy['wire'])} of the time",
                 ADVICE["wire"],
             )
         return Bottleneck(
@@ -197,22 +199,22 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
 
 
 def _learner_process_shares(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:
-    """How the process of the learner spends its time, by what would be the limit."""
-    at_work = _share(mean, "time/learner_share")
+    """Fractions of time of the learner's process, by the name of the limit."""
+    updating = _share(mean, "time/learner_share")
     return {"wire": _share(mean, "time/intake_share"), "checkpoints": _share(mean, "time/save_share"),
-            **{name: share * at_work for name, share in learning.items()}}
+            **{name: share * updating for name, share in learning.items()}}
 
 
 def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Bottleneck:
-    at_play, at_work = _share(mean, "time/actor_share"), _share(mean, "time/learner_share")
+    stepping, updating = _share(mean, "time/actor_share"), _share(mean, "time/learner_share")
     parts = {"evaluation": _share(mean, "time/eval_share"), "checkpoints": _share(mean, "time/save_share"),
-             **{name: share * at_play for name, share in acting.items() if name != "waiting"},
-             **{name: share * at_work for name, share in learning.items()}}
+             **{name: share * stepping for name, share in acting.items() if name != "waiting"},
+             **{name: share * updating for name, share in learning.items()}}
     advice = {**ADVICE, **INLINE_ADVICE}
     if "server/meet_ms" in mean:
-        talk = min(1.0, _share(mean, "server/meet_ms") / max(1e-9, _share(mean, "train/update_ms")))
+        fraction = min(1.0, _share(mean, "server/meet_ms") / max(1e-9, _share(mean, "train/update_ms")))
         update = parts.get("learner", 0.0)
-        parts |= {"server": talk * update, "learner": (1 - talk) * update}
+        parts |= {"server": fraction * update, "learner": (1 - fraction) * update}
         advice |= SERVER_ADVICE
     limit, part = _largest(parts)
     takes = "take" if limit in ("learner", "evaluation", "checkpoints") else "takes"

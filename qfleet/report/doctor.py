@@ -1,6 +1,7 @@
-"""What this machine offers and what a run would take of it: versions, extras, cores, memory, disk, GPU, display.
+"""Checks of the installation and diagnosis of runs, for `qfleet doctor`.
 
-And what a run that was begun lacks: `diagnose` reads its records and logs, `explain` says it in words.
+`examine` collects versions, extras, cores, memory, disk, GPU and display; `diagnose` reads the metrics and logs of a
+run. `render` and `explain` turn the results into text.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), 
           "video": ("imageio-ffmpeg", "pillow", "pygame"), "plot": ("matplotlib",), "wandb": ("wandb",),
           "hub": ("huggingface-hub",)}
 SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments", "ray": "placement=ray",
-          "video": "films and the window of `play`", "plot": "learning curves as pictures",
-          "wandb": "Weights & Biases", "hub": "policies on the Hugging Face hub"}
+          "video": "videos and the window of `play`", "plot": "learning curves as images",
+          "wandb": "Weights & Biases", "hub": "policies on the Hugging Face Hub"}
 FAULTS = {
-    "fault/env_rebuilds": "episodes were lost to environments that failed: `qfleet check-env` plays them",
-    "fault/bad_updates": "updates were skipped, their loss or gradient was not finite: lower learner.learning_rate or "
-                         "set learner.clip_norm; the batches are in faults/",
-    "fault/checkpoints_failed": "checkpoints could not be written: make room on the disk",
-    "fault/bad_messages": "messages of members were malformed and refused: do all hosts have the same software?",
-    "wire/retries": "calls got no answer and were made again: the network, or a learner that was restarted",
-    "replay/clamped_priorities": "priorities were not finite or out of range, and clamped: look at train/priority",
+    "fault/env_rebuilds": "episodes were lost because environments failed: test them with `qfleet check-env`",
+    "fault/bad_updates": "updates were skipped because the loss or gradient was not finite: lower "
+                         "learner.learning_rate or set learner.clip_norm; the batches are in faults/",
+    "fault/checkpoints_failed": "checkpoints could not be written: free disk space",
+    "fault/bad_messages": "malformed messages were rejected: check that all hosts have the same software",
+    "wire/retries": "calls were repeated because no answer came: check the network, or the learner was restarted",
+    "replay/clamped_priorities": "priorities were not finite or out of range and were clamped: check train/priority",
 }
 RATIO_TOLERANCE, RATIO_UPDATES = 0.05, 100
-"""The measured samples per insert may differ by so much from the configured, once there were so many updates."""
+"""Relative difference between measured and configured samples per insert that is tolerated after that many updates."""
 
 START = re.compile(rb"=== .+: start (\d+) ===$")
 
 
 def examine(plan: Mapping[str, str] | None = None, root: str | Path = ".") -> dict[str, Any]:
-    """Everything that was found, as plain data; `plan` is what a recipe would take, `root` where runs would lie."""
+    """Return all findings as plain data. `plan` is the plan of a recipe, `root` the directory of its runs."""
     return {
         "qfleet": __version__,
         "python": platform.python_version(),
@@ -69,7 +70,7 @@ def examine(plan: Mapping[str, str] | None = None, root: str | Path = ".") -> di
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The report as lines for people: what is there, what is missing, and how to get it."""
+    """Format the findings: what is installed, what is missing, and how to install it."""
     cpu, memory, disk, tools = report["cpu"], report["memory"], report["disk"], report["tools"]
     packages = "  ".join(f"{name} {version or 'MISSING'}" for name, version in report["packages"].items())
     rows = [
@@ -84,7 +85,7 @@ def render(report: Mapping[str, Any]) -> str:
         ),
         (
             "bf16",
-            f"{cpu['bf16_speed']:.2g} times as fast as fp32 on the cpu: learner.precision=auto takes "
+            f"{cpu['bf16_speed']:.2g} times as fast as fp32 on the CPU: learner.precision=auto selects "
             f"{'bf16' if cpu['bf16'] else 'fp32'} for images",
         ),
         (
@@ -94,7 +95,7 @@ def render(report: Mapping[str, Any]) -> str:
         ("gpu", _gpu_text(report["gpu"])),
         ("compiler", tools["compiler"] or "none: learner.compile needs one (apt install g++)"),
         ("ffmpeg", tools["ffmpeg"] or "none: pip install 'qfleet[video]'"),
-        ("display", tools["display"] or "none: `qfleet record` films what `qfleet play` would show"),
+        ("display", tools["display"] or "none: use `qfleet record` instead of `qfleet play`"),
     ]
     lines = [f"{name:<10} {text}" for name, text in rows]
     lines.append("extras")
@@ -107,23 +108,23 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def diagnose(run: RunDirectory) -> dict[str, Any]:
-    """What records and logs of a run tell, as plain data. Its config is read, not validated: nothing is imported."""
-    tally = RunStatus(
+    """Diagnose a run from its metrics and logs, as plain data. The config is not validated, so nothing is imported."""
+    status = RunStatus(
         RunGoal.from_settings(read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}, run.has_gpu())
     )
     for record in read_metrics(run.metrics):
-        tally.add(record)
-    latest, mean, verdict = tally.latest, tally.recent_means(), tally.bottleneck()
-    steps_s, updates_s = tally.rates()
+        status.add(record)
+    latest, mean, bottleneck = status.latest, status.recent_means(), status.bottleneck()
+    steps_s, updates_s = status.rates()
     lag = mean.get("fleet/policy_lag", mean.get("actor/policy_lag"))
     state = run_state(run)
     return {
         "run": str(run.path), "state": state, "words": describe_state(run, state),
         "steps": latest.get("step", 0), "updates": latest.get("updates", 0), "seconds": latest.get("time_s", 0.0),
-        "limit": None if verdict is None else asdict(verdict),
+        "limit": None if bottleneck is None else asdict(bottleneck),
         "rates": {"steps_per_s": steps_s, "updates_per_s": updates_s},
-        "actor_time": acting_shares(mean), "loop_time": tally.loop_shares(),
-        "samples_per_insert": {"measured": latest.get("replay/samples_per_insert"), "configured": tally.goal.ratio},
+        "actor_time": acting_shares(mean), "loop_time": status.loop_shares(),
+        "samples_per_insert": {"measured": latest.get("replay/samples_per_insert"), "configured": status.goal.ratio},
         "policy_lag": lag, "replay_bytes": latest.get("replay/bytes"), "actors": latest.get("fleet/actors"),
         "restarts": _restarts(run.path / "logs"),
         "faults": {tag: latest[tag] for tag in FAULTS if latest.get(tag)},
@@ -131,13 +132,13 @@ def diagnose(run: RunDirectory) -> dict[str, Any]:
 
 
 def explain(report: Mapping[str, Any]) -> list[str]:
-    """A diagnosis in lines for people: the limit and the remedy first."""
+    """Format a diagnosis, with bottleneck and remedy first."""
     limit, rates, ratio = report["limit"], report["rates"], report["samples_per_insert"]
     rows = [
         ("run", f"{report['run']} {report['words']}"),
         ("done", f"{report['steps']:,} steps, {report['updates']:,} updates in {format_duration(report['seconds'])}")]
     if limit is None:
-        rows.append(("limited by", "not known: there are no records yet that say where the time goes"))
+        rows.append(("limited by", "unknown: no record contains timings yet"))
     else:
         rows += [("limited by", f"{limit['limit']}: {limit['evidence']}"), ("advice", limit["advice"])]
     if rates["steps_per_s"] is not None:
@@ -145,11 +146,11 @@ def explain(report: Mapping[str, Any]) -> list[str]:
                               f"{format_number(round(rates['updates_per_s']))} updates/s"))
     if report["actors"] is not None:
         rows.append(("actors", f"{report['actors']:.0f} alive at the last record"))
-    for name, what in (("an actor", "actor_time"), ("the loop", "loop_time")):
-        if report[what]:
-            rows.append((name, ", ".join(f"{part} {percent(share)}" for part, share in report[what].items())))
+    for name, key in (("actor time", "actor_time"), ("loop time", "loop_time")):
+        if report[key]:
+            rows.append((name, ", ".join(f"{part} {percent(share)}" for part, share in report[key].items())))
     if ratio["measured"] is not None:
-        rows.append(("pace", _pace(ratio["measured"], ratio["configured"], report["updates"])))
+        rows.append(("ratio", _ratio_text(ratio["measured"], ratio["configured"], report["updates"])))
     if report["policy_lag"] is not None:
         rows.append(("policy lag", f"{format_number(round(report['policy_lag'], 1))} updates"))
     if report["replay_bytes"] is not None:
@@ -162,17 +163,17 @@ def explain(report: Mapping[str, Any]) -> list[str]:
     return [f"{name:<10} {text}" for name, text in rows]
 
 
-def _pace(measured: float, configured: float | None, updates: int) -> str:
+def _ratio_text(measured: float, configured: float | None, updates: int) -> str:
     if configured is None:
         return f"{format_number(measured)} samples per insert"
-    text = f"{format_number(measured)} samples per insert, {format_number(configured)} are configured"
+    text = f"{format_number(measured)} samples per insert, {format_number(configured)} configured"
     if updates < RATIO_UPDATES or abs(measured / configured - 1) <= RATIO_TOLERANCE:
         return text
     return f"{text}: the learner is {'behind' if measured < configured else 'ahead'}"
 
 
 def _restarts(logs: Path) -> dict[str, int]:
-    """How often each process of a fleet was started again, as its log has it; those that never were are left out."""
+    """Number of restarts of each process according to its log; processes without a restart are left out."""
     found = {}
     for path in sorted(logs.glob("*.log")):
         try:
@@ -197,7 +198,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _memory() -> dict[str, int] | None:
-    """Bytes in all and bytes free, both within the container's limit where there is one."""
+    """Total and available bytes, both within the container's limit if there is one."""
     from qfleet.replay.memory_plan import available_memory
 
     limit, available, total = _read("/sys/fs/cgroup/memory.max").strip(), available_memory(), memory_bytes()

@@ -1,4 +1,4 @@
-"""Films of evaluations while a run trains: one episode with the weights that were just judged."""
+"""Videos of evaluations during training: one episode with the weights that were just evaluated."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from qfleet.training.evaluation import EvaluationAborted
 log = logging.getLogger(__name__)
 
 MAX_FRAMES = 10_000
-"""More than five minutes at 30 pictures a second; an episode may never end."""
+"""Limit of a video, more than five minutes at 30 frames per second: an episode may never end."""
 
 
 class EvalVideoRecorder:
-    """Films every `eval.video_period`-th evaluation into a folder. What goes wrong is told and spoils nothing else."""
+    """Records every `eval.video_period`-th evaluation into a folder. A failure is logged and does not stop the run."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        self._hopeless = False
+        self._disabled = False
 
     def record(self, policy: Policy, index: int, steps: int, stop: Callable[[], bool]) -> None:
-        """Film one episode after evaluation `index` (0, 1, ...), if that one is to be filmed; `stop` breaks it off."""
+        """Record one episode after evaluation `index` (0, 1, ...) if it is due; `stop` aborts the recording."""
         period = self.config.eval.video_period
-        if not period or index % period or self._hopeless:
+        if not period or index % period or self._disabled:
             return
         without_display()
         try:
             with closing(make_env(eval_env_config(self.config), 1, render=True)) as env:
-                write_mp4(self._pictures(policy, env, index, stop), self.folder / f"step-{steps:012d}.mp4")
+                write_mp4(self._frames(policy, env, index, stop), self.folder / f"step-{steps:012d}.mp4")
         except EvaluationAborted:
-            log.info("the film of the evaluation at step %d was broken off", steps)
-        except Exception as error:  # a picture is not worth a run
-            self._hopeless = isinstance(error, UserError)
-            log.warning("no film of the evaluation at step %d%s: %s", steps,
-                        ", nor of later ones" if self._hopeless else "", error or type(error).__name__)
+            log.info("the video of the evaluation at step %d was aborted", steps)
+        except Exception as error:  # a failed video must not end the run
+            self._disabled = isinstance(error, UserError)
+            log.warning("no video of the evaluation at step %d%s: %s", steps,
+                        ", nor of later ones" if self._disabled else "", error or type(error).__name__)
 
-    def _pictures(self, policy: Policy, env: VectorEnv, index: int, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
-        arm = Constant(self.config.eval.epsilon, 1).params(0)
+    def _frames(self, policy: Policy, env: VectorEnv, index: int, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
+        params = Constant(self.config.eval.epsilon, 1).params(0)
         memory, policy.memory = policy.memory, None
         try:
             policy.begin(1)
@@ -57,15 +57,15 @@ class EvalVideoRecorder:
             for _ in range(MAX_FRAMES):
                 if stop():
                     raise EvaluationAborted
-                if (picture := env.render()) is not None:
-                    yield picture
-                env.send(policy.act(obs, arm)[0])
+                if (frame := env.render()) is not None:
+                    yield frame
+                env.send(policy.act(obs, params)[0])
                 outcome = env.recv()
                 policy.observe(outcome.reward, outcome.aborted)
                 obs = outcome.obs
                 if outcome.last[0]:
                     break
-            if (picture := env.render()) is not None:
-                yield picture
+            if (frame := env.render()) is not None:
+                yield frame
         finally:
             policy.memory = memory

@@ -1,7 +1,7 @@
-"""The card of a trained policy, as the Hugging Face hub shows it: what it plays, how well, and how to use it.
+"""Model card of a trained policy for the Hugging Face Hub: environment, score and usage.
 
-The front matter follows the hub's convention for reinforcement learning; a film named replay.mp4 beside it is shown on
-the page.
+The front matter follows the Hub's convention for reinforcement learning; the page also shows a video named replay.mp4
+in the same folder.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ VIDEO_FILE = "replay.mp4"
 
 
 def model_card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any], trained: Mapping[str, int],
-               filmed: bool) -> str:
-    """The text of README.md. `score` is an evaluation as JSON, `trained` has steps and updates."""
+               has_video: bool) -> str:
+    """Return the text of README.md. `score` is an evaluation as JSON, `trained` has steps and updates."""
     env, algo = (" ".join(str(_inner(settings, *place)).split()) for place in (("env", "id"), ("agent", "algo")))
     reward = f"{score['mean_reward']:.2f} +/- {score['std_reward']:.2f}"
     metric = {"type": "mean_reward", "name": "mean_reward", "value": reward, "verified": False}
@@ -35,16 +35,16 @@ def model_card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any],
             "episodes": f"{score['episodes']}, {score['protocol']}, seed {score['seed']}",
             **({} if human is None else {"human-normalised": f"{human:.0%}"}),
             "trained for": f"{trained['steps']:,} steps, {trained['updates']:,} updates",
-            "seed of the run": settings.get("seed"), "made with": f"qfleet {__version__}"}
+            "seed of the run": settings.get("seed"), "created with": f"qfleet {__version__}"}
     name = repo.rpartition("/")[2]
     return "\n".join([
         "---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
-        f"# {_code(algo)} on {_code(env)}", "", *([f"The film is [{VIDEO_FILE}]({VIDEO_FILE}).", ""] if filmed else []),
+        f"# {_code(algo)} on {_code(env)}", "", *([f"Video: [{VIDEO_FILE}]({VIDEO_FILE}).", ""] if has_video else []),
         "| | |", "|---|---|", *(f"| {key} | {_code(value)} |" for key, value in rows.items()), "",
         "```console", f"$ hf download {repo} --local-dir {name}", f"$ qfleet eval {name}", f"$ qfleet record {name}",
         "```", "", "```python", "import qfleet", "", f'agent = qfleet.load("{name}")', "action = agent.act(obs)", "```",
-        "", "`config.yaml` holds the whole configuration: `qfleet train config.yaml` trains it again. Weights are "
-        "safetensors, and nothing here is unpickled.", ""])
+        "", "`config.yaml` contains the full configuration: `qfleet train config.yaml` repeats the training. Weights "
+        "are stored as safetensors, and nothing is unpickled.", ""])
 
 
 def _inner(settings: Mapping[str, Any], section: str, key: str) -> Any:
@@ -53,6 +53,6 @@ def _inner(settings: Mapping[str, Any], section: str, key: str) -> Any:
 
 
 def _code(value: Any) -> str:
-    """Text that stays text, whatever is in it."""
+    """Format a value as inline code that cannot contain markup."""
     plain = re.sub(r"[`|\r\n]", " ", str(value))
     return f"`{plain}`"

@@ -1,6 +1,6 @@
-"""Learning curves of runs as a picture: seeds of one configuration become a mean line with a band.
+"""Learning curves as an image: runs that differ only in seed become a mean line with a band.
 
-`draw` makes the figure, `plot` saves it. A panel shows one or more tags; every group of runs has a colour.
+`draw` creates the figure, `plot` saves it. A panel shows one or more tags; each group of runs has a colour.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qfleet.runs.safe_open import no_follow_opener
 
 AXES = {"steps": ("step", "environment steps"), "frames": ("frames", "frames"), "updates": ("updates", "updates"),
         "episodes": ("episodes", "episodes"), "time": ("time_s", "training time")}
-"""Choice on the command line -> field of a record, name under the axis."""
+"""Choice on the command line -> field of a record, label of the axis."""
 
 RETURNS = ("rollout/ep_rew_mean", "eval/mean_reward")
 NAMES = {"rollout/ep_rew_mean": "return while training", "eval/mean_reward": "return of greedy evaluations",
@@ -36,18 +36,18 @@ NAMES = {"rollout/ep_rew_mean": "return while training", "eval/mean_reward": "re
          "rollout/exploration_rate": "ε", "replay/samples_per_insert": "samples per insert",
          "actor/policy_lag": "policy lag (updates)", "replay/bytes": "replay (bytes)"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B", "#8C564B")
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""Palette of Okabe and Ito, distinguishable for colour-blind readers."""
 
 IGNORED_KEYS = ("seed", "run.", "replay.max_bytes", "learner.parts")
-"""Keys that do not make another experiment: the seed, where and how it is logged, memory and cores that were there
-(`learner.parts` is of 0.1)."""
+"""Keys that do not distinguish experiments: the seed, logging, and the memory and cores that were available
+(`learner.parts` is a key of 0.1)."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class RunCurve:
-    """One run as read from its directory; `config` has all dotted keys, `settings` no incidental ones."""
+    """One run as read from its directory. `config` has all dotted keys, `settings` all but `IGNORED_KEYS`."""
 
     name: str
     env_id: str
@@ -56,9 +56,9 @@ class RunCurve:
     config: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self, x: str, tag: str) -> tuple[np.ndarray, np.ndarray]:
-        """The points of one tag, [P] and [P], by growing x; empty if the run never logged it.
+        """Return the points of one tag, [P] and [P], sorted by x; empty if the run never logged it.
 
-        An evaluation brings a record of its own: of two at one step the later counts.
+        An evaluation adds its own record: of two records at one step the later one counts.
         """
         field = AXES[x][0]
         points = {record.get("step"): (record[field], record[tag]) for record in self.records
@@ -72,7 +72,7 @@ class RunCurve:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: Sequence[RunCurve]
@@ -80,10 +80,10 @@ class RunGroup:
 
 def plot(runs: Sequence[str | Path], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5,
          out: str | Path | None = None) -> Path:
-    """Draw the run directories into `out` and return its path.
+    """Plot the run directories into `out` and return its path.
 
-    Without `y`, returns while training and of evaluations share one panel; otherwise every tag has its own. Without
-    `out` the picture goes into the first run's own folder.
+    Without `y`, training and evaluation returns share one panel; otherwise each tag has its own. Without `out`, the
+    image is written to the first run's directory.
     """
     directories = [Path(run) for run in runs]
     if out is None:
@@ -91,7 +91,7 @@ def plot(runs: Sequence[str | Path], x: str = "steps", y: Sequence[str] | None =
         out = directories[0] / "plots" / name
     target = Path(out)
     if target.suffix.lower() not in SUFFIXES:
-        raise UserError(f"cannot draw {target}: the name must end in {', '.join(SUFFIXES)}")
+        raise UserError(f"cannot write {target}: the name of a plot must end in {', '.join(SUFFIXES)}")
     figure = draw(group_runs([read_run(directory) for directory in directories]), x, y, smooth)
     with atomic_file(target) as partial:
         figure.savefig(partial, dpi=150)
@@ -104,7 +104,7 @@ def read_run(directory: Path) -> RunCurve:
         raise UserError(f"{directory} has no metrics.jsonl: name a run directory, such as runs/NAME")
     records = read_metrics(directory / "metrics.jsonl")
     if not records:
-        raise UserError(f"{directory} has not logged anything yet: train it further, then look again")
+        raise UserError(f"{directory} has no metric records yet: train it longer, then try again")
     config = read_yaml(directory / "config.yaml", no_follow_opener) if (directory / "config.yaml").is_file() else {}
     flat = {key: format_value(value) for key, value in _flat(config)}
     settings = {key: value for key, value in flat.items() if not key.startswith(IGNORED_KEYS)}
@@ -112,7 +112,7 @@ def read_run(directory: Path) -> RunCurve:
 
 
 def group_runs(runs: Sequence[RunCurve]) -> list[RunGroup]:
-    """Runs with equal settings side by side, in order of first appearance, each group with a label of its own."""
+    """Group runs with equal settings, in order of first appearance, each group with a unique label."""
     buckets: dict[tuple[tuple[str, str], ...], list[RunCurve]] = {}
     for run in runs:
         buckets.setdefault(tuple(sorted(run.settings.items())), []).append(run)
@@ -125,7 +125,7 @@ def group_runs(runs: Sequence[RunCurve]) -> list[RunGroup]:
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving mean over `width` points, narrower at both ends so that nothing is invented there."""
+    """Centred moving mean over `width` points; the window shrinks at both ends instead of padding."""
     half = (width - 1) // 2
     total = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -135,9 +135,9 @@ def smoothed(values: np.ndarray, width: int) -> np.ndarray:
 
 def mean_and_range(curves: Sequence[tuple[np.ndarray, np.ndarray]],
                    points: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(x, mean, lowest, highest), each [points], over the stretch that every curve covers.
+    """Return (x, mean, lowest, highest), each [points], over the range that every curve covers.
 
-    Beyond that stretch a mean would be over ever fewer seeds, and would jump whenever one ends.
+    Beyond that range the mean would cover fewer and fewer seeds and jump whenever one ends.
     """
     start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
     grid = np.linspace(start, max(start, end), points)
@@ -146,7 +146,7 @@ def mean_and_range(curves: Sequence[tuple[np.ndarray, np.ndarray]],
 
 
 def format_tick(value: float) -> str:
-    """A figure beside an axis: `0.25`, `300`, `20k`, `1.5M`."""
+    """Format a tick label: `0.25`, `300`, `20k`, `1.5M`."""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:g}{letter}"
@@ -154,7 +154,7 @@ def format_tick(value: float) -> str:
 
 
 def draw(groups: Sequence[RunGroup], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5) -> Any:
-    """The matplotlib Figure: one panel per tag of `y` (None = both returns in one), one colour per group."""
+    """Return a matplotlib Figure with one panel per tag of `y` (None = both returns in one), one colour per group."""
     avoid_matplotlib_cache()
     try:
         from matplotlib.figure import Figure
@@ -173,7 +173,7 @@ def draw(groups: Sequence[RunGroup], x: str = "steps", y: Sequence[str] | None =
         for colour, members in zip(_cycled(len(groups)), groups, strict=True):
             for tag in tags:
                 _draw_tag(panel, members, x, tag, smooth, (colour, scale, len(tags) > 1))
-        _dress(panel, tags)
+        _format_axes(panel, tags)
     axes[-1].set_xlabel(AXES[x][1] + unit)
     figure.suptitle(", ".join(sorted({run.env_id for members in groups for run in members.runs} - {""})) or "qfleet",
                     fontsize=13, fontweight="bold")
@@ -181,7 +181,10 @@ def draw(groups: Sequence[RunGroup], x: str = "steps", y: Sequence[str] | None =
 
 
 def _draw_tag(panel: Any, members: RunGroup, x: str, tag: str, smooth: int, look: tuple[str, float, bool]) -> None:
-    """One tag of one group: raw curves faint, the smoothed (mean) curve strong, the range of raw seeds as a band."""
+    """Draw one tag of one group: raw curves faint, the smoothed (mean) curve strong, the range of seeds as a band.
+
+    `look` is the colour, the scale of the x axis, and True if several tags share the panel.
+    """
     colour, scale, shared = look
     curves = [(xs * scale, ys) for xs, ys in (run.curve(x, tag) for run in members.runs) if len(xs)]
     if not curves:
@@ -202,12 +205,12 @@ def _draw_tag(panel: Any, members: RunGroup, x: str, tag: str, smooth: int, look
         panel.plot(xs, smoothed(ys, smooth), **style)
         return
     grid, mean, low, high = mean_and_range(curves)
-    if not (evaluated and shared):  # two bands of one colour could not be told apart
+    if not (evaluated and shared):  # two bands of one colour would be indistinguishable
         panel.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     panel.plot(grid, smoothed(mean, smooth), **style)
 
 
-def _dress(panel: Any, tags: Sequence[str]) -> None:
+def _format_axes(panel: Any, tags: Sequence[str]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     panel.set_ylabel("return" if len(tags) > 1 else NAMES.get(tags[0], tags[0]))
@@ -222,7 +225,7 @@ def _dress(panel: Any, tags: Sequence[str]) -> None:
 
 
 def _check_tags(groups: Sequence[RunGroup], x: str, panels: Sequence[Sequence[str]]) -> None:
-    """Every panel must have something to show, or the user is told what there is."""
+    """Raise UserError with the available tags if a panel would be empty."""
     runs = [run for members in groups for run in members.runs]
     known = sorted(set().union(*(run.tags() for run in runs)))
     for tags in panels:
@@ -231,7 +234,7 @@ def _check_tags(groups: Sequence[RunGroup], x: str, panels: Sequence[Sequence[st
 
 
 def _instead(tags: Sequence[str], known: Sequence[str]) -> str:
-    """What may have been meant, or else what there is, in few words."""
+    """Suggest similar tags, or summarise the available ones."""
     near = [match for tag in tags for match in [*(name for name in known if tag in name.split("/")),
                                                 *difflib.get_close_matches(tag, known, 3, 0.5)]]
     if near:
@@ -239,8 +242,8 @@ def _instead(tags: Sequence[str], known: Sequence[str]) -> str:
     if not known:
         return "nothing is logged yet"
     usual = [tag for tag in (*RETURNS, "train/loss", "time/fps") if tag in known] or known[:3]
-    rooms = dict.fromkeys(tag.partition("/")[0] for tag in known)
-    return (f"logged are {len(known)} tags of {', '.join(rooms)}, such as {' and '.join(usual)}; "
+    sections = dict.fromkeys(tag.partition("/")[0] for tag in known)
+    return (f"there are {len(known)} tags in {', '.join(sections)}, such as {' and '.join(usual)}; "
             "`qfleet top RUN --json` lists them")
 
 
@@ -253,7 +256,7 @@ def _time_unit(groups: Sequence[RunGroup]) -> tuple[float, str]:
 
 
 def _stem(names: Sequence[str]) -> str:
-    """What the names begin with in common, without a seed at its end: `dqn-s1`, `dqn-s2` -> `dqn`."""
+    """Common prefix of the names, without a seed at its end: `dqn-s1`, `dqn-s2` -> `dqn`."""
     if len(names) == 1:
         return names[0]
     common = "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1,
@@ -262,7 +265,7 @@ def _stem(names: Sequence[str]) -> str:
 
 
 def _difference(run: RunCurve, others: Sequence[RunCurve]) -> str:
-    """The few settings that set this run apart: `agent.double=False agent.n_step=1`."""
+    """Up to three settings that differ from other runs: `agent.double=False agent.n_step=1`."""
     keys = [key for key in run.settings if any(other.settings.get(key) != run.settings[key] for other in others)]
     return " ".join(f"{key}={run.settings[key]}" for key in keys[:3])
 
@@ -275,7 +278,7 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 
 def format_value(value: Any) -> str:
-    """A value as a config file and the command line have it: `null`, `true`, `[32, 32]`."""
+    """Format a value as in a config file: `null`, `true`, `[32, 32]`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -290,7 +293,7 @@ def _cycled(count: int) -> list[str]:
 
 
 def avoid_matplotlib_cache() -> None:
-    """Keep matplotlib from beginning a cache in the home directory: until it has one, it is lent a folder."""
+    """Use a temporary cache folder for matplotlib, unless it already has one in the home directory."""
     if "MPLCONFIGDIR" in os.environ or "matplotlib" in sys.modules:
         return
     homes = [("XDG_CACHE_HOME", ".cache"), ("XDG_CONFIG_HOME", ".config")]

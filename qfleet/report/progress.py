@@ -1,7 +1,7 @@
-"""The view of a running training: a live panel on a terminal, one line every few seconds elsewhere, or nothing.
+"""Progress view of a training: a live panel on a terminal, a line every few seconds elsewhere, or nothing.
 
-It is a sink like the metric writers, so it sees one record per log period and costs nothing per step. It writes to
-stderr: stdout carries results only, and can be piped or closed without disturbing the view or the training.
+The view is a sink like the metric writers: it gets one record per log period and costs nothing per step. It writes to
+stderr: stdout is for results only, and can be piped or closed without affecting the view or the training.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qfleet.report.status import BY_ROLE, Record, RunGoal, RunStatus, format_dur
 
 PLAIN_PERIOD_S = 5.0
 REFRESH_PER_S = 4
-FIGURE_WIDTH = 25
+METRIC_WIDTH = 25
 ROLE_WIDTH = 11
 SILENCE_S = 30.0
-"""Longer than this, and three times longer than usual, without a record: that is worth a word."""
+"""Seconds without a record after which the panel says so, if that is also three times longer than usual."""
 
 
 class SafeStream:
-    """A text stream whose reader may go away: after the first failed write everything is dropped in silence."""
+    """Text stream whose reader may disappear: after the first failed write all further text is dropped."""
 
     encoding = "utf-8"
 
@@ -71,11 +71,11 @@ class SafeStream:
 
 
 class ProgressRenderer(Protocol):
-    """How the tally is shown."""
+    """Output of a run's status."""
 
     def say(self, text: str) -> None: ...
-    def show(self, tally: RunStatus, record: Record) -> None: ...
-    def end(self, tally: RunStatus) -> None: ...
+    def show(self, status: RunStatus, record: Record) -> None: ...
+    def end(self, status: RunStatus) -> None: ...
 
 
 class SilentRenderer:
@@ -84,11 +84,11 @@ class SilentRenderer:
     def say(self, text: str) -> None:
         """Drop the text."""
 
-    def show(self, tally: RunStatus, record: Record) -> None:
+    def show(self, status: RunStatus, record: Record) -> None:
         """Drop the record."""
 
-    def end(self, tally: RunStatus) -> None:
-        """Nothing to end."""
+    def end(self, status: RunStatus) -> None:
+        """Nothing to do."""
 
 
 class PlainRenderer:
@@ -104,34 +104,34 @@ class PlainRenderer:
         self._stream.write(text + "\n")
         self._stream.flush()
 
-    def show(self, tally: RunStatus, record: Record) -> None:
+    def show(self, status: RunStatus, record: Record) -> None:
         now = self._now()
         evaluated = record.get("eval/mean_reward") is not None
         if evaluated or self._last_at is None or now - self._last_at >= PLAIN_PERIOD_S:
             self._last_at = now
-            self._line(tally)
+            self._line(status)
 
-    def end(self, tally: RunStatus) -> None:
-        if tally.latest:
-            self._line(tally)
+    def end(self, status: RunStatus) -> None:
+        if status.latest:
+            self._line(status)
 
-    def _line(self, tally: RunStatus) -> None:
+    def _line(self, status: RunStatus) -> None:
         wanted = {"return", "eval", "ε", "loss", "samples/insert", "steps/s", "updates/s", "actors"}
-        news = (tally.count("step"), tally.latest.get("eval/mean_reward"))
-        if news != self._shown:
-            self._shown = news
-            figures = [f"{label} {text}" for label, text in tally.metrics() if label in wanted]
-            verdict = tally.bottleneck()
-            limit = [f"limited by {verdict.limit}"] if verdict is not None else []
-            self.say("  ".join([tally.headline(), *figures, *limit]))
+        current = (status.count("step"), status.latest.get("eval/mean_reward"))
+        if current != self._shown:
+            self._shown = current
+            metrics = [f"{label} {text}" for label, text in status.metrics() if label in wanted]
+            bottleneck = status.bottleneck()
+            limit = [f"limited by {bottleneck.limit}"] if bottleneck is not None else []
+            self.say("  ".join([status.headline(), *metrics, *limit]))
 
 
 class LiveRenderer:
-    """A bar and a small table redrawn in place, four times a second by rich's own thread."""
+    """Progress bar and table, redrawn in place four times a second by rich's thread."""
 
-    def __init__(self, console: Console, tally: RunStatus, now: Callable[[], float]) -> None:
+    def __init__(self, console: Console, status: RunStatus, now: Callable[[], float]) -> None:
         self._console = console
-        self._tally = tally
+        self._status = status
         self._now = now
         self._heard_at = now()
         self._usual_s = 0.0
@@ -140,51 +140,51 @@ class LiveRenderer:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, tally: RunStatus, record: Record) -> None:
+    def show(self, status: RunStatus, record: Record) -> None:
         now = self._now()
         self._usual_s, self._heard_at = max(0.5 * self._usual_s, now - self._heard_at), now
         if self._live is None:
-            # Prints of the environment go above the panel, but stdout only where it is this same terminal.
+            # Output of the environment appears above the panel; stdout only if it is this terminal.
             self._live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=REFRESH_PER_S,
                               redirect_stdout=sys.stdout.isatty(), redirect_stderr=True, vertical_overflow="crop")
             self._live.start()
 
-    def end(self, tally: RunStatus) -> None:
+    def end(self, status: RunStatus) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def panel(self) -> RenderableType:
-        """The headline over a bar over what the roles do, the figures and what limits the run."""
-        done = self._tally.goal.fraction(self._tally.latest)
+        """Headline, progress bar, one line per role, the bottleneck and the metrics."""
+        done = self._status.goal.fraction(self._status.latest)
         silent_s = self._now() - self._heard_at
-        gone = format_duration(self._tally.count("time_s") + silent_s)
+        elapsed = format_duration(self._status.count("time_s") + silent_s)
         silence = (
-            f"  nothing new for {format_duration(silent_s)}" if silent_s > max(SILENCE_S, 3 * self._usual_s) else ""
+            f"  no record for {format_duration(silent_s)}" if silent_s > max(SILENCE_S, 3 * self._usual_s) else ""
         )
-        width = min(self._console.width, 4 * FIGURE_WIDTH)
-        bar = Table.grid()  # a bar on its own would not end its line
+        width = min(self._console.width, 4 * METRIC_WIDTH)
+        bar = Table.grid()  # a bar by itself would not end its line
         bar.add_row(ProgressBar(total=1.0, completed=done, width=width))
-        return Group(_line(f"{self._tally.headline()}  {gone} gone{silence}"), bar, *self._lines(),
-                     self._grid(max(1, width // FIGURE_WIDTH)))
+        return Group(_line(f"{self._status.headline()}  {elapsed} elapsed{silence}"), bar, *self._lines(),
+                     self._grid(max(1, width // METRIC_WIDTH)))
 
     def _lines(self) -> Iterator[Text]:
-        """One line for each role of a fleet, and one for what limits the run; broken where the terminal is narrow."""
-        for name, text in self._tally.roles():
+        """One line per role of a fleet and one for the bottleneck, wrapped on a narrow terminal."""
+        for name, text in self._status.roles():
             yield Text.assemble((f"{name:<{ROLE_WIDTH}}", "dim"), text)
-        if (verdict := self._tally.bottleneck()) is not None:
-            yield Text.assemble((f"{'limited by':<{ROLE_WIDTH}}", "dim"), (verdict.limit, "bold"),
-                                f": {verdict.evidence}")
+        if (bottleneck := self._status.bottleneck()) is not None:
+            yield Text.assemble((f"{'limited by':<{ROLE_WIDTH}}", "dim"), (bottleneck.limit, "bold"),
+                                f": {bottleneck.evidence}")
 
     def _grid(self, columns: int) -> Table:
         table = Table.grid(padding=(0, 1))
         for _ in range(columns):
             table.add_column(style="dim", width=14, no_wrap=True)
             table.add_column(style="bold", width=9, no_wrap=True)
-        told = BY_ROLE if self._tally.roles() else set()
-        figures = [pair for pair in self._tally.metrics() if pair[0] not in told]
-        for start in range(0, len(figures), columns):
-            table.add_row(*(text for pair in figures[start:start + columns] for text in pair))
+        shown = BY_ROLE if self._status.roles() else set()
+        metrics = [pair for pair in self._status.metrics() if pair[0] not in shown]
+        for start in range(0, len(metrics), columns):
+            table.add_row(*(text for pair in metrics[start:start + columns] for text in pair))
         return table
 
 
@@ -193,7 +193,7 @@ def _line(text: str) -> Text:
 
 
 class ProgressView:
-    """A metrics sink that people look at: `plan` before the first step, `write` per record, `close` at the end.
+    """Metric sink that displays the run: `plan` before the first step, `write` per record, `close` at the end.
 
     `mode` is `auto` (by the stream), `live`, `plain` or `silent`.
     """
@@ -201,20 +201,20 @@ class ProgressView:
     def __init__(self, goal: RunGoal, *, stream: TextIO | None = None, mode: str = "auto",
                  now: Callable[[], float] = time.monotonic) -> None:
         self._out = out = SafeStream(stream if stream is not None else sys.stderr)
-        self.tally = RunStatus(goal)
-        console = Console(file=out)  # type: ignore[arg-type]  # a stream by its methods, not by its class
+        self.status = RunStatus(goal)
+        console = Console(file=out)  # type: ignore[arg-type]  # has the methods of a stream, but not its class
         if mode == "auto":
             dumb = console.is_dumb_terminal or bool(os.environ.get("CI"))
             mode = "live" if out.isatty() and not dumb else "plain"
         self.run: str | None = None
         self._renderer: ProgressRenderer
         if mode == "live":
-            self._renderer = LiveRenderer(console, self.tally, now)
+            self._renderer = LiveRenderer(console, self.status, now)
         else:
             self._renderer = PlainRenderer(out, now) if mode == "plain" else SilentRenderer()
 
     def plan(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Show what the run is going to take: (name, text) pairs; the one named `run` is its directory."""
+        """Show the plan of the run: (name, text) pairs; the one named `run` is its directory."""
         pairs = list(rows)
         self.run = dict(pairs).get("run", self.run)
         width = max((len(name) for name, _ in pairs), default=0)
@@ -222,24 +222,24 @@ class ProgressView:
             self._renderer.say(f"{name:<{width}}  {text}")
 
     def write(self, record: Record) -> None:
-        self.tally.add(record)
-        self._renderer.show(self.tally, record)
+        self.status.add(record)
+        self._renderer.show(self.status, record)
 
     @property
     def has_reader(self) -> bool:
-        """Whether anybody is left to look on: the reader of a pipe may have gone."""
+        """True until a write has failed because the terminal or the reader of a pipe is gone."""
         return self._out.open
 
     def catch_up(self, records: Iterable[Record]) -> None:
-        """Take in what happened before somebody looked, and show where that leads."""
+        """Add earlier records and show the resulting status once."""
         record = None
         for record in records:
-            self.tally.add(record)
+            self.status.add(record)
         if record is not None:
-            self._renderer.show(self.tally, record)
+            self._renderer.show(self.status, record)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
-        self._renderer.end(self.tally)
+        self._renderer.end(self.status)

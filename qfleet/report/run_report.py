@@ -1,7 +1,7 @@
-"""Runs as one page that opens anywhere: curves, scores, films, speed, configuration. No network, no server.
+"""Report of runs as one self-contained HTML file: curves, scores, videos, speed, configuration.
 
-`gather` reads run directories into plain data, `report` writes the page around it. Whatever a user named or set stands
-in the page as data, never as markup.
+`gather` reads run directories into plain data, `report` writes the page. Names and settings are embedded as data,
+never as markup.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from qfleet.runs.atomic_file import atomic_file
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.run_state import describe_state, run_state
 
-FILMS = 6
-"""How many films a page has in all, unless it is told how many of each run."""
+DEFAULT_VIDEOS = 6
+"""Videos of a page in total, unless the number per run is given."""
 
-MOST_FILM_BYTES = 64 * 2**20
-"""A page of this size still opens at once and can be mailed."""
+MAX_VIDEO_BYTES = 64 * 2**20
+"""A page of this size still opens quickly and can be sent by email."""
 
 
-def report(directories: Sequence[str | Path], out: str | Path | None = None, films: int | None = None) -> Path:
-    """Write the page and return its path; without `out` it lies in the first run's own folder."""
+def report(directories: Sequence[str | Path], out: str | Path | None = None, videos: int | None = None) -> Path:
+    """Write the page and return its path; the default is in the first run's directory. `videos` is a number per run."""
     paths = [Path(directory) for directory in directories]
     target = paths[0] / "report.html" if out is None else Path(out)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write {target}: the name of a report must end in .html")
-    data, reels = gather(paths, films)
-    text = render_page(data["title"], ("charts.js", "panels.js", "report.js"), data, reels)
+    data, encoded = gather(paths, videos)
+    text = render_page(data["title"], ("charts.js", "panels.js", "report.js"), data, encoded)
     with atomic_file(target) as partial:
         partial.write_text(text, encoding="utf-8")
     return target
 
 
-def gather(directories: Sequence[Path], films: int | None = None) -> tuple[dict[str, Any], list[str]]:
-    """All that the page shows, and the films as base64."""
+def gather(directories: Sequence[Path], videos: int | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Return the data of the page, and the videos as base64."""
     folders = list({path.resolve(): path for path in directories}.values())
     runs = [read_run(folder) for folder in folders]
     groups = group_runs(runs)
     place = {id(run): index for index, members in enumerate(groups) for run in members.runs}
-    chosen, reels = choose_videos(folders, max(1, FILMS // len(folders)) if films is None else films)
+    chosen, encoded = choose_videos(folders, max(1, DEFAULT_VIDEOS // len(folders)) if videos is None else videos)
     described = [describe_run(run, folder) | {"group": place[id(run)], "films": found}
                  for run, folder, found in zip(runs, folders, chosen, strict=True)]
     environments = sorted({run.env_id for run in runs} - {""})
@@ -62,31 +62,32 @@ def gather(directories: Sequence[Path], films: int | None = None) -> tuple[dict[
             "made": datetime.now().astimezone().isoformat(timespec="minutes"), "version": __version__,
             "runs": described, "groups": [{"label": members.label} for members in groups],
             "scores": score_rows(groups), "config": config_rows(groups)}
-    return data, reels
+    return data, encoded
 
 
 def describe_run(run: RunCurve, folder: Path) -> dict[str, Any]:
-    """One run: its curves, where it stands, and how it was made."""
+    """Curves, state, scores, bottleneck and attempts of one run."""
     directory = RunDirectory(folder)
-    judged = evaluations(run.records)
+    evaluated = evaluations(run.records)
     last: Mapping[str, Any] = run.records[-1]
     flat = run.config.get
-    verdict = find_bottleneck(run.records, unused_speedups(flat("device"), flat("learner.precision"),
-                                                           flat("learner.capture") == "true", directory.has_gpu()))
-    final = judged[-1][1] if judged else None
+    bottleneck = find_bottleneck(run.records, unused_speedups(flat("device"), flat("learner.precision"),
+                                                              flat("learner.capture") == "true", directory.has_gpu()))
+    final = evaluated[-1][1] if evaluated else None
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
             "state": describe_state(directory, run_state(directory)),
             "steps": last.get("step"), "updates": last.get("updates"),
             "frames": last.get("frames"), "episodes": last.get("episodes"), "time_s": last.get("time_s"),
-            "final": final, "best": max((score for _, score in judged), default=None), "evaluations": len(judged),
+            "final": final, "best": max((score for _, score in evaluated), default=None),
+            "evaluations": len(evaluated),
             "human": None if final is None else scores.human_normalised(run.env_id, final),
-            "verdict": None if verdict is None else [verdict.limit, verdict.evidence, verdict.advice],
+            "verdict": None if bottleneck is None else [bottleneck.limit, bottleneck.evidence, bottleneck.advice],
             "ratio": _number(flat("replay.samples_per_insert")), "alpha": _number(flat("replay.alpha")),
             "attempts": attempts_of(directory)}
 
 
 def attempts_of(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Every start and resume as rows for people: when, by what command, on what."""
+    """Every start and resume as labelled texts: time, command, hardware and versions."""
     found = []
     for attempt in directory.attempts():
         hardware, git, versions = (_mapping(attempt.get(name)) for name in ("hardware", "git", "versions"))
@@ -105,27 +106,27 @@ def attempts_of(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def choose_videos(folders: Iterable[Path], most: int) -> tuple[list[list[dict[str, Any]]], list[str]]:
-    """For each run which films are shown, the newest first, and all of them as base64; what is too large is left."""
+    """Select videos of each run, newest first, and return them also as base64; videos beyond the limit are left out."""
     chosen: list[list[dict[str, Any]]] = []
-    reels: list[str] = []
-    room = MOST_FILM_BYTES
+    encoded: list[str] = []
+    room = MAX_VIDEO_BYTES
     for folder in folders:
         shown: list[dict[str, Any]] = []
         for file in list_videos(folder / "videos")[:most]:
             if file.lstat().st_size <= room:
                 data = read_video(file)
                 room -= len(data)
-                shown.append({"name": file.name, "reel": len(reels), "bytes": len(data)})
-                reels.append(base64.b64encode(data).decode())
+                shown.append({"name": file.name, "reel": len(encoded), "bytes": len(data)})
+                encoded.append(base64.b64encode(data).decode())
         chosen.append(shown)
-    return chosen, reels
+    return chosen, encoded
 
 
 def score_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
-    """One row for each configuration, and one over all games of what differs in nothing but the game."""
+    """One row per configuration, and one over all games for configurations that differ only in the game."""
     rows, by_agent = [], dict[str, list[tuple[str, list[float]]]]()
     for index, members in enumerate(groups):
-        finals = [judged[-1][1] for run in members.runs if (judged := evaluations(run.records))]
+        finals = [evaluated[-1][1] for run in members.runs if (evaluated := evaluations(run.records))]
         if not finals:
             continue
         env = members.runs[0].env_id
@@ -146,14 +147,14 @@ def score_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
 
 
 def _summary(strata: Sequence[Sequence[float]], name: str) -> dict[str, Any]:
-    """IQM with its interval; none where there is only one seed to draw from."""
+    """IQM with its interval; the interval is None if there is only one seed."""
     middle, low, high = scores.iqm_interval(strata, np.random.default_rng(zlib.crc32(repr(strata).encode())))
     several = any(len(scored) > 1 for scored in strata)
     return {name: middle, f"{name}_low": low if several else None, f"{name}_high": high if several else None}
 
 
 def config_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
-    """All keys with the values of each group, and whether they set the groups apart."""
+    """All keys with the values of each group, and True for `differs` if they distinguish the groups."""
     keys = dict.fromkeys(key for members in groups for run in members.runs for key in run.config)
     rows = []
     for key in keys:

@@ -1,7 +1,7 @@
-"""Scores that can be compared: of Atari games beside a human's, and of several seeds as one figure with an interval.
+"""Comparable scores: human-normalised Atari scores, and the interquartile mean over seeds with an interval.
 
-The interquartile mean and its stratified bootstrap are those of Agarwal et al. 2021: the mean of the middle half of all
-scores, and the spread that it has when seeds are drawn again, with replacement, within each environment.
+The interquartile mean (IQM) and its stratified bootstrap follow Agarwal et al. 2021: the mean of the middle half of all
+scores, and its distribution when seeds are resampled with replacement within each environment.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ HUMAN: dict[str, tuple[float, float]] = {
 
 
 def human_normalised(env_id: str, score: float) -> float | None:
-    """0 for a random player, 1 for a human; None for environments that nobody measured a human on."""
+    """Scale a score to 0 for a random player and 1 for a human; None without a human reference score."""
     found = GAME.fullmatch(env_id)
     known = HUMAN.get(found[1]) if found else None
     return None if known is None else (score - known[0]) / (known[1] - known[0])
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:
-    """The mean along the last axis without its lowest and its highest quarter (rounded down)."""
+    """Mean along the last axis without its lowest and highest quarter (rounded down)."""
     cut = scores.shape[-1] // 4
     ordered: np.ndarray = np.sort(scores, axis=-1)
     return ordered[..., cut:scores.shape[-1] - cut].mean(-1)
@@ -54,7 +54,7 @@ def iqm(scores: np.ndarray) -> np.ndarray:
 
 def iqm_interval(strata: Sequence[Sequence[float]], rng: np.random.Generator,
                  resamples: int = RESAMPLES) -> tuple[float, float, float]:
-    """(IQM, low, high) of scores, one list per environment; low and high hold it in 95 % of the resamples."""
+    """Return (IQM, low, high) of scores, one list per environment; 95 % of the resamples lie from low to high."""
     drawn = [rng.choice(np.asarray(scores, np.float64), (resamples, len(scores))) for scores in strata]
     spread = iqm(np.concatenate(drawn, axis=1))
     low, high = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

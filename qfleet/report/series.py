@@ -1,4 +1,4 @@
-"""The records of a run as columns that a page can draw: few enough points, whatever the run's length."""
+"""Metric records as columns for a page, with a bounded number of points for a run of any length."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qfleet.runs.metric_writers import is_number
 
 Record = Mapping[str, Any]
 
-MOST_POINTS, MOST_VERDICTS = 500, 100
+MAX_POINTS, MAX_BOTTLENECKS = 500, 100
 CLOCKS = {field for field, _ in AXES.values()}
 
 
-def columns(records: Sequence[Record], most: int = MOST_POINTS) -> dict[str, Any]:
-    """`{"x": {axis: [P]}, "y": {tag: [P]}, "limits": [P], "each": K}`: a point is the mean of at most K records.
+def columns(records: Sequence[Record], most: int = MAX_POINTS) -> dict[str, Any]:
+    """Return `{"x": {axis: [P]}, "y": {tag: [P]}, "limits": [P], "each": K}`: a point averages up to K records.
 
-    None stands for a figure that was not logged. `limits` says what limited the run at that time.
+    None stands for a metric that was not logged. `limits` holds the bottleneck at each point.
     """
     merged = _by_step(records)
     each = max(1, math.ceil(len(merged) / most))
@@ -32,21 +32,21 @@ def columns(records: Sequence[Record], most: int = MOST_POINTS) -> dict[str, Any
 
 
 class DownsampledRecords:
-    """The records of a run that goes on, never more than a few: in the end each is the mean of as many as it takes."""
+    """Records of a growing run in bounded memory: neighbours are averaged when there are more than `most`."""
 
-    def __init__(self, most: int = 2 * MOST_POINTS) -> None:
+    def __init__(self, most: int = 2 * MAX_POINTS) -> None:
         self.most, self.each = most, 1
         self._means: list[Record] = []
         self._fresh: list[Record] = []
 
     def add(self, record: Record) -> None:
-        """Take one in. A run that went on from a checkpoint is behind what was seen: that has not happened."""
+        """Add a record. Records beyond its step are dropped: the run was resumed from an earlier checkpoint."""
         step = record.get("step", 0)
         for kept in (self._means, self._fresh):
             while kept and kept[-1].get("step", 0) > step:
                 kept.pop()
         self._fresh.append(record)
-        if len(self._fresh) >= 2 * self.each:  # two at least: an evaluation belongs to the record before it
+        if len(self._fresh) >= 2 * self.each:  # at least two: an evaluation belongs to the previous record
             self._means += self._packed(self._fresh[:-1])
             self._fresh = self._fresh[-1:]
         if len(self._means) > self.most:
@@ -66,38 +66,38 @@ class DownsampledRecords:
 
 
 def evaluations(records: Iterable[Record]) -> list[tuple[float, float]]:
-    """(step, mean return) of every evaluation; of two at one step the later counts."""
+    """Return (step, mean return) of every evaluation; of two at one step the later one counts."""
     found = {float(record["step"]): float(record["eval/mean_reward"]) for record in records
              if record.get("eval/mean_reward") is not None and "step" in record}
     return sorted(found.items())
 
 
 def _limits(records: Sequence[Record], ends: Sequence[int]) -> list[str | None]:
-    """What limited the run up to each of these records; where there are many, neighbours share a verdict."""
-    stride = max(1, math.ceil(len(ends) / MOST_VERDICTS))
+    """Bottleneck of the run up to each of these records; if there are many, neighbours share one."""
+    stride = max(1, math.ceil(len(ends) / MAX_BOTTLENECKS))
     found: list[str | None] = []
     for place in range(0, len(ends), stride):
         end = ends[min(place + stride, len(ends)) - 1]
-        verdict = find_bottleneck(records[max(0, end - RECENT_RECORDS):end])
-        found += [None if verdict is None else verdict.limit] * min(stride, len(ends) - place)
+        bottleneck = find_bottleneck(records[max(0, end - RECENT_RECORDS):end])
+        found += [None if bottleneck is None else bottleneck.limit] * min(stride, len(ends) - place)
     return found
 
 
 def _by_step(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """One record for each step. That of an evaluation repeats figures that say nothing new: it only adds its own."""
+    """Merge the records of each step. Of an evaluation's record only its own metrics count: the others repeat."""
     merged: list[dict[str, Any]] = []
     for record in records:
         known = {tag: value for tag, value in record.items() if is_number(value)}
         if merged and merged[-1].get("step") == known.get("step"):
-            judged = {tag: value for tag, value in known.items() if tag.startswith("eval/")}
-            merged[-1] = {**known, **merged[-1], **judged}
+            evaluated = {tag: value for tag, value in known.items() if tag.startswith("eval/")}
+            merged[-1] = {**known, **merged[-1], **evaluated}
         else:
             merged.append(known)
     return merged
 
 
 def _mean(records: Sequence[Record]) -> dict[str, float]:
-    """Clocks as they stand at the end, the mean of all else."""
+    """Average records: counters take their last value, metrics their mean."""
     values: dict[str, list[float]] = {}
     for record in records:
         for tag, value in record.items():
@@ -106,7 +106,7 @@ def _mean(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a screen can show."""
+    """Round to six significant digits, more than a screen can show; None for a non-finite value."""
     if value is None or not math.isfinite(value):
         return None
     return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")

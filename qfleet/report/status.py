@@ -1,4 +1,4 @@
-"""Where a run stands, in the words and figures that people are shown: gathered from its metric records."""
+"""Status of a run from its metric records: progress, rates, metrics and bottleneck, formatted for display."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people read them: `0:42`, `12:05`, `3:07:00`, `2 d 03:07`."""
+    """Format seconds: `0:42`, `12:05`, `3:07:00`, `2 d 03:07`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """A figure in few characters, whatever its size: `0.0312`, `21.4`, `12,345`, `1.2e+08`."""
+    """Format a number of any size in few characters: `0.0312`, `21.4`, `12,345`, `1.2e+08`."""
     if abs(value) >= 1e8:
         return f"{value:.3g}"
     if abs(value) >= 1000 or value == int(value):
@@ -41,7 +41,7 @@ def format_number(value: float) -> str:
 
 
 def format_size(count: float) -> str:
-    """Bytes with a unit, by 1000: `512 B`, `3.2 MB`."""
+    """Format bytes with a decimal unit: `512 B`, `3.2 MB`."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -64,24 +64,24 @@ SHOWN_METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("cells", "server/cells", format_number),
     ("staleness", "server/staleness", format_number),
 )
-"""Label, tag and format of what is shown, in order of interest; a tag that no record brought is left out."""
+"""Label, tag and format of the displayed metrics, most important first; metrics without a value are left out."""
 
 
 RATIO = "samples/insert"
 LAG_OF_FLEET = "fleet/policy_lag"
-LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "taking in": "time/intake_share",
+LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "receiving": "time/intake_share",
         "evaluating": "time/eval_share", "saving": "time/save_share", "idle": "time/idle_share"}
-"""How the process that learns spends its time; some of it happens elsewhere in a fleet."""
+"""Parts of the time of the learner's process; in a fleet, other processes act and evaluate."""
 
 BY_ROLE = {RATIO, "policy lag", "actors", "steps/s", "updates/s", "eval", "best eval"}
-"""Figures that the lines of a fleet's roles hold already."""
+"""Metrics that the lines of a fleet's roles contain already."""
 
 
 @dataclass(frozen=True)
 class RunGoal:
-    """Where the run ends: whichever of the two is reached first; None = not limited by it.
+    """End of the run, at `steps` or `updates`, whichever is reached first; None = no limit.
 
-    `ratio` is the configured number of samples per insert, if it is known; `faster` what updates could be made with.
+    `ratio` is the configured number of samples per insert, if known; `faster` are the unused speedups.
     """
 
     steps: int | None
@@ -91,9 +91,9 @@ class RunGoal:
 
     @staticmethod
     def from_settings(settings: Mapping[str, Any], gpu: bool = True) -> RunGoal:
-        """What a config says, as it was written: nothing of it is validated, so nothing is imported for it.
+        """Read the goal from a config, which is not validated, so that nothing is imported.
 
-        `gpu` is whether the machine has one, as far as is known.
+        `gpu` is False if the machine is known to have none.
         """
         replay, learner = (found if isinstance(found := settings.get(name), Mapping) else {}
                            for name in ("replay", "learner"))
@@ -110,7 +110,7 @@ class RunGoal:
 
 
 class RunStatus:
-    """The newest value of every tag, the rates over the last few records, and what they say of the run."""
+    """Latest value of every tag, rates over the recent records, and the bottleneck they show."""
 
     def __init__(self, goal: RunGoal) -> None:
         self.goal = goal
@@ -148,46 +148,46 @@ class RunStatus:
         steps_s, updates_s = self.rates()
         rates = [("steps/s", steps_s), ("updates/s", updates_s)]
         known = self.latest
-        if LAG_OF_FLEET in known:  # there it is the actors' own, not what one of them fetched last
+        if LAG_OF_FLEET in known:  # the lag of all actors, not of the last one that fetched weights
             known = known | {"actor/policy_lag": round(float(known[LAG_OF_FLEET]))}
         shown = [(label, form(float(known[tag]))) for label, tag, form in SHOWN_METRICS if tag in known]
         if self.goal.ratio is not None:
-            aim = format_number(self.goal.ratio)
-            shown = [(label, f"{text}/{aim}" if label == RATIO else text) for label, text in shown]
+            target = format_number(self.goal.ratio)
+            shown = [(label, f"{text}/{target}" if label == RATIO else text) for label, text in shown]
         return shown + [(label, format_number(round(rate))) for label, rate in rates if rate is not None]
 
     def bottleneck(self) -> Bottleneck | None:
         return find_bottleneck(self._recent, self.goal.faster)
 
     def roles(self) -> list[tuple[str, str]]:
-        """What each role of a fleet does; nothing for a run of one process."""
+        """One line per role of a fleet; empty for a run in one process."""
         if "fleet/actors" not in self.latest:
             return []
-        figures, mean = dict(self.metrics()), self.recent_means()
-        learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := figures.get(label))]
-        return [("actors", _joined([f"{figures['actors']} alive", f"{figures.get('steps/s', '-')} steps/s",
+        metrics, mean = dict(self.metrics()), self.recent_means()
+        learning = [f"{text} {label}" for label in ("updates/s", RATIO) if (text := metrics.get(label))]
+        return [("actors", _joined([f"{metrics['actors']} alive", f"{metrics.get('steps/s', '-')} steps/s",
                                     _parts(acting_shares(mean)),
                                     f"policy lag {format_number(round(mean.get(LAG_OF_FLEET, 0)))}"])),
                 ("learner", _joined([*learning, _parts(self.loop_shares())])),
-                ("evaluator", self._judged())]
+                ("evaluator", self._last_evaluation())]
 
     def recent_means(self) -> dict[str, float]:
         return recent_means(self._recent)
 
     def loop_shares(self) -> dict[str, float]:
-        """How the process that learns spent its time lately, 0 to 1 by name."""
+        """Recent fractions of the time of the learner's process, 0 to 1 by name."""
         mean = self.recent_means()
         return {name: mean[tag] for name, tag in LOOP.items() if tag in mean}
 
-    def _judged(self) -> str:
+    def _last_evaluation(self) -> str:
         if self.evaluated_at_s is None:
-            return "has not judged yet"
+            return "no evaluation yet"
         ago = format_duration(max(0.0, self.count("time_s") - self.evaluated_at_s))
         newest, best = (format_number(self.count(f"eval/{name}_reward")) for name in ("mean", "best"))
         return f"{newest}  best {best}  {ago} ago"
 
     def headline(self, running: bool = True, between: str = "  ") -> str:
-        """`12,800 / 50,000 steps  26%  0:31 left`; of a run that is over nothing is left."""
+        """Return `12,800 / 50,000 steps  26%  0:31 left`, without the time left if the run is not running."""
         name = "steps" if self.goal.steps else "updates"
         limit = self.goal.steps or self.goal.updates
         done = self.count("step" if self.goal.steps else "updates")

@@ -1,7 +1,7 @@
-"""Videos of an agent: a stream of pictures into an MP4, a GIF or a window, with at most a few in memory but for a GIF.
+"""Videos of an agent: a stream of frames to an MP4, a GIF or a window; only a GIF holds all frames in memory.
 
-A picture is `[H, W, 3]` (or grey, `[H, W]`) uint8. Small ones are enlarged by whole pixels so that a 10x5 board can be
-seen, and sides are padded to even numbers because H.264 in its common form stores colour for 2x2 blocks.
+A frame is `[H, W, 3]` (or grey, `[H, W]`) uint8. Small frames are enlarged by an integer factor so that a 10x5 board
+is visible, and sides are padded to even lengths because common H.264 stores colour for 2x2 blocks.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from qfleet.runs.atomic_file import atomic_file
 SMALLEST_SIDE = 320
 LARGEST_SIDE = 1280
 ProgressCallback = Callable[[int], None]
-"""Called with the number of pictures written so far."""
+"""Called with the number of frames written so far."""
 
 
 def enlargement(height: int, width: int) -> int:
-    """The whole factor that brings the short side to 320 pixels, unless the long side would pass 1280."""
+    """Return the integer factor that brings the short side to 320 pixels, unless the long side would exceed 1280."""
     wanted = -(-SMALLEST_SIDE // min(height, width))
     return max(1, min(wanted, LARGEST_SIDE // max(height, width)))
 
 
 def prepare_frame(frame: np.ndarray) -> np.ndarray:
-    """One picture as the encoder wants it: `[H, W, 3]` uint8, contiguous, enlarged, even sides."""
+    """Convert a frame for the encoder: `[H, W, 3]` uint8, contiguous, enlarged, even sides."""
     if frame.ndim == 2:
         frame = np.repeat(frame[:, :, None], 3, axis=2)
     if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8 or 0 in frame.shape:
-        raise UserError(f"a picture must be uint8 with shape [height, width, 3], not {frame.dtype} "
+        raise UserError(f"a frame must be uint8 with shape [height, width, 3], not {frame.dtype} "
                         f"{list(frame.shape)}: check what the environment's render() returns")
     factor = enlargement(*frame.shape[:2])
     large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -45,10 +45,8 @@ def prepare_frame(frame: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.pad(large, ((0, odd_rows), (0, odd_columns), (0, 0)), mode="edge"))
 
 
-
-
 def without_display() -> None:
-    """Where there is no screen, keep SDL, which many environments draw with, from complaining."""
+    """Without a display, use SDL's dummy driver: many environments render with SDL, which would fail."""
     if display_name() is None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
@@ -56,26 +54,26 @@ def without_display() -> None:
 def write_mp4(
     frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: ProgressCallback | None = None
 ) -> int:
-    """Encode as H.264 and return how many pictures it took; the file appears under its name only when complete."""
+    """Encode as H.264 and return the number of frames; the file gets its name only when it is complete."""
     try:
         import imageio_ffmpeg
     except ImportError:
         raise UserError("writing MP4 needs imageio-ffmpeg: pip install 'qfleet[video]'") from None
     target = _target(path, ".mp4", fps)
-    first, pictures = _opened(frames)
+    first, prepared = _prepared(frames)
     height, width = first.shape[:2]
     with atomic_file(target) as partial:
         return _encode(imageio_ffmpeg.write_frames(str(partial), (width, height), fps=fps, quality=7,
                                                    macro_block_size=2, ffmpeg_log_level="error"),
-                       pictures, target, progress)
+                       prepared, target, progress)
 
 
-def _encode(encoder: Any, pictures: Iterable[np.ndarray], target: Path, progress: ProgressCallback | None) -> int:
+def _encode(encoder: Any, frames: Iterable[np.ndarray], target: Path, progress: ProgressCallback | None) -> int:
     count = 0
     try:
         encoder.send(None)
-        for picture in pictures:
-            encoder.send(picture)
+        for frame in frames:
+            encoder.send(frame)
             count += 1
             if progress is not None:
                 progress(count)
@@ -90,20 +88,20 @@ def _encode(encoder: Any, pictures: Iterable[np.ndarray], target: Path, progress
 def write_gif(
     frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: ProgressCallback | None = None
 ) -> int:
-    """Write an endlessly looping GIF and return how many pictures it took.
+    """Write a GIF that loops forever and return the number of frames.
 
-    The format counts in hundredths of a second and viewers refuse less than two, so 50 pictures a second is the most.
+    The format counts in hundredths of a second and viewers reject less than two: at most 50 frames per second.
     """
     try:
         from PIL import Image
     except ImportError:
         raise UserError("writing GIF needs pillow: pip install 'qfleet[video]'") from None
     target = _target(path, ".gif", fps)
-    _, pictures = _opened(frames)
+    _, prepared = _prepared(frames)
     palettes: list[Any] = []
-    for count, picture in enumerate(pictures, start=1):
-        # Reduced to 256 colours at once: a third of the memory that whole pictures would take.
-        palettes.append(Image.fromarray(picture).quantize(colors=256, method=Image.Quantize.FASTOCTREE))
+    for count, frame in enumerate(prepared, start=1):
+        # Reduced to 256 colours immediately, which takes a third of the memory.
+        palettes.append(Image.fromarray(frame).quantize(colors=256, method=Image.Quantize.FASTOCTREE))
         if progress is not None:
             progress(count)
     with atomic_file(target) as partial:
@@ -113,25 +111,25 @@ def write_gif(
 
 
 def show(frames: Iterable[np.ndarray], title: str, fps: float = 30) -> int:
-    """Show pictures in Gymnasium's window until they end or it is closed (also by Esc or Q); returns how many."""
+    """Show frames in Gymnasium's window until they end or it is closed (also by Esc or Q); returns their number."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would print to stdout
     try:
         import pygame
     except ImportError:
         raise UserError("a window needs pygame: pip install 'qfleet[video]'") from None
-    if display_name() is None and not os.environ.get("SDL_VIDEODRIVER"):  # SDL would draw nowhere, without a message
-        raise UserError("there is no display to open a window on: film the agent instead with `qfleet record`, "
+    if display_name() is None and not os.environ.get("SDL_VIDEODRIVER"):  # SDL would show nothing, without an error
+        raise UserError("there is no display to open a window on: record a video instead with `qfleet record`, "
                         "or connect with a display (ssh -X)")
-    _, pictures = _opened(frames)
-    source, shown = _PictureSource(fps), 0
+    _, prepared = _prepared(frames)
+    source, shown = _FrameSource(fps), 0
     pygame.display.set_caption(title)
     with closing(HumanRendering(source)) as window:
-        for picture in pictures:
-            source.picture = picture
+        for frame in prepared:
+            source.frame = frame
             try:
                 window.step(None)
             except pygame.error as error:
-                raise UserError(f"cannot open a window ({error}): film the agent instead with "
+                raise UserError(f"cannot open a window ({error}): record a video instead with "
                                 "`qfleet record`") from None
             shown += 1
             if any(_closes(pygame, event) for event in pygame.event.get()):
@@ -143,14 +141,14 @@ def _closes(pygame: Any, event: Any) -> bool:
     return event.type == pygame.QUIT or (event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))
 
 
-class _PictureSource(gymnasium.Env[None, None]):
-    """An environment that renders the `picture` it is given, for `HumanRendering`, which has no vector version.
+class _FrameSource(gymnasium.Env[None, None]):
+    """Environment that renders a given `frame`, for `HumanRendering`, which has no vector version.
 
     Wrapping the agent's environment instead would count errors of the window as faults of the environment.
     """
 
     render_mode = "rgb_array"
-    picture: np.ndarray
+    frame: np.ndarray
 
     def __init__(self, fps: float) -> None:
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
@@ -159,40 +157,40 @@ class _PictureSource(gymnasium.Env[None, None]):
         return None, 0.0, False, False, {}
 
     def render(self) -> Any:
-        return self.picture
+        return self.frame
 
 
 def _target(path: str | Path, suffix: str, fps: float) -> Path:
     target = Path(path)
     if not 0 < fps <= 240:
-        raise UserError(f"{fps:g} pictures a second is not possible: choose --fps between 1 and 240")
+        raise UserError(f"{fps:g} frames per second is not possible: choose --fps between 1 and 240")
     if target.suffix.lower() != suffix:
-        raise UserError(f"{target} does not end in {suffix}: name the file with that ending")
+        raise UserError(f"{target} does not end in {suffix}: use a file name with that suffix")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create the folder {target.parent}: {error.strerror}") from None
     if not os.access(target.parent, os.W_OK):
-        raise UserError(f"cannot write into {target.parent}: choose another place with --out")
+        raise UserError(f"cannot write to {target.parent}: choose another path with --out")
     return target
 
 
-def _opened(frames: Iterable[np.ndarray]) -> tuple[np.ndarray, Iterator[np.ndarray]]:
-    """The first picture, to learn the size, and the whole stream again; a picture of another size is refused."""
+def _prepared(frames: Iterable[np.ndarray]) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+    """Return the first prepared frame, for its size, and the stream of all; UserError for a frame of another size."""
     source = iter(frames)
     raw = next(source, None)
     if raw is None:
-        raise UserError("there is no picture: the environment rendered nothing (does it support rgb_array?)")
+        raise UserError("there are no frames: the environment rendered nothing (does it support rgb_array?)")
     first = prepare_frame(raw)
 
     def stream() -> Iterator[np.ndarray]:
         yield first
         for number, frame in enumerate(source, start=2):
-            picture = prepare_frame(frame)
-            if picture.shape != first.shape:
-                raise UserError(f"picture {number} has size {frame.shape[1]}x{frame.shape[0]}, the first had "
+            prepared = prepare_frame(frame)
+            if prepared.shape != first.shape:
+                raise UserError(f"frame {number} has size {frame.shape[1]}x{frame.shape[0]}, the first had "
                                 f"{raw.shape[1]}x{raw.shape[0]}: the environment must render at one size")
-            yield picture
+            yield prepared
 
     return first, stream()
 

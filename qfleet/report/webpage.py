@@ -1,7 +1,7 @@
-"""A page of one file: the scripts and the style of `page/`, and data that stays data.
+"""Self-contained HTML page: the scripts and the style of `page/`, with embedded data.
 
-The scripts that may run are named by their hashes in the page's own content policy, so markup that slipped into a
-name or a setting could not run anything; and nothing may be loaded from anywhere.
+The content security policy of the page allows only scripts with a listed hash, so that markup in a name or a setting
+cannot run, and forbids loading anything from other sites.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ FRAME = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<main id="page"><noscript>This page draws itself with JavaScript, which is turned off.</noscript></main>
+<main id="page"><noscript>This page needs JavaScript, which is turned off.</noscript></main>
 <script type="application/json" id="data">{data}</script>
-{reels}<script>{script}</script>
+{videos}<script>{script}</script>
 </body>
 </html>
 """
 
 
 def render_page(
-    title: str, scripts: Sequence[str], data: Any, reels: Sequence[str] = (), connect: str = "'none'"
+    title: str, scripts: Sequence[str], data: Any, videos: Sequence[str] = (), connect: str = "'none'"
 ) -> str:
-    """The text of a page; `reels` are films as base64, `connect` is where its scripts may ask for more."""
+    """Return the HTML of a page. `videos` are base64; `connect` is the source from which scripts may load data."""
     script = "\n".join(asset(name) for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (f"default-src 'none'; img-src data:; media-src 'self' blob:; style-src 'unsafe-inline'; "
               f"script-src 'sha256-{digest}'; connect-src {connect}; base-uri 'none'; form-action 'none'")
-    films = "".join(f'<script type="text/plain" id="reel-{index}">{reel}</script>\n'
-                    for index, reel in enumerate(reels))
+    embedded_videos = "".join(f'<script type="text/plain" id="reel-{index}">{video}</script>\n'
+                              for index, video in enumerate(videos))
     return FRAME.format(policy=policy, title=html.escape(title), style=asset("page.css"), data=embedded(data),
-                        reels=films, script=script)
+                        videos=embedded_videos, script=script)
 
 
 def asset(name: str) -> str:
-    """A file of `page/`."""
+    """Return the text of a file of `page/`."""
     return (files("qfleet.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def embedded(data: Any) -> str:
-    """JSON that cannot end the element that it stands in, and knows neither NaN nor infinity."""
+    """Return JSON that cannot close the surrounding element and contains neither NaN nor infinity."""
     return to_json(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -71,7 +71,7 @@ def to_json(data: Any) -> str:
 
 
 def nan_to_null(value: Any) -> Any:
-    """JSON has no word for NaN and infinity: null stands for them."""
+    """Replace NaN and infinity, which JSON cannot express, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -80,7 +80,7 @@ def nan_to_null(value: Any) -> Any:
 
 
 def list_videos(folder: Path) -> list[Path]:
-    """The newest first. Links are left out, also where the folder itself is one: they could lead to any file."""
+    """List videos, newest first. Links are skipped, also a linked folder: they could lead to any file."""
     found: dict[str, float] = {}
     with suppress(OSError), open_folder_no_follow(folder) as inside:
         for name in os.listdir(inside):
@@ -92,6 +92,6 @@ def list_videos(folder: Path) -> list[Path]:
 
 
 def read_video(path: Path) -> bytes:
-    """A film by a path that `films_of` returned; OSError if it is gone, or a link has taken its place."""
+    """Read a video that `list_videos` returned; OSError if it is gone or has been replaced by a link."""
     with open_folder_no_follow(path.parent) as inside, open_no_follow(path, inside) as file:
         return file.read()

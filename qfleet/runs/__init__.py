@@ -1,1 +1,1 @@
-"""Files of a run: directory, checkpoints, records, locks."""
+"""Files of a run: directory, checkpoints, metric records and locks."""

@@ -1,4 +1,4 @@
-"""Writing a directory so that it appears whole or not at all, even if the power fails or the disk is full."""
+"""Atomic directories: complete or absent, even after a power failure or on a full disk."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from qfleet.runs.lock import LockOwner
 TEMPORARY = ".tmp-"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_seen_whole: set[tuple[int, int, int, str]] = set()
-"""Files whose contents this process has compared with their hash: device, inode, time of change, hash."""
+_verified: set[tuple[int, int, int, str]] = set()
+"""Files whose contents this process has compared with their hash: device, inode, modification time, hash."""
 
 
 class DiskFull(OSError):
-    """There was no room: nothing of the attempt remains, and what was there before is untouched."""
+    """The disk is full. Nothing of the attempted write remains, and existing files are unchanged."""
 
 
 class FileEntry(BaseModel):
-    """Size and hash of one file, as they were when it was written."""
+    """Size and hash of a file at the time of writing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -35,7 +35,7 @@ class FileEntry(BaseModel):
 
 
 class AtomicDirectory:
-    """A directory being written; every file is hashed on its way to the disk and synced."""
+    """A directory under construction. Every file is hashed while it is written, then synced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class AtomicDirectory:
         self.files[name] = FileEntry(size=size, sha256=digest.hexdigest())
 
     def link_new(self, name: str, source: Path) -> bool:
-        """Share a file that was just written, and synced, for this directory; False if it cannot be shared."""
+        """Hard-link a file that was just written and synced for this directory; False if linking fails."""
         try:
             os.link(source, self.folder / name, follow_symlinks=False)
         except OSError as error:
@@ -66,9 +66,9 @@ class AtomicDirectory:
         return True
 
     def link(self, name: str, source: Path, entry: FileEntry) -> bool:
-        """Share a file that another directory holds; False if it is not there as it was, or cannot be shared."""
+        """Hard-link a file of another directory; False if it is missing, has changed or cannot be linked."""
         try:
-            if not _is_whole(source, entry):
+            if not _is_unchanged(source, entry):
                 return False
             os.link(source, self.folder / name, follow_symlinks=False)
         except OSError as error:
@@ -79,25 +79,29 @@ class AtomicDirectory:
         return True
 
 
-def _is_whole(file: Path, entry: FileEntry) -> bool:
-    """Whether a file is what it was; read in full once per process, or a rotten one would spread with every link."""
+def _is_unchanged(file: Path, entry: FileEntry) -> bool:
+    """True if the file still has the size and hash of `entry`.
+
+    The contents are read in full once per process: otherwise each link would spread a corrupted file further.
+    """
     found = file.lstat()
     if found.st_size != entry.size:
         return False
     key = (found.st_dev, found.st_ino, found.st_mtime_ns, entry.sha256)
-    if key not in _seen_whole:
+    if key not in _verified:
         with file.open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
                 return False
-        _seen_whole.add(key)
+        _verified.add(key)
     return True
 
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[AtomicDirectory]:
-    """A draft that becomes `target` if the block ends well, and vanishes if it does not.
+    """Yield a directory that becomes `target` if the block succeeds and is removed if it raises.
 
-    The temporary name carries its writer, so that others can tell work in progress from what a dead writer left.
+    The temporary name contains the writing process, which distinguishes work in progress from the remains of a
+    process that died.
     """
     folder = temporary_name(target)
     draft = AtomicDirectory(folder)
@@ -121,7 +125,10 @@ def temporary_name(target: Path) -> Path:
 
 
 def discard(folder: Path) -> bool:
-    """Remove a directory; it first loses its name, so that nobody meets it half removed. False if it cannot be."""
+    """Remove a directory; False if it cannot be removed.
+
+    It is renamed first, so that a reader never finds it partly removed.
+    """
     hidden = temporary_name(folder)
     try:
         folder.rename(hidden)
@@ -132,7 +139,10 @@ def discard(folder: Path) -> bool:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove what dead writers left. Call it as the one writer: drafts of other hosts count as dead."""
+    """Remove temporary directories of processes that died.
+
+    Only the single writer may call it: directories of other hosts count as abandoned.
+    """
     for folder in parent.glob(f"{TEMPORARY}*"):
         owner = LockOwner.parse(folder.name.partition("~")[2])
         if owner is None or not owner.alive():

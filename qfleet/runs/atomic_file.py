@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are complete."""
+"""Atomic files: a file gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from qfleet.core.errors import UserError
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
-    """Where to write what becomes `target` afterwards; nothing of it is left if that fails."""
-    # A name that no link can wait at: the folder may be that of a run from elsewhere.
+    """Yield a temporary path that becomes `target` after the block; it is removed if the block fails."""
+    # The name is unpredictable: a run copied from another machine may contain prepared links.
     partial = target.with_name(f".{target.stem}.partial-{secrets.token_hex(8)}{target.suffix}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

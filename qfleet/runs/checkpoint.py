@@ -1,13 +1,13 @@
-"""Checkpoints: directories that are written beside, hashed into a manifest, and appear whole or not at all.
+"""Checkpoints: directories written atomically, with a manifest that holds the hash of every file.
 
-    checkpoints/step-000000012345/     everything needed to go on (kind "full")
+    checkpoints/step-000000012345/     everything needed to resume (kind "full")
     checkpoints/best-000000012000/     the policy alone (kind "policy")
         policy.safetensors  config.yaml
         state.json  state.safetensors  *.seg               full only; *.seg is replay
         manifest.json                                      written last: size and sha256 of each file
 
-The newest valid one wins; a damaged one is set aside by name, never deleted. Nothing here is ever unpickled, and
-names, sizes and hashes are checked before anything is parsed.
+A run resumes from its newest valid checkpoint; a damaged one is renamed, never deleted. Nothing is unpickled, and
+names, sizes and hashes are checked before any file is parsed.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from qfleet.runs.atomic import AtomicDirectory, FileEntry, atomic_directory, dis
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
-"""1 kept equal arrays of the state as often as they occurred; 2 keeps them once, those of the policy in its file only;
-3 names the run in the manifest.
-Older ones are read for ever; whoever changes what is written raises this and adds a checkpoint to tests/runs/golden."""
+"""Version of the checkpoint format. 1 stored equal arrays of the state repeatedly; 2 stores them once, and arrays of
+the policy in the policy file only; 3 adds the run id to the manifest. All versions remain readable; a new version adds
+a checkpoint to tests/runs/golden."""
 MANIFEST, POLICY, CONFIG = "manifest.json", "policy.safetensors", "config.yaml"
 STATE, ARRAYS, SEGMENT = "state.json", "state.safetensors", ".seg"
 JSON_BYTES, CONFIG_BYTES, DATA_BYTES = 2**24, 2**20, 2**36
-"""The largest file of each sort that is written or believed: parsed JSON takes many times its size in memory."""
+"""Size limits for writing and reading, by kind of file: parsed JSON takes many times its size in memory."""
 LIMITS = {MANIFEST: JSON_BYTES, STATE: JSON_BYTES, CONFIG: CONFIG_BYTES}
 FILE_NAME = r"policy\.safetensors|config\.yaml|state\.json|state\.safetensors|[A-Za-z0-9][A-Za-z0-9_-]{0,120}\.seg"
-"""No slash, no second dot: a manifest cannot point outside of its own directory."""
+"""Without a slash or a second dot, a manifest cannot refer to files outside its own directory."""
 
 
 class CheckpointDamaged(UserError):
-    """A checkpoint is not what was once written: cut short, altered, or with a part missing."""
+    """A checkpoint differs from what was written: truncated, altered or incomplete."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"checkpoint {path} is damaged: {why}; name another checkpoint of the run, "
@@ -61,7 +61,7 @@ class CheckpointDamaged(UserError):
 
 
 class Manifest(BaseModel):
-    """What a checkpoint holds. Its own sha256 stands beside it in the file, in this and every later format."""
+    """Contents of a checkpoint. The file also holds the sha256 of the manifest, in this and every later format."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -91,7 +91,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class CheckpointMeta:
-    """What a checkpoint says of its run: config as YAML, environment, figures such as a score, id of the run."""
+    """Description of the run in a checkpoint: config as YAML, environment, numbers such as a score, id of the run."""
 
     config: str
     spec: EnvSpec
@@ -101,7 +101,7 @@ class CheckpointMeta:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. Its parts are read when asked for, to the CPU."""
+    """A checkpoint on disk. Its parts are read on demand, to the CPU."""
 
     path: Path
     manifest: Manifest
@@ -115,7 +115,7 @@ class Checkpoint:
 
     @property
     def config_text(self) -> str:
-        """The run's resolved config, YAML as written; not parsed here."""
+        """The run's resolved config as YAML text, not parsed."""
         try:
             return self._read(CONFIG).decode()
         except UnicodeDecodeError as error:
@@ -127,11 +127,11 @@ class Checkpoint:
     def state(self) -> Any:
         """The tree given to `save`, value for value."""
         if self.manifest.kind != "full":
-            raise UserError(f"checkpoint {self.path} holds the policy alone and cannot be resumed; "
+            raise UserError(f"checkpoint {self.path} contains only the policy and cannot be resumed; "
                             f"use it with eval, record or init_from")
         try:
             document = json.loads(self._read(STATE))
-            return state_tree.unpack(document, self._tensors(ARRAYS) | _lent(self.policy()))
+            return state_tree.unpack(document, self._tensors(ARRAYS) | _shared_arrays(self.policy()))
         except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointDamaged(self.path, f"{STATE} cannot be read ({error})") from error
 
@@ -141,7 +141,7 @@ class Checkpoint:
         return [(name.removesuffix(SEGMENT), self.path / name) for name in names]
 
     def verify(self) -> None:
-        """Compare every file with the manifest; raises Damaged at the first that differs."""
+        """Compare every file with the manifest; raises `CheckpointDamaged` at the first difference."""
         for name, entry in self.manifest.files.items():
             _check_size(self.path, name, entry.size)
             try:
@@ -163,16 +163,16 @@ class Checkpoint:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    return os.path.isfile(Path(path).expanduser() / MANIFEST)  # False, too, for what cannot be a path at all
+    return os.path.isfile(Path(path).expanduser() / MANIFEST)  # also False for an invalid path
 
 
 def open_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
-    """Open one checkpoint by its path, and verify it; whatever is wrong with it is a UserError that says so."""
+    """Open a checkpoint by its path and verify it; any defect raises a UserError that names it."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise UserError(f"no checkpoint {folder}: name a directory such as RUN/checkpoints/step-000000012345")
     if not (folder / MANIFEST).exists():
-        raise CheckpointDamaged(folder, f"it has no {MANIFEST}, so it is not a checkpoint or not a whole one")
+        raise CheckpointDamaged(folder, f"it has no {MANIFEST}, so it is not a checkpoint or is incomplete")
     try:
         body = json.loads(_read(folder, MANIFEST))
         digest = body.pop("sha256")
@@ -195,10 +195,10 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
 
 
 def export_policy(checkpoint: Checkpoint, out: str | Path) -> Path:
-    """Write the policy of a checkpoint alone, as a checkpoint of its own at `out`."""
+    """Write only the policy of a checkpoint, as a new checkpoint at `out`."""
     target = Path(out).expanduser()
     if target.exists():
-        raise UserError(f"{target} exists already: choose another place, or delete it")
+        raise UserError(f"{target} exists already: choose another path, or delete it")
     was = checkpoint.manifest
     notes = {name: math.nan if value is None else value for name, value in was.notes.items()}
     meta = CheckpointMeta(checkpoint.config_text, checkpoint.spec, notes, was.run)
@@ -212,21 +212,21 @@ def export_policy(checkpoint: Checkpoint, out: str | Path) -> Path:
 
 
 class Checkpoints:
-    """The checkpoints of a run: `step-*`, of which the newest `keep` stay, and one policy per other name (`best-*`).
+    """The checkpoints of a run: the newest `keep` of `step-*`, and one policy per other name (`best-*`).
 
-    Only the holder of the run's lock saves. A save that fails raises OSError (DiskFull if there was no room) and
-    leaves everything as it was. Replay segments are hard-linked from the checkpoint before: equal names mean equal
-    bytes within one line of descent, which is why only a checkpoint saved here or given to `follow` is linked from.
+    Only the holder of the run's lock saves. A failed save raises OSError (DiskFull if the disk is full) and changes
+    nothing. Replay segments are hard-linked from the previous checkpoint: equal names mean equal bytes only within one
+    lineage, so the source is always a checkpoint saved by this object or given to `resume_from`.
     """
 
     def __init__(self, root: Path, keep: int) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep}: at least one checkpoint must stay")
+            raise ValueError(f"keep={keep}: at least one checkpoint must be kept")
         self.root, self.keep = root, keep
         self._previous: Checkpoint | None = None
 
     def resume_from(self, checkpoint: Checkpoint) -> None:
-        """The run goes on from this checkpoint: the next one may share its replay files."""
+        """Set the checkpoint that the run resumes from: the next one may link its replay files."""
         self._previous = checkpoint
 
     def save(
@@ -238,12 +238,12 @@ class Checkpoints:
         segments: Iterable[Segment],
         meta: CheckpointMeta,
     ) -> Path:
-        """Write a full checkpoint; once this returns, it survives a loss of power."""
+        """Write a full checkpoint; after the return it survives a power failure."""
         remove_stale(self.root)
-        target = self._vacant("step", step)
+        target = self._unused_path("step", step)
         with atomic_directory(target) as draft:
             weights = _write_policy(draft, policy, meta)
-            document, arrays = state_tree.pack(state, _lent(weights))
+            document, arrays = state_tree.pack(state, _shared_arrays(weights))
             draft.write(STATE, [_limited(STATE, json.dumps(document, allow_nan=False).encode())])
             draft.write(ARRAYS, [safetensors.torch.save(arrays)])
             for segment in segments:
@@ -256,11 +256,11 @@ class Checkpoints:
     def save_policy(
         self, step: int, updates: int, policy: Mapping[str, torch.Tensor], meta: CheckpointMeta, name: str = "best",
     ) -> Path:
-        """Write a policy alone and let go of the one before it of that name."""
+        """Write a policy checkpoint and remove the previous one of that name."""
         if not re.fullmatch("[a-z]+", name) or name == "step":
             raise ValueError(f"{name!r} cannot name a policy")
         remove_stale(self.root)
-        target = self._vacant(name, step)
+        target = self._unused_path(name, step)
         with atomic_directory(target) as draft:
             _write_policy(draft, policy, meta)
             _seal(draft, "policy", step, updates, meta)
@@ -268,26 +268,26 @@ class Checkpoints:
         return target
 
     def newest(self, name: str = "step", *, set_aside: bool = True) -> Checkpoint | None:
-        """The newest valid checkpoint of a name, or None. Damaged ones on the way are renamed `*.corrupt`.
+        """Return the newest valid checkpoint of a name, or None. Damaged newer ones are renamed `*.corrupt`.
 
-        Whoever only reads a run that may be alive passes `set_aside=False`.
+        Readers of a run that may be in progress pass `set_aside=False`.
         """
-        # A listing taken while the run saves and rotates may miss the old one and the new one: look twice.
+        # A listing taken while the run saves and rotates may miss both the old and the new one: list twice.
         for folder in reversed(self.series(name) or self.series(name)):
             try:
                 return open_checkpoint(folder)
             except UserError as fault:
-                if not folder.exists():  # rotated away by the run while we looked: newer ones are there
+                if not folder.exists():  # removed by the running process meanwhile: there are newer ones
                     return self.newest(name, set_aside=set_aside)
                 if not isinstance(fault, CheckpointDamaged):
                     raise
-                log.warning("checkpoint %s is damaged (%s); trying the one before", folder, fault.why)
+                log.warning("checkpoint %s is damaged (%s); trying the previous one", folder, fault.why)
                 if set_aside:
                     _set_aside(folder)
         return None
 
     def best_score(self) -> float | None:
-        """The mean return that earned the best policy its place; None if there is none."""
+        """Mean return of the best policy in its evaluation; None if there is no such policy."""
         found = self.newest("best")
         return None if found is None else found.manifest.notes.get("mean_reward")
 
@@ -300,8 +300,8 @@ class Checkpoints:
             if match := re.fullmatch(rf"{name}-(\d+)(?:-(\d+))?", folder.name):
                 yield (int(match[1]), int(match[2] or 1)), folder
 
-    def _vacant(self, name: str, step: int) -> Path:
-        """A new name for each save, also at the same step: a directory cannot be replaced in one move."""
+    def _unused_path(self, name: str, step: int) -> Path:
+        """Return a new path for each save, even at the same step: a directory cannot be replaced atomically."""
         taken = [number[1] for number, _ in self._numbered(name) if number[0] == step]
         return self.root / (f"{name}-{step:012d}" + (f"-{max(taken) + 1}" if taken else ""))
 
@@ -317,7 +317,7 @@ class Checkpoints:
             draft.write(file, segment.blocks())
 
     def _rotate(self, name: str, keep: int, written: Path) -> None:
-        """Keep what was just written, whatever its number, and the newest of the others."""
+        """Keep the checkpoint that was just written, regardless of its number, and the newest of the others."""
         others = [folder for folder in self.series(name) if folder != written]
         for folder in others[:max(0, len(others) - (keep - 1))]:
             if not discard(folder):
@@ -327,22 +327,22 @@ class Checkpoints:
 def _write_policy(
     draft: AtomicDirectory, policy: Mapping[str, torch.Tensor], meta: CheckpointMeta
 ) -> dict[str, torch.Tensor]:
-    """Policy and config; returns the weights as they were written."""
+    """Write policy and config; returns the weights as written."""
     weights = {name: state_tree.dense(value) for name, value in policy.items()}
     draft.write(POLICY, [safetensors.torch.save(weights)])
     draft.write(CONFIG, [_limited(CONFIG, meta.config.encode())])
     return weights
 
 
-def _lent(policy: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The policy's arrays by the names under which the state may borrow them."""
+def _shared_arrays(policy: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The policy's arrays, by the names under which the state refers to them."""
     return {f"policy:{name}": value for name, value in policy.items()}
 
 
 def _seal(
     draft: AtomicDirectory, kind: Literal["full", "policy"], step: int, updates: int, meta: CheckpointMeta
 ) -> Manifest:
-    """Write the manifest, last of all: a directory without one was never finished."""
+    """Write the manifest last: a directory without one was never completed."""
     manifest = Manifest(
         format_version=FORMAT_VERSION, qfleet=__version__, kind=kind, step=step, updates=updates,
         created=datetime.now().astimezone().isoformat(timespec="seconds"), run=meta.run, env=meta.spec.to_json(),
@@ -361,18 +361,18 @@ def _digest(body: Any) -> str:
 def _limited(name: str, data: bytes) -> bytes:
     if len(data) > LIMITS[name]:
         raise ValueError(f"{name} would have {len(data):,} bytes, and {LIMITS[name]:,} is the limit: "
-                         f"large state belongs into arrays")
+                         f"store large state in arrays")
     return data
 
 
 def _check_size(folder: Path, name: str, size: int | None = None) -> None:
-    """A plain file (a pipe would hang, a link may lead anywhere), of the size promised, and of a credible one."""
+    """Require a regular file (a pipe would block, a link may lead anywhere) of the expected and an allowed size."""
     try:
         found = (folder / name).lstat()
     except OSError as error:
         raise CheckpointDamaged(folder, f"{name} is missing or cannot be read ({error.strerror})") from error
     if not stat.S_ISREG(found.st_mode):
-        raise CheckpointDamaged(folder, f"{name} is not a plain file")
+        raise CheckpointDamaged(folder, f"{name} is not a regular file")
     if size is not None and found.st_size != size:
         raise CheckpointDamaged(folder, f"{name} has {found.st_size:,} bytes instead of {size:,}")
     if found.st_size > LIMITS.get(name, DATA_BYTES):

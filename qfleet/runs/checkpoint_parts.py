@@ -1,6 +1,6 @@
-"""What a rank that is not the first adds to a checkpoint: its state as bytes, its replay as files beside it.
+"""Contribution of ranks other than rank 0 to a checkpoint: state as bytes, replay as separate files.
 
-    parts/rank-0001/NAME.seg      written and synced by that rank, linked by the first into the checkpoint, then removed
+    parts/rank-0001/NAME.seg      written and synced by that rank, linked by rank 0 into the checkpoint, then removed
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ BLOCK = 1 << 20
 
 
 def pack_state(state: Any) -> bytes:
-    """A tree of state as bytes, as `tree` takes it apart: JSON, then its arrays."""
+    """Serialise a state tree as `state_tree.pack` splits it: JSON, then the arrays."""
     document, arrays = state_tree.pack(state)
     text = json.dumps(document, allow_nan=False).encode()
     return _LENGTH.pack(len(text)) + text + safetensors.torch.save(arrays)
 
 
 def unpack_state(data: bytes) -> Any:
-    """The same tree again; ValueError if `pack_state` did not make these bytes."""
+    """Restore the tree; ValueError if the bytes are not from `pack_state`."""
     if len(data) < _LENGTH.size:
-        raise ValueError(f"{len(data)} bytes are no state")
+        raise ValueError(f"{len(data)} bytes are too short for a state")
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     try:
         return state_tree.unpack(json.loads(data[_LENGTH.size:end]), safetensors.torch.load(data[end:]))
@@ -43,7 +43,10 @@ def unpack_state(data: bytes) -> Any:
 
 
 class StagingArea:
-    """Where one rank leaves its replay until it is in the checkpoint. Names that the last one holds are left out."""
+    """Directory for the replay segments of one rank until they are part of the checkpoint.
+
+    Segments in `saved_names`, which the last checkpoint contains, are not written again.
+    """
 
     def __init__(self, root: Path, rank: int) -> None:
         self.folder = root / f"rank-{rank:04d}"
@@ -52,7 +55,7 @@ class StagingArea:
     def write(self, segments: Iterable[Segment]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         while not self.folder.exists():
-            with suppress(FileNotFoundError):  # another rank has just taken away what it thought to be empty
+            with suppress(FileNotFoundError):  # another rank has just removed the parent, which was empty
                 self.folder.mkdir(parents=True)
         draft = AtomicDirectory(self.folder)
         for segment in segments:
@@ -61,11 +64,11 @@ class StagingArea:
 
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        with suppress(OSError):  # others may still have something there
+        with suppress(OSError):  # other ranks may still have files there
             self.folder.parent.rmdir()
 
     def segment(self, name: str) -> Segment:
-        """As the first rank saves it: from the file, or, if there is none, from the checkpoint before."""
+        """Return the segment as rank 0 saves it: from the file or, without one, from the previous checkpoint."""
         path = self.folder / _file(name)
         return Segment(name, partial(_blocks, path), path)
 

@@ -1,8 +1,8 @@
-"""The run directory: where a run lives, who may write there, and what it was made with.
+"""The run directory: its files, its lock, and the record of versions and hardware in run.json.
 
     root/name/  config.yaml  run.json  metrics.jsonl  tb/  checkpoints/  videos/  plots/  lock
 
-Every path in it is relative, so a run may be moved or renamed. Nothing is written outside of it.
+All paths in it are relative, so a run can be moved or renamed. Nothing is written outside of it.
 """
 
 from __future__ import annotations
@@ -69,28 +69,28 @@ class RunSection(Config):
         if name is None:
             return name
         if not name or name[0] in ".-~" or name != name.strip() or re.search(r"[/\\:\x00-\x1f\x7f]", name):
-            raise ValueError("a run name is one folder name: no slash, colon or line break, and no dot, dash, tilde "
-                             "or blank at its start; choose the folder with run.root")
+            raise ValueError("a run name is a single folder name: no slash, colon or line break, and no dot, dash, "
+                             "tilde or space at its start; choose the parent folder with run.root")
         if len(name.encode()) > NAME_BYTES:
             raise ValueError(f"a run name has at most {NAME_BYTES} bytes")
         return name
 
 
 def default_name(env_id: str, algo: str, seed: int, now: datetime | None = None) -> str:
-    """`<env>__<algo>__<seed>__<time>` in characters that are safe in a path and in a shell."""
+    """Return `<env>__<algo>__<seed>__<time>` in characters that are safe in a path and in a shell."""
     parts = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in (env_id, algo, str(seed)))
     return f"{'__'.join(parts)}__{now or datetime.now():%Y%m%d-%H%M%S}"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run on disk. Reading needs nothing; whoever writes holds its lock."""
+    """A run on disk. Reading needs no lock; only the holder of the lock may write."""
 
     path: Path
 
     @staticmethod
     def create(section: RunSection, default: str) -> RunDirectory:
-        """Make root/name and lock it. A chosen name that is taken is refused; a default one gets a number."""
+        """Create root/name and lock it. An existing name is refused if chosen by the user, numbered otherwise."""
         root = Path(section.root).expanduser()
         name = section.name or default
         try:
@@ -98,13 +98,13 @@ class RunDirectory:
             attempt = 1
             while not _make(root / name):
                 if section.name:
-                    raise UserError(f"run {name} exists already in {root}: continue it with `qfleet resume {name}`, "
+                    raise UserError(f"run {name} exists already in {root}: resume it with `qfleet resume {name}`, "
                                     f"or choose another run.name")
                 attempt += 1
                 name = f"{default}-{attempt}"
         except OSError as error:
             raise UserError(f"cannot write the run {root / name}: {_why_not(root, error)}; "
-                            f"choose a folder you may write to with run.root") from error
+                            f"choose a writable folder with run.root") from error
         run = RunDirectory(root / name)
         try:
             run.lock()
@@ -115,7 +115,7 @@ class RunDirectory:
             raise
         except OSError as error:
             run.discard()
-            raise UserError(f"cannot write the run {run.path}: {error.strerror}; make room there, or choose another "
+            raise UserError(f"cannot write the run {run.path}: {error.strerror}; free disk space, or choose another "
                             "folder with run.root") from error
         return run
 
@@ -126,11 +126,12 @@ class RunDirectory:
         for path in (here, named):
             if str(where) and _is_run(path):
                 return RunDirectory(path)
-        if os.path.isfile(here):  # which is False for a name that is too long
+        if os.path.isfile(here):  # False for a name that is too long
             raise UserError(f"{where} is a file, not a qfleet run: a run is a folder with config.yaml and "
-                            "checkpoints, a checkpoint a folder in these; models of other libraries cannot be read")
+                            "checkpoints, and a checkpoint is a folder in checkpoints; models of other libraries "
+                            "cannot be read")
         raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}; "
-                        f"{_like(here.name, run_names(root), root)} (runs of another folder: --root DIR)")
+                        f"{_similar_names(here.name, run_names(root), root)} (runs in another folder: --root DIR)")
 
     @property
     def name(self) -> str:
@@ -165,30 +166,32 @@ class RunDirectory:
         return self.path / "plots"
 
     def add_attempt(self, description: dict[str, Any]) -> None:
-        """Append one start or resume, as `describe` saw it, to run.json: versions may differ between attempts."""
+        """Append a start or resume, from `describe_machine`, to run.json: versions may differ between attempts."""
         record = self._read_record()
         attempts = record.get("attempts")
         self._write_record(record | {"attempts": [*(attempts if isinstance(attempts, list) else []), description],
                                      "ended": None})
 
     def conclude(self, reason: str, error: str = "") -> None:
-        """Write to run.json how the last attempt ended: a reason of `Stop`, or `failed` and why."""
-        with suppress(OSError):  # a disk that is full has been complained about
+        """Write to run.json how the last attempt ended: a reason of `StopRule`, or `failed` and the error."""
+        with suppress(OSError):  # a full disk has already been reported
             self._write_record(self._read_record() | {"ended": {"reason": reason, "error": error[:ERROR_CHARACTERS]}})
 
     def ending(self) -> dict[str, Any] | None:
-        """What `conclude` wrote; None while the last attempt goes on, or if it died. Empty in runs of qfleet 0.1."""
+        """Return what `conclude` wrote; None while the last attempt is running or if it died; empty for qfleet 0.1."""
         found = self._read_record().get("ended", {})
         return found if isinstance(found, dict) else None
 
     def has_id(self, run: str | None) -> bool:
-        """Whether this is the run of that id, or a copy of it. Unknown counts as yes: checkpoints of earlier versions
-        name no run, and run.json may be lost."""
+        """True if this is the run of that id, or a copy of it.
+
+        An unknown id counts as a match: checkpoints of earlier versions name no run, and run.json may be lost.
+        """
         record = self._read_record()
         return run is None or not record or record.get("id") == run
 
     def ensure_id(self, known: str | None) -> str:
-        """The run's id. One that has none yet, in run.json, is given the known one, or a new one."""
+        """Return the run's id. If run.json has none, `known` or a new id is written to it."""
         record = self._read_record()
         found = record.get("id") or known or secrets.token_hex(16)
         if record.get("id") != found:
@@ -196,25 +199,25 @@ class RunDirectory:
         return str(found)
 
     def attempts(self) -> list[dict[str, Any]]:
-        """Every start and resume, as `describe` saw it; what is not readable is left out."""
+        """Return every start and resume, as `describe_machine` described it; unreadable entries are skipped."""
         found = self._read_record().get("attempts")
         return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
 
     def has_gpu(self) -> bool:
-        """Whether the machine of the newest attempt has a GPU; if it is not known, yes."""
+        """True if the machine of the newest attempt has a GPU, or if that is unknown."""
         attempts = self.attempts()
         hardware = attempts[-1].get("hardware") if attempts else None
         return not isinstance(hardware, dict) or bool(hardware.get("gpus", True))
 
     def created_here(self) -> bool:
-        """Whether this user made the run, here: not so for a copy or a download, still so when moved or renamed."""
+        """True if this user created the run on this machine: still true after a move or rename, false for a copy."""
         try:
             return owned(self.path, self.record) and self._read_record().get("home") == fingerprint(self.path)
         except OSError:
             return False
 
     def _read_record(self) -> dict[str, Any]:
-        """run.json, or nothing where it is missing or not readable."""
+        """Return run.json; empty if it is missing or unreadable."""
         with suppress(OSError, ValueError, RecursionError):
             with open_no_follow(self.record) as file:
                 found = json.load(file)
@@ -225,7 +228,7 @@ class RunDirectory:
         replace_text(self.record, json.dumps(record, indent=2) + "\n")
 
     def lock(self) -> None:
-        """Become the one writer. A lock whose process is dead is taken over; a living one is a UserError."""
+        """Become the only writer. The lock of a dead process is taken over; that of a live one raises UserError."""
         try:
             with self._lock_file() as file:
                 owner = LockOwner.parse(file.read())
@@ -236,28 +239,28 @@ class RunDirectory:
                 file.truncate()
                 file.write(f"{LockOwner.current()}\n")
         except OSError as error:
-            raise UserError(f"cannot lock the run {self.path}: {error.strerror}; make room there and let it be written "
-                            f"to, or choose another folder with run.root") from error
+            raise UserError(f"cannot lock the run {self.path}: {error.strerror}; free disk space and make it writable, "
+                            f"or choose another folder with run.root") from error
 
     def unlock(self) -> None:
-        """Give the run back; a lock that is not this process's own stays."""
+        """Release the lock, unless it belongs to another process."""
         with suppress(OSError), self._lock_file() as file:
             owner = LockOwner.parse(file.read())
             if owner is None or owner == LockOwner.current():
                 (self.path / "lock").unlink()
 
     def discard(self) -> None:
-        """Remove a run that never began: it holds nothing but its description."""
+        """Remove a run that never started: it contains only its description."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     @contextmanager
     def _lock_file(self) -> Iterator[TextIO]:
-        """The lock file, open and ours alone for a moment, so that two takers cannot both find it stale."""
+        """Yield the lock file under an exclusive flock, so that two processes cannot both find it stale."""
         path = self.path / "lock"
         while True:
             with path.open("a+") as file:
                 _flock(file)
-                # Whoever unlocked meanwhile has unlinked the file we hold: then another one counts.
+                # Another process may have unlocked and unlinked this file meanwhile: then open the new one.
                 if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     file.seek(0)
                     yield file
@@ -265,38 +268,38 @@ class RunDirectory:
 
 
 def run_names(root: str | Path) -> list[str]:
-    """Names of the runs under root, the most recently touched first."""
+    """Names of the runs under root, most recently modified first."""
     folder = Path(root).expanduser()
     runs = [path for path in folder.iterdir() if _is_run(path)] if folder.is_dir() else []
     return [path.name for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
-def _like(name: str, names: list[str], root: str | Path) -> str:
-    """Which runs may have been meant: those of a similar name, and those whose name begins with this one."""
+def _similar_names(name: str, names: list[str], root: str | Path) -> str:
+    """Suggest runs with a similar name and runs whose name begins with this one."""
     begun = [other for other in names if name and other.casefold().startswith(name.casefold())]
     close = list(dict.fromkeys(difflib.get_close_matches(name, names, n=3, cutoff=0.6) + begun))[:3]
     if close:
         return f"did you mean {', '.join(close)}?"
     folder = Path(root).expanduser().resolve()
-    return f"{folder} holds no run of a similar name" if names else f"there are no runs in {folder} yet"
+    return f"{folder} contains no run with a similar name" if names else f"there are no runs in {folder} yet"
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, meets the old text or the new one, never a half."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Replace a file atomically: after a crash, and for any reader, it holds the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def describe_machine() -> dict[str, Any]:
-    """What a run was made with: command, versions, hardware, the state of the working directory, the time."""
+    """Describe an attempt for run.json: command, time, versions, hardware and git state of the working directory."""
     return {
         "command": sys.argv,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -318,11 +321,11 @@ def _make(path: Path) -> bool:
 
 
 def _why_not(folder: Path, error: OSError) -> str:
-    """Why a folder cannot be made, by the first of its parents that exists."""
+    """Explain why a folder cannot be created, by the first of its parents that exists."""
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     if not there.is_dir():
         return f"{there} is a file, not a folder"
-    return f"no folder can be made in {there}" if isinstance(error, FileNotFoundError) else str(error.strerror)
+    return f"no folder can be created in {there}" if isinstance(error, FileNotFoundError) else str(error.strerror)
 
 
 def _is_run(path: Path) -> bool:
@@ -334,12 +337,12 @@ def _in_use(path: Path, owner: LockOwner, unknown: bool) -> str:
     if unknown:
         return f"another run writes here: {path} is locked by {who}; if that process is gone, delete {path / 'lock'}"
     if owner == LockOwner.current():
-        who = "this very process"
+        who = "this process"
     return f"another run writes here: {path} is in use by {who}; wait for it, stop it, or choose another run.name"
 
 
 def _flock(file: TextIO) -> None:
-    """Ask the system for the file; where it cannot (Windows, some network file systems) a tiny race remains."""
+    """Lock the file exclusively; where that is not supported (Windows, some network disks) a small race remains."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -352,12 +355,12 @@ def _hardware() -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory and whether tracked files differ from it; None outside of a repository."""
-    answers = []
-    for question in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+    """Commit of the working directory, and True for `dirty` if tracked files differ; None outside of a repository."""
+    outputs = []
+    for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            done = subprocess.run(["git", *question], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
+            done = subprocess.run(["git", *command], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
-        answers.append(done.stdout.strip())
-    return {"commit": answers[0], "dirty": bool(answers[1])}
+        outputs.append(done.stdout.strip())
+    return {"commit": outputs[0], "dirty": bool(outputs[1])}

@@ -1,4 +1,4 @@
-"""How much a disk has left for the checkpoints of a run."""
+"""Disk space available for the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pathlib import Path
 
 
 def free_checkpoint_bytes(run: Path) -> int | None:
-    """Bytes that checkpoints of a run may take there: what is free, and what older ones take. None if unknown.
-
-    The run need not exist yet.
-    """
+    """Free bytes plus the bytes of existing checkpoints of the run; None if unknown. The run need not exist yet."""
     folder = run.expanduser().absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    taken: dict[int, int] = {}  # by inode: checkpoints share files
+    taken: dict[int, int] = {}  # by inode, since checkpoints share files
     with suppress(OSError):
         for path in (run / "checkpoints").rglob("*"):
             found = path.lstat()

@@ -1,4 +1,4 @@
-"""From what a user names to a checkpoint: a run by path or name, or a checkpoint by path; and whether to trust it."""
+"""Find a checkpoint from a run's path or name or from its own path, and check whether it is trusted."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ Which = Literal["best", "latest"]
 StrPath = str | Path
 
 HARMLESS = ("description", "device", "init_from", "run", "fleet")
-"""Parts of a config that may hold a colon and are never imported: `cuda:0`, folders, ports, prose."""
+"""Parts of a config that may contain a colon and are never imported: `cuda:0`, folders, ports, descriptions."""
 
 
 def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "runs", trust: bool = False) -> Checkpoint:
-    """The checkpoint that a path or a run's name means; without `trust`, only our own runs may name code to import."""
+    """Return the checkpoint for a path or a run's name.
+
+    Without `trust`, only runs created on this machine by this user may name code to import.
+    """
     if which not in get_args(Which):
         raise UserError(f"which={which!r}: must be {' or '.join(get_args(Which))}")
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
     if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).created_here()):
         config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-        refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run that you made here")
+        refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run created here by you")
     return checkpoint
 
 
 def require_trusted(run: RunDirectory) -> None:
-    """To be asked before the config of a run is validated, since that imports what it names."""
+    """Refuse a foreign run that names code. Call it before validating the config, which imports that code."""
     if not run.created_here():
-        refuse_imports(read_yaml(run.config), f"run {run.path}", "you did not make it here (it is a copy, perhaps)")
+        refuse_imports(read_yaml(run.config), f"run {run.path}", "it was not created here by you (it may be a copy)")
 
 
 def require_no_outside_links(run: RunDirectory) -> None:
-    """To be asked before anything is written into a run: one from elsewhere could hold links to any file."""
+    """Refuse a foreign run with links to outside. Call it before writing: the links could lead to any file."""
     if run.created_here():
         return
     for folder, folders, files in os.walk(run.path):
         for path in (Path(folder, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(run.path.resolve()):
-                raise UserError(f"{path} is a link to {os.readlink(path)}, through which the run would write, and you "
-                                "did not make it here (it is a copy, perhaps): remove the link, or if you trust the "
+                raise UserError(f"{path} is a link to {os.readlink(path)}, through which the run would write, and it "
+                                "was not created here by you (it may be a copy): remove the link, or if you trust the "
                                 "run, pass --trust (in Python: trust=True)")
 
 
@@ -58,21 +61,21 @@ def _of_run(path: StrPath, which: Which, root: StrPath) -> Checkpoint:
 
 
 def refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
-    """A stranger's config must not choose which code we import: that is for the user to say."""
-    if asked := foreign_names(config):
-        raise UserError(f"{what} asks to import {', '.join(asked)}, and {why}; if you trust it, pass --trust "
+    """Refuse a config that names code outside of the package: importing it is the user's decision."""
+    if names := foreign_names(config):
+        raise UserError(f"{what} imports {', '.join(names)}, and {why}; if you trust it, pass --trust "
                         "(in Python: trust=True)")
 
 
 def foreign_names(config: Mapping[str, Any]) -> list[str]:
-    """Everything in a config that may be code outside of the package."""
-    # No run is written with `extends`, and the file that it names could name anything.
+    """Texts in a config that may name code outside of the package."""
+    # The config of a run never contains `extends`, and the file it names could name any code.
     return [text for name, part in config.items() if name not in HARMLESS for text in _texts(part)
             if ":" in text or name == "extends"]
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a tree: any of them may be one that somebody imports."""
+    """Yield every text in a tree."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

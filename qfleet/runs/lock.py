@@ -1,4 +1,4 @@
-"""Which process owns a file, and does it still live? Answers for the run's lock and for half-written checkpoints."""
+"""Identity of the process that owns a run's lock or a partly written checkpoint, and a test whether it is alive."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MOST_BYTES = 1000
 
 @dataclass(frozen=True)
 class LockOwner:
-    """A process for all time: its number may be given again, but not with the same start on the same boot."""
+    """Unique identity of a process: a pid may be reused, but not with the same start time on the same boot."""
 
     host: str
     pid: int
     start: str
-    """Boot and clock tick at which the process began; empty where the system does not say."""
+    """Boot id and clock tick of the process start; empty if the system does not provide them."""
 
     @staticmethod
     def current() -> LockOwner:
-        return LockOwner(platform.node(), os.getpid(), _birth(os.getpid()) or "")
+        return LockOwner(platform.node(), os.getpid(), _start_time(os.getpid()) or "")
 
     @staticmethod
     def parse(text: str) -> LockOwner | None:
-        """Read what `str(owner)` wrote; None if it is something else."""
+        """Parse the text of `str(owner)`; None for any other text."""
         pid, _, rest = text.strip().partition(".")
         start, separator, host = rest.partition(".")
         if not (separator and pid.isascii() and pid.isdigit()):
@@ -36,7 +36,7 @@ class LockOwner:
 
     @staticmethod
     def read(lock: Path) -> LockOwner | None:
-        """Who holds a lock file; None if nobody does."""
+        """Return the owner of a lock file; None if it is not locked."""
         try:
             with open_no_follow(lock) as file:
                 return LockOwner.parse(file.read(MOST_BYTES).decode())
@@ -47,26 +47,26 @@ class LockOwner:
         return f"{self.pid}.{self.start}.{self.host}"
 
     def alive(self) -> bool | None:
-        """Whether the process runs; None if it belongs to another host, where nobody here can look."""
+        """True if the process is running; None if it belongs to another host, where this is unknown."""
         if self.host != platform.node():
             return None
         if os.name != "posix":
-            return True  # os.kill(pid, 0) is no harmless question there
+            return True  # os.kill(pid, 0) would interrupt the process there
         try:
             os.kill(self.pid, 0)
         except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             pass
-        birth = _birth(self.pid)
-        return birth is None or not self.start or birth == self.start
+        start = _start_time(self.pid)
+        return start is None or not self.start or start == self.start
 
 
-def _birth(pid: int) -> str | None:
-    """Boot id and start tick, `3f2a9c01-123456`; "dead" for a zombie; None where there is no /proc."""
+def _start_time(pid: int) -> str | None:
+    """Boot id and start tick, `3f2a9c01-123456`; "dead" for a zombie; None without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-        # The name, second field, may hold blanks and brackets; the third, after the last bracket, is the state.
+        # The second field, the name, may contain spaces and brackets; the third, after the last bracket, is the state.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

@@ -16,7 +16,7 @@ from qfleet import __version__
 
 
 def cpu_model() -> str:
-    """Model name of the CPU; its architecture where the system does not tell."""
+    """Model name of the CPU, or its architecture if the system does not provide the name."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -24,7 +24,7 @@ def cpu_model() -> str:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory, whatever limit a container sets; None if unknown."""
+    """Physical memory, regardless of a container's limit; None if unknown."""
     with suppress(OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
@@ -48,6 +48,6 @@ def package_version(name: str) -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of qfleet and of those of these packages that are installed."""
+    """Versions of qfleet and of the installed packages among `names`."""
     found = {name: package_version(name) for name in names}
     return {"qfleet": __version__} | {name: version for name, version in found.items() if version is not None}

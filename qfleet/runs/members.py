@@ -1,6 +1,6 @@
-"""Who takes part in a run, for whoever looks on: small files in the run directory.
+"""Members of a fleet: small files in the run directory, read by the live page.
 
-The learner writes every second who is there, the head of the fleet who has just died and how: only a parent knows.
+The learner writes the list of members every second; the driver, as the parent process, writes how members exited.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ log = logging.getLogger(__name__)
 MEMBERS_FILE, EXITS_FILE = "fleet.json", "exits.json"
 MOST_EXITS = 50
 SILENT_S = 5.0
-"""Members are heard of every second, on a machine that is not too busy."""
+"""Seconds without a heartbeat after which a member counts as silent. Heartbeats normally come every second."""
 
 RATE_S = 10.0
 RECENT_S = 60.0
 LATE_S = 1.0
-"""The last words of the dead may be heard a moment later."""
+"""Seconds by which the last message of a process may arrive after its exit."""
 
 
 def write_members(folder: Path, members: Sequence[Mapping[str, Any]]) -> None:
-    """Say who is there now."""
+    """Write the current members."""
     _write(folder / MEMBERS_FILE, members)
 
 
 def read_members(folder: Path) -> dict[str, Any]:
-    """What the file says; nothing if there is none, or not one of ours."""
+    """Return the contents of the members file; empty if it is missing or invalid."""
     return _read(folder / MEMBERS_FILE)
 
 
 def record_exit(folder: Path, name: str, pid: int, how: str) -> None:
-    """Say that a member died, and how: `was killed by SIGKILL: perhaps out of memory`."""
+    """Record the exit of a member with its cause, for example `was killed by SIGKILL: perhaps out of memory`."""
     known = _read(folder / EXITS_FILE).get("members", [])
     _write(folder / EXITS_FILE, [*known, {"at": time.time(), "name": name, "pid": pid, "how": how}][-MOST_EXITS:])
 
 
 def _write(path: Path, members: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the file at once, but without waiting for the disk: nobody depends on it."""
-    beside = path.with_name(f".{path.name}.tmp")
+    """Replace the file atomically, without a sync to disk: only the display depends on it."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        beside.write_text(json.dumps({"at": time.time(), "members": list(members)}))
-        beside.replace(path)
+        temporary.write_text(json.dumps({"at": time.time(), "members": list(members)}))
+        temporary.replace(path)
     except OSError as error:
-        log.debug("the roll could not be written (%s)", error)
+        log.debug("the list of members could not be written (%s)", error)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -67,71 +67,71 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def short_exit_text(how: str) -> str:
-    """How somebody died, in the few words that a table has room for: `killed (SIGKILL)`."""
+    """Shorten the cause of an exit for a table cell: `killed (SIGKILL)`."""
     return re.sub(r"^was killed by (\w+).*", r"killed (\1)", how, flags=re.S)
 
 
 class MemberMonitor:
-    """Who is there, how fast and how well, from one look to the next; and what has happened meanwhile."""
+    """Rate and health of the members at each poll, and the events since the first one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._steps: dict[tuple[str, int], deque[tuple[float, float]]] = {}
         self._health: dict[str, tuple[int, str]] = {}
-        self._exits: dict[tuple[str, int], tuple[float, str]] = {}  # when and how, by name and process
+        self._exits: dict[tuple[str, int], tuple[float, str]] = {}  # time and cause, by name and pid
         self.events: deque[tuple[float, str]] = deque(maxlen=50)
 
     def poll(self, now: float) -> list[dict[str, Any]]:
-        """A row for each member, with `rate` in steps per second and `health`: healthy, silent, down or lost.
+        """Return a row per member, with `rate` in steps per second and `health`: healthy, silent, down or lost.
 
-        Who is down is known to have died, and is being started again: `words` say how it died.
+        A member that is down has exited and is being restarted; `words` names the cause.
         """
         found = read_members(self._folder)
-        self._hear_of_exits(now)
+        self._read_exits(now)
         if not found:
             return []
-        since = max(0.0, now - float(found["at"]))  # nobody writes any more if the learner is gone
+        since = max(0.0, now - float(found["at"]))  # the file is no longer written once the learner is gone
         return [self._row(member, since, now) for member in found["members"]]
 
     def _row(self, member: Mapping[str, Any], since: float, now: float) -> dict[str, Any]:
-        name, life = str(member.get("name")), int(member.get("incarnation") or 1)
+        name, incarnation = str(member.get("name")), int(member.get("incarnation") or 1)
         silent, limit = float(member.get("silent_s") or 0) + since, float(member.get("live_s") or 30)
         health = "lost" if silent > limit else "silent" if silent > SILENT_S else "healthy"
         died, how = self._exits.get((name, int(member.get("pid") or 0)), (0.0, ""))
-        if down := now - silent < died + LATE_S:  # or another process was given that number
+        if down := now - silent < died + LATE_S:  # otherwise another process has reused the pid
             health = "down"
-        self._note(name, life, health, silent, now)
-        rate = self._rate(name, life, float(member.get("steps") or 0), now - silent)
+        self._add_event(name, incarnation, health, silent, now)
+        rate = self._rate(name, incarnation, float(member.get("steps") or 0), now - silent)
         return {**member, "name": name, "silent_s": silent, "health": health,
                 "words": f"{short_exit_text(how)}, restarting" if down else None,
                 "rate": rate if health == "healthy" else None}
 
-    def _hear_of_exits(self, now: float) -> None:
+    def _read_exits(self, now: float) -> None:
         first = not self._exits
         for each in _read(self._folder / EXITS_FILE).get("members", []):
             key, died, how = (str(each.get("name")), int(each.get("pid") or 0)), each.get("at"), str(each.get("how"))
             if not isinstance(died, int | float) or self._exits.get(key, (0.0, ""))[0] >= died:
                 continue
             self._exits[key] = died, how
-            if not first or now - died < RECENT_S:  # what happened long before anybody looked is no news
+            if not first or now - died < RECENT_S:  # exits long before the first poll are not shown
                 self.events.append((died, f"{key[0]} {how}"))
 
-    def _rate(self, name: str, life: int, steps: float, said: float) -> float | None:
-        marks = self._steps.setdefault((name, life), deque())
+    def _rate(self, name: str, incarnation: int, steps: float, reported_at: float) -> float | None:
+        marks = self._steps.setdefault((name, incarnation), deque())
         if not marks or steps != marks[-1][1]:
-            marks.append((said, steps))
+            marks.append((reported_at, steps))
         while len(marks) > 2 and marks[-1][0] - marks[0][0] > RATE_S:
             marks.popleft()
         (t0, s0), (t1, s1) = marks[0], marks[-1]
         return (s1 - s0) / (t1 - t0) if t1 > t0 else None
 
-    def _note(self, name: str, life: int, health: str, silent: float, now: float) -> None:
+    def _add_event(self, name: str, incarnation: int, health: str, silent: float, now: float) -> None:
         before = self._health.get(name)
-        self._health[name] = life, health
+        self._health[name] = incarnation, health
         if before is None:
             return
-        if life > before[0]:
-            self.events.append((now, f"{name} restarted (start {life})"))
-        elif health != before[1] and health != "down":  # which was told with its cause
+        if incarnation > before[0]:
+            self.events.append((now, f"{name} restarted (start {incarnation})"))
+        elif health != before[1] and health != "down":  # reported with its cause by _read_exits
             text = "heartbeat again" if health == "healthy" else f"no heartbeat for {silent:.0f} s"
             self.events.append((now, f"{name}: {text}"))

@@ -1,8 +1,8 @@
-"""Where metric records go: JSON lines are the record of a run, TensorBoard and Weights & Biases are views of it.
+"""Writers of metric records: JSON lines are the primary copy, TensorBoard and Weights & Biases are views.
 
-A record is a flat dict: the clocks `step`, `frames`, `updates`, `episodes`, `time_s`, and figures by tag, such as
-`rollout/ep_rew_mean`. A writer that fails (a full disk, a lost connection) says so once a minute, drops what it was
-given and lets the training go on.
+A record is a flat dict of the counters `step`, `frames`, `updates`, `episodes`, `time_s`, and metrics by tag, such as
+`rollout/ep_rew_mean`. A writer that fails (full disk, lost connection) drops the record, warns at most once a minute
+and does not stop the training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Record = Mapping[str, Any]
 
 
 class ThrottledWarning:
-    """Says that records of a writer are lost, at most once per period."""
+    """Warning about lost records of a writer, logged at most once per period."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -37,25 +37,25 @@ class ThrottledWarning:
         self._silent_until = -math.inf
 
     def waiting(self) -> bool:
-        """Whether the last complaint is less than a period old."""
+        """True if the last warning is less than a period old."""
         return time.monotonic() < self._silent_until
 
     def add(self, error: BaseException) -> None:
         self.lost += 1
         if not self.waiting():
             self._silent_until = time.monotonic() + WARNING_PERIOD_S
-            log.warning("%s: record lost (%s), %d so far; the training goes on", self.what, error, self.lost)
+            log.warning("%s: record lost (%s), %d so far; training continues", self.what, error, self.lost)
 
 
 def moment_of(record: Record) -> tuple[int, int]:
-    """When a record was made: steps, and updates, since a learner goes on between two steps of actors elsewhere."""
+    """Position of a record in the run: steps and updates, since with remote actors updates happen between steps."""
     return record.get("step", 0), record.get("updates", 0)
 
 
 class JsonlWriter:
-    """Appends one line per record. With `resume`, the moment that a run goes on from, later lines are dropped first.
+    """Appends one line per record. With `resume`, the (step, updates) of a checkpoint, later lines are dropped first.
 
-    A line is written in one call and taken back if it does not fit, so the file holds whole lines, whatever happens.
+    A line is written in one call and removed again if the write is incomplete, so the file holds complete lines only.
     """
 
     def __init__(self, path: Path, resume: tuple[int, int] | None = None) -> None:
@@ -64,25 +64,25 @@ class JsonlWriter:
             self._drop_beyond(path, resume)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         size = os.fstat(self._file).st_size
-        # A run that was killed may have left half a line: it stays alone on its line, and readers skip it.
-        self._lead = b"\n" if size and os.pread(self._file, 1, size - 1) != b"\n" else b""
+        # A killed run may have left an incomplete line: end it here, and readers skip it.
+        self._prefix = b"\n" if size and os.pread(self._file, 1, size - 1) != b"\n" else b""
 
     def write(self, record: Record) -> None:
-        line = self._lead + json.dumps({tag: _plain(value) for tag, value in record.items()}).encode() + b"\n"
+        line = self._prefix + json.dumps({tag: _plain(value) for tag, value in record.items()}).encode() + b"\n"
         end = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, line)
             if written < len(line):
-                written += os.write(self._file, line[written:])  # the second call brings the reason
+                written += os.write(self._file, line[written:])  # the second call raises the cause
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file, end)
             self._warning.add(error)
         else:
-            self._lead = b""
+            self._prefix = b""
 
     def flush(self) -> None:
-        """Bring the lines to the disk, for instance before a checkpoint that counts on them."""
+        """Sync the lines to disk, for instance before a checkpoint that relies on them."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -103,13 +103,13 @@ class JsonlWriter:
         try:
             replace_text(path, "".join(line.decode() + "\n" for line in kept))
         except OSError as error:
-            log.warning("%s: lines beyond step %d stay (%s)", path, moment[0], error)
+            log.warning("%s: lines beyond step %d could not be removed (%s)", path, moment[0], error)
 
 
 class TensorBoardWriter:
-    """Scalars by tag over `step`; clocks appear as `time/<clock>`. With `resume_step`, later points are purged.
+    """Scalars by tag over `step`; counters appear as `time/<counter>`. With `resume_step`, later points are purged.
 
-    Events are written here and now: `SummaryWriter` does so in a thread, which dies with a traceback on a full disk.
+    Events are written synchronously: the thread of `SummaryWriter` dies with a traceback on a full disk.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
@@ -127,10 +127,10 @@ class TensorBoardWriter:
             self._write(record)
         except OSError as error:
             self._warning.add(error)
-            self.close()  # half an event makes all after it unreadable: go on in a new file
+            self.close()  # an incomplete event makes all later ones unreadable: continue in a new file
 
     def flush(self) -> None:
-        """Every record is handed to the system as it comes."""
+        """Nothing is buffered: every record is written at once."""
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -151,13 +151,13 @@ class TensorBoardWriter:
                 self._append(Event(wall_time=time.time(), step=self._purge_step,
                                    session_log=SessionLog(status=SessionLog.START)))
                 self._purge_step = None
-        figures = {tag: _plain(value) for tag, value in record.items() if tag != "step"}
+        metrics = {tag: _plain(value) for tag, value in record.items() if tag != "step"}
         values = [Summary.Value(tag=tag if "/" in tag else f"time/{tag}", simple_value=value)
-                  for tag, value in figures.items() if is_number(value)]
+                  for tag, value in metrics.items() if is_number(value)]
         self._append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
 
     def _open(self) -> BinaryIO:
-        """A new file; viewers read the files of a folder in the order of their names."""
+        """Open a new file. TensorBoard reads the files of a folder in the order of their names."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._opened += 1
         name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{self._opened}"
@@ -170,7 +170,7 @@ class TensorBoardWriter:
 
 
 class _FullWrites:
-    """An unbuffered file whose `write` takes all or raises."""
+    """An unbuffered file whose `write` writes all bytes or raises."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -181,7 +181,7 @@ class _FullWrites:
 
 
 class WandbWriter:
-    """Logs to Weights & Biases, into the run directory and offline unless WANDB_MODE says otherwise."""
+    """Logs to Weights & Biases, in the run directory and offline unless WANDB_MODE is set."""
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         try:
@@ -192,12 +192,12 @@ class WandbWriter:
         self._run: Any = None
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
-            for part in ("cache", "config", "data"):  # else they land in the home directory
+            for part in ("cache", "config", "data"):  # the default is the home directory
                 os.environ.setdefault(f"WANDB_{part.upper()}_DIR", str(folder.resolve() / "wandb" / part))
         try:
             self._run = wandb.init(project=os.environ.get("WANDB_PROJECT", "qfleet"), name=name, dir=str(folder),
                                    config=dict(config), mode=mode, settings=wandb.Settings(silent=True))
-        except Exception as error:  # whatever a view does, the training goes on
+        except Exception as error:  # a failing writer must not stop the training
             self._warning.add(error)
 
     def write(self, record: Record) -> None:
@@ -209,7 +209,7 @@ class WandbWriter:
             self._warning.add(error)
 
     def flush(self) -> None:
-        """The library sends in its own time."""
+        """The library sends records asynchronously."""
 
     def close(self) -> None:
         run, self._run = self._run, None
@@ -222,7 +222,7 @@ class WandbWriter:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All records of a metrics.jsonl that can be read, in order; None stands for a figure that was not finite."""
+    """Read all valid records of a metrics.jsonl, in order; None stands for a value that was not finite."""
     try:
         with open_no_follow(Path(path)) as file:
             lines = file.read().splitlines()
@@ -234,7 +234,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None if it is torn, damaged or something else. What is no number is no figure of it."""
+    """Parse a line; None if it is not a complete record. Values that are not numbers are dropped."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -245,7 +245,7 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A figure as JSON knows it: arrays and tensors of one element become numbers, what is not finite becomes null."""
+    """Convert a value for JSON: arrays and tensors of one element become numbers, non-finite values become None."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

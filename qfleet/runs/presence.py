@@ -1,4 +1,4 @@
-"""Whether the directory that a run writes to is still there."""
+"""Detection of a run directory that was deleted, moved or replaced during training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from qfleet.runs.directory import RunDirectory
 
 
 class DirectoryGuard:
-    """Raises RunLost once the run's directory is deleted, moved or replaced. As a sink it looks with every record.
+    """Raises RunLost once the run directory is deleted, moved or replaced. As a metric sink it checks at every record.
 
-    Open files go on taking what is written to them after their deletion, and saving would make a directory anew: a run
-    would end well, and leave nothing. Errors that do not prove a loss, such as those of a network disk, are no loss.
+    Deleted files that are still open accept writes, and saving would create the directory again: the run would end
+    normally and leave no results. Errors that do not prove a loss, such as those of a network disk, are ignored.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -26,11 +26,11 @@ class DirectoryGuard:
             found = self.directory.path.stat()
             self.directory.record.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            raise RunLost(self._lost("is gone, or run.json in it")) from None
+            raise RunLost(self._lost("or its run.json is missing")) from None
         except OSError:
             return
         if (found.st_dev, found.st_ino) != self._identity:
-            raise RunLost(self._lost("is another directory than at the start"))
+            raise RunLost(self._lost("is not the same directory as at the start"))
 
     def _lost(self, how: str) -> str:
         return (f"the run directory {self.directory.path} {how}: it was deleted, moved or replaced while the run was "
@@ -40,7 +40,7 @@ class DirectoryGuard:
         self.check()
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is open."""

@@ -1,4 +1,4 @@
-"""Whether a run is going on, and how it ended: told from outside, by the lock that its writer holds and by run.json."""
+"""State of a run as seen by another process, from its lock and run.json: running, or how it ended."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STATE_TEXT: dict[RunState, str] = {
     "ended": "has ended",
     "interrupted": "was interrupted",
     "failed": "has failed",
-    "died": "is not running: its process died without ending it",
-    "elsewhere": "runs on another host, or did: from here nobody can tell",
+    "died": "is not running: its process died",
+    "elsewhere": "is locked by another host: it may or may not be running",
 }
 
 
 def may_be_running(state: RunState) -> bool:
-    """Whether the run goes on, as far as can be told from here."""
+    """True if the run is running, or locked by another host, where this is unknown."""
     return state in ("running", "elsewhere")
 
 
@@ -39,13 +39,13 @@ def run_state(run: RunDirectory) -> RunState:
 
 
 def describe_state(run: RunDirectory, state: RunState) -> str:
-    """The state for people: what went wrong, and what `qfleet resume` would do about it."""
+    """Describe the state in words: what went wrong, and what `qfleet resume` would do."""
     if may_be_running(state) or state == "ended":
         return STATE_TEXT[state]
     error = (run.ending() or {}).get("error")
     why = f": {_printable(error).rstrip('.')}" if state == "failed" and isinstance(error, str) and error else ""
     saved = any(run.checkpoints.glob("step-*"))
-    remedy = "goes on from its newest checkpoint" if saved else "starts it again, there is no checkpoint yet"
+    remedy = "continues from its newest checkpoint" if saved else "starts it again, there is no checkpoint yet"
     return f"{STATE_TEXT[state]}{why}; `qfleet resume` {remedy}"
 
 

@@ -1,12 +1,12 @@
-"""A tree of state as a JSON document plus named arrays: every type and bit survives, and nothing is pickled.
+"""State trees as a JSON document plus named arrays: types and bits are preserved, and nothing is pickled.
 
-What JSON cannot say is an object with a single key that begins with `$`:
+Values that JSON cannot express are objects with a single key that begins with `$`:
 
     {"$tensor": NAME}  {"$array": NAME}  {"$scalar": NAME}     the array NAME as torch tensor, numpy array, numpy scalar
     {"$tuple": [...]}  {"$float": "nan"}                       a tuple; a float that is not finite
-    {"$items": [[key, value], ...]}                            a dict with integer keys, or with keys like these here
+    {"$items": [[key, value], ...]}                            a dict with integer keys, or with keys that begin with $
 
-Equal arrays share one NAME: a run holds its weights several times, the learner's, the published ones, the actor's.
+Equal arrays share one NAME: a run holds its weights several times, in the learner, as published, and in the actor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class _ArrayPool:
-    """Arrays by name, every content once; what is `known` already is named and not taken."""
+    """Arrays by name, each content once. Arrays that are in `known` are referred to by name and not stored."""
 
     def __init__(self, known: Mapping[str, torch.Tensor]) -> None:
         self.arrays: Arrays = {}
@@ -40,25 +40,26 @@ class _ArrayPool:
 
 
 def _content(array: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
-    """What makes two dense arrays the same, bit by bit: NaN equals itself here, and 0 is not -0."""
-    data: Any = array.reshape(-1).view(torch.uint8).numpy() if array.numel() else b""  # nothing has odd strides
+    """Key by which two dense arrays are bitwise equal: NaN equals itself, and 0 differs from -0."""
+    data: Any = array.reshape(-1).view(torch.uint8).numpy() if array.numel() else b""  # empty arrays: any strides
     return array.dtype, array.shape, hashlib.sha256(data).digest()
 
 
 def pack(tree: Any, known: Mapping[str, torch.Tensor] | None = None) -> tuple[Any, Arrays]:
     """Split a tree of dict, list, tuple, str, int, float, bool, None, numpy and torch values into JSON and arrays.
 
-    Arrays are copied (to the CPU), so the tree may change afterwards. Anything else raises TypeError with its place.
-    Arrays that `known` (dense ones, under names of another form than ours, NUMBER:PLACE) holds are left to it.
+    Arrays are copied (to the CPU), so the tree may change afterwards. Any other type raises TypeError with its path.
+    Arrays equal to one in `known` are referred to by its name and not returned. `known` holds dense arrays, under names
+    that do not have the form NUMBER:PATH used here.
     """
-    shelf = _ArrayPool(known or {})
-    return _pack(tree, "", shelf), shelf.arrays
+    pool = _ArrayPool(known or {})
+    return _pack(tree, "", pool), pool.arrays
 
 
 def unpack(document: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
-    """The tree again; `unpack(*pack(tree))` equals `tree`. A document that `pack` cannot have made is a ValueError.
+    """Restore the tree: `unpack(*pack(tree))` equals `tree`. ValueError for a document that is not from `pack`.
 
-    No two parts of it share memory, whatever they shared on the disk.
+    No two parts of the result share memory, even if they share an array on disk.
     """
     if isinstance(document, list):
         return [unpack(item, arrays) for item in document]
@@ -72,7 +73,7 @@ def unpack(document: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
 
 
 def dense(value: torch.Tensor | np.ndarray | np.generic, place: str = "") -> torch.Tensor:
-    """A contiguous copy on the CPU with memory of its own: what the safetensors format can hold."""
+    """Return a contiguous copy on the CPU with its own memory, as the safetensors format requires."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone(memory_format=torch.contiguous_format)
     try:
@@ -81,18 +82,18 @@ def dense(value: torch.Tensor | np.ndarray | np.generic, place: str = "") -> tor
         raise TypeError(f"state{place}: an array of {np.asarray(value).dtype} cannot be saved") from error
 
 
-def _pack(node: Any, place: str, shelf: _ArrayPool) -> Any:
+def _pack(node: Any, place: str, pool: _ArrayPool) -> Any:
     if node is None or type(node) in (bool, int, str):
         return node
     if type(node) is float:
         return node if math.isfinite(node) else {"$float": str(node)}
     if isinstance(node, dict):
-        return _pack_dict(node, place, shelf)
+        return _pack_dict(node, place, pool)
     if type(node) in (list, tuple):
-        items = [_pack(item, f"{place}/{index}", shelf) for index, item in enumerate(node)]
+        items = [_pack(item, f"{place}/{index}", pool) for index, item in enumerate(node)]
         return items if type(node) is list else {"$tuple": items}
     if isinstance(node, torch.Tensor | np.ndarray | np.generic):
-        return {_tag(node): shelf.put(dense(node, place), place)}
+        return {_tag(node): pool.put(dense(node, place), place)}
     raise TypeError(f"state{place}: a {type(node).__name__} cannot be saved")
 
 
@@ -102,8 +103,8 @@ def _tag(node: torch.Tensor | np.ndarray | np.generic) -> str:
     return "$array" if isinstance(node, np.ndarray) else "$scalar"
 
 
-def _pack_dict(node: dict[Any, Any], place: str, shelf: _ArrayPool) -> Any:
-    items = [(key, _pack(value, f"{place}/{key}", shelf)) for key, value in node.items()]
+def _pack_dict(node: dict[Any, Any], place: str, pool: _ArrayPool) -> Any:
+    items = [(key, _pack(value, f"{place}/{key}", pool)) for key, value in node.items()]
     if all(type(key) is str and not key.startswith("$") for key in node):
         return dict(items)
     if not all(type(key) in (str, int) for key in node):

@@ -1,4 +1,4 @@
-"""Follows the metrics of a run that another process writes."""
+"""Incremental reading of the metrics that another process writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qfleet.runs.safe_open import open_no_follow
 
 
 class MetricsTail:
-    """`news()` gives the records that were added since it was last asked.
+    """`new_records()` yields the records added since the last call.
 
-    A run that is resumed drops what lies beyond its checkpoint and puts another file in the place: then what is in it
-    was seen already, and what follows is news.
+    A resumed run drops records beyond its checkpoint and replaces the file: the records in the new file have been
+    read already, and only those that follow are new.
     """
 
     def __init__(self, path: Path, from_start: bool = False) -> None:
@@ -34,11 +34,11 @@ class MetricsTail:
                 self._place = (found.st_dev, found.st_ino)
                 file.seek(self._offset)
                 data = file.read()
-        except OSError:  # not there yet, or a link
+        except OSError:  # missing, or a link
             return
-        whole = data[:data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        yield from (record for record in map(parse_record, whole.splitlines()) if record is not None)
+        complete = data[:data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        yield from (record for record in map(parse_record, complete.splitlines()) if record is not None)
 
     def _skip(self) -> None:
         try:

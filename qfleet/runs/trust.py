@@ -1,9 +1,8 @@
-"""What proves that a run was made here, by this user: only then is the code imported that its config names.
+"""Proof that a run was created on this machine by this user: only then is code named by its config imported.
 
-The directory and its plain `run.json` belong to this user, and `run.json` holds a fingerprint of this machine and of
-this very directory: its inode and the time of its creation, which the system sets and no user, copy or archive can
-choose. A run that is moved or renamed on its disk keeps them. Another directory that gets the same inode later was
-created later.
+The directory and its regular file `run.json` belong to this user, and `run.json` holds a fingerprint of the machine
+and of the directory: its inode and creation time, which the system sets and no user, copy or archive can choose. A
+move or rename on the same disk keeps both. A directory that reuses the inode later has a later creation time.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ STATX_BYTES, BTIME_OFFSET = 256, 80
 
 
 def fingerprint(folder: Path) -> str:
-    """What no copy of the directory has.
+    """Hash that no copy of the directory shares.
 
-    The number of the device is left out: for many file systems it changes with every boot.
+    The device number is left out: for many file systems it changes with every boot.
     """
     return hashlib.sha256(f"{_machine()} {folder.stat().st_ino} {_created(folder)}".encode()).hexdigest()
 
 
 def owned(folder: Path, record: Path) -> bool:
-    """Whether both belong to this user, and the record is no link, behind which any file of this user may be."""
+    """True if both belong to this user and the record is a regular file, not a link to another file of this user."""
     there, file = folder.stat(), record.lstat()
     mine = not hasattr(os, "getuid") or there.st_uid == file.st_uid == os.getuid()
     return mine and stat.S_ISREG(file.st_mode)
 
 
 def _created(folder: Path) -> int | None:
-    """When the directory was created, in nanoseconds; None where the file system or the C library does not tell."""
+    """Creation time in nanoseconds; None if the file system or the C library does not provide it."""
     if sys.platform != "linux":
         found = getattr(folder.stat(), "st_birthtime", None)
         return None if found is None else int(found * 1e9)
@@ -54,7 +53,7 @@ def _created(folder: Path) -> int | None:
 
 
 def _machine() -> str:
-    """The identity of this installation, secret enough that a stranger cannot guess it; else the host's name."""
+    """Id of this installation, which others cannot guess; the host name if there is none."""
     for place in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with suppress(OSError, UnicodeDecodeError):
             if found := Path(place).read_text().strip():

@@ -137,9 +137,9 @@ def test_an_agent_says_what_it_is_and_refuses_observations_that_are_not_finite()
     agent = api.load(result.directory, which="latest")
     assert repr(agent) == f"TrainedAgent(CartPole-v1, dqn, step-{result.steps:012d}, cpu)"
     for bad in (np.nan, np.inf):
-        with pytest.raises(UserError, match="observation 'obs' holds NaN or infinity"):
+        with pytest.raises(UserError, match="observation 'obs' contains NaN or infinity"):
             agent.act(np.array([0, bad, 0, 0], np.float32))
-        with pytest.raises(UserError, match="observation 'obs' holds NaN or infinity"):
+        with pytest.raises(UserError, match="observation 'obs' contains NaN or infinity"):
             agent.act(np.array([[0, 0, 0, 0], [0, bad, 0, 0]], np.float32))
 
 
@@ -234,14 +234,14 @@ def test_an_environment_that_never_ends_is_trained_in_and_evaluated(monkeypatch)
 def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cpu", "cuda", "auto"):
-        assert api._home(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
+        assert api._training_device(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
 
 
 def test_evaluation_is_where_the_run_was_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, home in (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("cuda:2", "cpu")):
-        assert str(api._home(resolve("cartpole", [f"device={name}"]).config)) == home
+        assert str(api._training_device(resolve("cartpole", [f"device={name}"]).config)) == home
     monkeypatch.undo()
     result = api.train("cartpole", [*TINY, "total_steps=100"])
     assert api.evaluate(result.directory, episodes=1).device == "cpu"
@@ -343,4 +343,4 @@ def test_an_interrupted_exact_run_says_where_it_goes_on(capsys, monkeypatch):
     saved = Checkpoints(Path("runs/x/checkpoints"), 9).newest().manifest.step
     assert 400 <= saved < 450
     out = capsys.readouterr().out
-    assert f"interrupted, resume goes on from the checkpoint at step {saved}: " in out and "is saved" not in out
+    assert f"interrupted, resume continues from the checkpoint at step {saved}: " in out and "is saved" not in out

@@ -29,12 +29,12 @@ def test_overrides_are_a_list_of_texts(overrides):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"episodes": 0}, "episodes=0: must be a whole number of at least 1"),
+    ({"episodes": 0}, "episodes=0: must be an integer of at least 1"),
     ({"episodes": -3}, "episodes=-3: must be"), ({"episodes": 2.5}, "episodes=2.5: must be"),
     ({"episodes": "5"}, "episodes='5': must be"), ({"episodes": True}, "episodes=True: must be"),
     ({"lanes": 0}, "lanes=0: must be"), ({"epsilon": 1.5}, "epsilon=1.5: must be a probability"),
     ({"epsilon": -0.1}, "epsilon=-0.1: must be"), ({"epsilon": float("nan")}, "epsilon=nan: must be"),
-    ({"device": "gpu"}, "device='gpu' cannot be used here"),
+    ({"device": "gpu"}, "device='gpu' is not available"),
     ({"which": "typo"}, "which='typo': must be best or latest"),
 ])
 def test_how_an_evaluation_is_played(arguments, message):
@@ -49,7 +49,7 @@ def test_which_weights_and_where():
             call()
     with pytest.raises(UserError, match="episodes=0"):
         next(api.rollout("x", episodes=0))
-    with pytest.raises(UserError, match=r"device='gpu' cannot be used here.*use cpu, cuda or cuda:N"):
+    with pytest.raises(UserError, match=r"device='gpu' is not available.*use cpu, cuda or cuda:N"):
         qfleet.load("x", device="gpu")
 
 
@@ -107,7 +107,7 @@ class Mine(gymnasium.Env):
 
 @pytest.mark.parametrize("given", [Mine(), Mine])
 def test_an_environment_object_is_answered_with_the_name_to_give(given):
-    with pytest.raises(UserError, match=rf'name it as "{Mine.__module__}:Mine"'):
+    with pytest.raises(UserError, match=rf'pass "{Mine.__module__}:Mine"'):
         qfleet.train(given)
 
 

@@ -12,21 +12,21 @@ import types
 import pytest
 
 from qfleet.cli import commands
-from qfleet.cli.commands import IMPORTS, VERBS, main, parse
+from qfleet.cli.commands import COMMANDS, IMPORTS, main, parse
 from qfleet.cli.foreign_options import FOREIGN_OPTIONS
 from qfleet.core.errors import EnvFault, UserError
 
-BY_NAME = {verb.name: verb for verb in VERBS}
-PUBLIC = [verb for verb in VERBS if not verb.hidden]
+BY_NAME = {command.name: command for command in COMMANDS}
+PUBLIC = [command for command in COMMANDS if not command.hidden]
 
 
 @pytest.fixture
 def said(monkeypatch):
-    """Replaces the verb `version` by a function of the test's choice."""
+    """Replaces the command `version` by a function of the test's choice."""
     def install(function):
-        table = tuple(types.SimpleNamespace(**{**vars(verb), "run": function}) if verb.name == "version" else verb
-                      for verb in VERBS)
-        monkeypatch.setattr(commands, "VERBS", table)
+        table = tuple(types.SimpleNamespace(**{**vars(each), "run": function}) if each.name == "version" else each
+                      for each in COMMANDS)
+        monkeypatch.setattr(commands, "COMMANDS", table)
     return install
 
 
@@ -42,31 +42,31 @@ def run_qfleet(command, **kwargs):
                           timeout=60, **kwargs)
 
 
-@pytest.mark.parametrize("verb", PUBLIC, ids=lambda verb: verb.name)
-def test_every_verb_has_help_with_examples(verb, capsys):
-    assert main([verb.name, "--help"]) == 0
+@pytest.mark.parametrize("command", PUBLIC, ids=lambda command: command.name)
+def test_every_verb_has_help_with_examples(command, capsys):
+    assert main([command.name, "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"usage: qfleet {verb.name}") and verb.summary in text
-    assert all(example in text for example in verb.examples)
+    assert text.startswith(f"usage: qfleet {command.name}") and command.summary in text
+    assert all(example in text for example in command.examples)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in PUBLIC if verb.examples], ids=lambda verb: verb.name)
-def test_every_example_parses(verb):
-    for example in verb.examples:
+@pytest.mark.parametrize("command", [each for each in PUBLIC if each.examples], ids=lambda each: each.name)
+def test_every_example_parses(command):
+    for example in command.examples:
         words = example.partition(" > ")[0].split()
-        assert words[:2] == ["qfleet", verb.name]
-        assert isinstance(parse(verb, words[2:]), argparse.Namespace)
+        assert words[:2] == ["qfleet", command.name]
+        assert isinstance(parse(command, words[2:]), argparse.Namespace)
 
 
 def test_the_overview_lists_all_public_verbs_and_no_hidden_one(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"  {verb.name} " in text for verb in PUBLIC) and "_env-host" not in text
+    assert all(f"  {command.name} " in text for command in PUBLIC) and "_env-host" not in text
     assert main([]) == 2
 
 
 def test_every_verb_that_reports_takes_json():
-    assert [verb.name for verb in PUBLIC if "--json" not in commands.parser_of(verb).format_help()] == []
+    assert [command.name for command in PUBLIC if "--json" not in commands.make_parser(command).format_help()] == []
 
 
 @pytest.mark.parametrize("argv", [
@@ -85,9 +85,9 @@ def test_values_with_equals_signs_and_paths_are_told_apart():
 @pytest.mark.parametrize(("argv", "message"), [
     (["train"], "RECIPE|ENV_ID|FILE is missing"),
     (["export", "run"], "OUT is missing"),
-    (["train", "cartpole", "pong"], "'pong' is one word too many"),
-    (["train", "cartpole", "--seeds", "0"], "0 is too small: the least is 1"),
-    (["train", "cartpole", "--seeds", "two"], "'two' is not a whole number"),
+    (["train", "cartpole", "pong"], "unexpected argument 'pong'"),
+    (["train", "cartpole", "--seeds", "0"], "0 is too small: the minimum is 1"),
+    (["train", "cartpole", "--seeds", "two"], "'two' is not an integer"),
     (["eval", "run", "--epsilon", "1.5"], "1.5 is not between 0 and 1"),
     (["eval", "run", "--which", "newest"], "invalid choice"),
     (["eval", "run", "seed=3"], "takes no overrides such as seed=3"),
@@ -202,7 +202,7 @@ def test_only_a_command_of_its_own_process_sets_objects_aside_and_garbage_is_col
 
 
 def test_needed_modules_are_named_for_real():
-    assert set(IMPORTS) <= {verb.name for verb in VERBS}
+    assert set(IMPORTS) <= {command.name for command in COMMANDS}
     assert all(importlib.util.find_spec(module) for module in IMPORTS.values())
 
 
@@ -213,7 +213,7 @@ def test_a_closed_pipe_is_silent():
 
 def test_a_reader_who_leaves_in_the_middle_is_silent():
     script = ("import sys; from qfleet.cli import commands as cli; from qfleet.cli.output import print_line; "
-              "verb = [v for v in cli.VERBS if v.name == 'version'][0]; object.__setattr__(verb, 'run', "
+              "command = [v for v in cli.COMMANDS if v.name == 'version'][0]; object.__setattr__(command, 'run', "
               "lambda args: [print_line('line') for _ in range(100000)] and 75); sys.exit(cli.main(['version']))")
     done = run_qfleet(f"{sys.executable} -c \"{script}\" | head -1; echo codes ${{PIPESTATUS[@]}}")
     assert done.stdout == "line\ncodes 75 0\n" and done.stderr == ""
@@ -230,5 +230,5 @@ def test_closed_standard_streams_and_a_full_disk():
 
 
 def test_verbs_are_exactly_those_of_the_table():
-    assert len({verb.run for verb in VERBS}) == len({verb.name for verb in VERBS}) == len(VERBS)
-    assert all(verb.run.__module__.startswith("qfleet.cli.") for verb in VERBS)
+    assert len({command.run for command in COMMANDS}) == len({command.name for command in COMMANDS}) == len(COMMANDS)
+    assert all(command.run.__module__.startswith("qfleet.cli.") for command in COMMANDS)

@@ -66,7 +66,7 @@ def test_help_takes_a_verb(verb, capsys):
 
 def test_help_alone_is_the_overview(capsys):
     assert main(["help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: qfleet VERB")
+    assert capsys.readouterr().out.startswith("usage: qfleet COMMAND")
 
 
 def test_recipes_are_searched_by_words(capsys):
@@ -74,7 +74,7 @@ def test_recipes_are_searched_by_words(capsys):
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"atari", "pong", "rainbow", "agent57"} <= set(names) and "cartpole" not in names
     assert [name for name, _ in list_recipes(["Pendulum", "d4pg"])] == ["pendulum-d4pg"]
-    assert "no recipe is about zzz" in told(capsys, "recipes", "zzz")
+    assert "no recipe contains zzz" in told(capsys, "recipes", "zzz")
     assert [name for name, _ in list_recipes()] == recipe_names()
 
 
@@ -162,12 +162,12 @@ class algo:
 
 @pytest.mark.parametrize(("body", "said", "ours"), [
     ("1 / 0", "error in your code in {file}, line 9, in build: ZeroDivisionError", False),
-    ("dqn.build(cfg, None)", "called by your code in {file}, line 9, in build; check what is passed there", True)])
+    ("dqn.build(cfg, None)", "called by your code in {file}, line 9, in build; check the values passed there", True)])
 def test_a_bug_in_an_algorithm_of_the_users_own_is_reported_as_such(body, said, ours, capsys, place):
     (place / "mine.py").write_text(MY_ALGORITHM.replace("BODY", body))
     assert main(["train", "catch", "agent.algo=mine:algo", "run.root=runs"]) == 1
     text = capsys.readouterr().err
-    assert said.format(file=place / "mine.py") in text and ("a report with the lines above is welcome" in text) == ours
+    assert said.format(file=place / "mine.py") in text and ("report a bug with the lines above" in text) == ours
     assert ("runconfig/build.py" in text) == ours
 
 
@@ -175,16 +175,16 @@ def test_a_bug_of_the_package_is_still_asked_to_be_reported(capsys, monkeypatch)
     monkeypatch.setattr(resolution, "RECIPES", 3)
     assert main(["recipes"]) == 1
     text = capsys.readouterr().err
-    assert "failed unexpectedly; a report with the lines above is welcome" in text and "your code" not in text
+    assert "failed unexpectedly; please report a bug with the lines above" in text and "your code" not in text
 
 
 @pytest.mark.parametrize(("command", "answer"), [
-    ("watch --port 99999", "argument --port: 99999 is no port: the largest is 65535"),
+    ("watch --port 99999", "argument --port: 99999 is not a port: the maximum is 65535"),
     ("eval model.zip", "model.zip is a file, not a qfleet run: a run is a folder with config.yaml"),
     ("plot model.zip", "models of other libraries cannot be read"),
-    ("train catch run.root=model.zip", "model.zip is a file, not a folder; choose a folder"),
-    ("train catch run.root=model.zip/runs", "model.zip is a file, not a folder; choose a folder"),
-    ("train catch run.root=/proc/x", "no folder can be made in /proc; choose a folder"),
+    ("train catch run.root=model.zip", "model.zip is a file, not a folder; choose a writable folder"),
+    ("train catch run.root=model.zip/runs", "model.zip is a file, not a folder; choose a writable folder"),
+    ("train catch run.root=/proc/x", "no folder can be created in /proc; choose a writable folder"),
     ("train cartpole init_from=nope --dry-run", "no run 'nope'"),
     ("train catch run.threads=100000 --dry-run", "run.threads=100000: this process may use"),
 ])

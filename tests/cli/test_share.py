@@ -56,7 +56,7 @@ def test_a_dry_run_leaves_a_folder_that_can_be_evaluated(place, capsys, monkeypa
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["share", "x", "nonsense"], "USER/NAME is needed"), (["share", "x", "me/../you"], "USER/NAME is needed"),
+    (["share", "x", "nonsense"], "write USER/NAME"), (["share", "x", "me/../you"], "write USER/NAME"),
     (["share", "gone", "me/poles", "--dry-run"], "no run 'gone'"), (["share", "x"], "is missing"),
     (["share", "x", "me/runs", "--dry-run"], "exists already"), (["share", "x", "me/poles"], "qfleet[hub]")])
 def test_mistakes_are_told(place, capsys, monkeypatch, words, told):
@@ -68,7 +68,7 @@ def test_mistakes_are_told(place, capsys, monkeypatch, words, told):
 def test_without_films_the_policy_is_shared_all_the_same(place, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert main(["share", "x", "me/poles", "--dry-run", "--episodes", "1"]) == 0
-    assert "no film: " in capsys.readouterr().err and "replay.mp4" not in (place / "poles/README.md").read_text()
+    assert "no video: " in capsys.readouterr().err and "replay.mp4" not in (place / "poles/README.md").read_text()
 
 
 def test_a_card_of_anything_is_still_a_card():
@@ -80,7 +80,7 @@ def test_a_card_of_anything_is_still_a_card():
     front = yaml.safe_load(text.split("---\n")[1])
     assert front["tags"][0] == "a`b|c --- d: [e" and "human" not in text
     known = model_card("me/x", {"env": {"id": "ALE/Pong-v5"}}, score, {"steps": 1000, "updates": 5}, False)
-    assert "`100%`" in known and "film" not in known
+    assert "`100%`" in known and "Video" not in known
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from qfleet.cli.commands import VERBS, main, parse
+from qfleet.cli.commands import COMMANDS, main, parse
 from qfleet.cli.submit import job_of
 from qfleet.launch.slurm import JobSize, SlurmJob, script, write
 
-SUBMIT = next(verb for verb in VERBS if verb.name == "submit")
+SUBMIT = next(command for command in COMMANDS if command.name == "submit")
 
 
 @pytest.fixture(autouse=True)
@@ -199,20 +199,20 @@ def test_without_slurm_people_are_told_where_there_is_one(tmp_path, capsys, monk
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["cartpole", "-n", "0"], "0 is too small: the least is 1"),
+    (["cartpole", "-n", "0"], "0 is too small: the minimum is 1"),
     (["cartpole", "-n", "2"], "--ntasks 2 with placement=inline"),
     (["cartpole", "-n", "5", "--nodes", "2", "--ntasks-per-node", "2"], "choose from 2 to 4"),
     (["cartpole", "--nodes", "3", "-n", "2", "placement=processes"], "choose from 3 to 3"),
-    (["cartpole", "device=cpu", "--gpus-per-node", "1"], "nobody would use them"),
+    (["cartpole", "device=cpu", "--gpus-per-node", "1"], "the GPUs would be unused"),
     (["cartpole", "device=cuda"], "add --gpus-per-node 1"),
     (["cartpole", "gradients=server", "--nodes", "2"], "share one host"),
-    (["cartpole", "gradients=server", "cells=3", "-n", "2"], "a task is a cell"),
-    (["cartpole", "gradients=allreduce", "cells=3", "-n", "2"], "a task is a rank"),
+    (["cartpole", "gradients=server", "cells=3", "-n", "2"], "each task is one cell"),
+    (["cartpole", "gradients=allreduce", "cells=3", "-n", "2"], "each task is one rank"),
     (["cartpole", "gradients=allreduce", "--nodes", "2", "-n", "3"], "choose a multiple"),
-    (["cartpole", "placement=processes", "actors=1", "-n", "3"], "actors=1 cannot be shared among 2 tasks"),
-    (["cartpole", "placement=ray", "-c", "1"], "ask for 2 CPUs of a node, an actor for 1, and a node of the job has 1"),
+    (["cartpole", "placement=processes", "actors=1", "-n", "3"], "actors=1 cannot be divided among 2 tasks"),
+    (["cartpole", "placement=ray", "-c", "1"], "request 2 CPUs of a node, an actor 1, and a node of the job has 1"),
     (["cartpole", "placement=processes", "--nodes", "2", "--local"], "--local is one machine"),
-    (["cartpole", "--name", "a/b"], "one folder name"),
+    (["cartpole", "--name", "a/b"], "a single folder name"),
     (["cartpole", "learner.batch=3"], "unknown key"),
     (["nothing"], "is not a recipe"),
 ])

@@ -69,7 +69,7 @@ RESUME = "; `qfleet resume` starts it again, there is no checkpoint yet"
 
 
 @pytest.mark.parametrize(("ended", "state", "words"), [
-    (None, "died", f"is not running: its process died without ending it{RESUME}"),
+    (None, "died", f"is not running: its process died{RESUME}"),
     ({"reason": "total_steps"}, "ended", "has ended"), ({"reason": "stop_at"}, "ended", "has ended"),
     ({"reason": "interrupted"}, "interrupted", f"was interrupted{RESUME}"),
     ({"reason": "preempted"}, "interrupted", f"was interrupted{RESUME}"),
@@ -111,7 +111,7 @@ def test_json_is_one_snapshot(run, capsys):
 
 
 def test_a_run_without_records(run, capsys):
-    assert main(["top", "x", "--once"]) == 0 and "there is no record yet" in capsys.readouterr().out
+    assert main(["top", "x", "--once"]) == 0 and "no records yet" in capsys.readouterr().out
     assert main(["top", "x", "--json"]) == 0 and json.loads(capsys.readouterr().out)["limit"] is None
     assert main(["top", "x"]) == 0 and capsys.readouterr().out.splitlines()[-1] == "runs/x has ended"
     (run.path / "config.yaml").unlink()
@@ -198,13 +198,13 @@ def test_the_doctor_says_what_limits_a_run_and_what_to_change(run, capsys):
     run.write(record(1000), record(2000))
     assert main(["doctor", "x"]) == 0
     out = capsys.readouterr().out
-    rows = dict(line.split(maxsplit=1) if not line.startswith(("limited by", "an actor", "the loop", "policy lag"))
+    rows = dict(line.split(maxsplit=1) if not line.startswith(("limited by", "actor time", "loop time", "policy lag"))
                 else (line[:10].strip(), line[10:].strip()) for line in out.splitlines())
     assert rows["run"] == "runs/x has ended" and rows["done"] == "2,000 steps, 1,000 updates in 0:02"
     assert rows["limited by"].startswith("learner: actors are held back 80 %")
     assert "learner.batch_size" in rows["advice"]
-    assert rows["rates"] == "1,000 steps/s, 500 updates/s" and rows["an actor"].endswith("waiting 70 %")
-    assert rows["pace"] == "7.9 samples per insert, 8 are configured"
+    assert rows["rates"] == "1,000 steps/s, 500 updates/s" and rows["actor time"].endswith("waiting 70 %")
+    assert rows["ratio"] == "7.9 samples per insert, 8 configured"
     assert rows["policy lag"] == "42 updates" and rows["memory"] == "5.4 MB of replay" and rows["faults"] == "none"
 
 
@@ -229,8 +229,9 @@ def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, caps
     assert main(["doctor", "x"]) == 0
     out = capsys.readouterr().out
     assert "restarts   2 of actor-0, see runs/x/logs/actor-0.log\n" in out and "of cell" not in out
-    assert "3 episodes were lost" in out and "2 updates were skipped" in out and "9 calls got no answer" in out
-    assert "6 samples per insert, 8 are configured: the learner is behind" in out
+    assert "3 episodes were lost" in out and "2 updates were skipped" in out
+    assert "9 calls were repeated because no answer came" in out
+    assert "6 samples per insert, 8 configured: the learner is behind" in out
     assert "clamped" not in out and "none" not in out
     assert main(["doctor", "x", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -241,9 +242,9 @@ def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, caps
 def test_the_doctor_of_a_run_that_has_not_begun(run, capsys):
     assert main(["doctor", "x"]) == 0
     out = capsys.readouterr().out
-    assert "not known" in out and "0 steps" in out
+    assert "unknown: no record contains timings" in out and "0 steps" in out
     run.write({"step": 50, "updates": 0, "time_s": 1.0})  # of a version that did not time its roles
-    assert main(["doctor", "x"]) == 0 and "not known" in capsys.readouterr().out
+    assert main(["doctor", "x"]) == 0 and "unknown: no record contains timings" in capsys.readouterr().out
 
 
 def test_the_doctor_imports_nothing_that_a_run_names(run, capsys):

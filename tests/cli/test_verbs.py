@@ -58,7 +58,7 @@ class Tape:
         return self._run(f"{config.run.root}/{config.run.name or f'run{config.seed}'}", sinks)
 
     def resume(self, run, overrides=(), *, sinks=(), trust=False):
-        self.calls.append(("resume", str(run), list(overrides), sinks[0].tally.goal.steps, trust))
+        self.calls.append(("resume", str(run), list(overrides), sinks[0].status.goal.steps, trust))
         return self._run(run, sinks)
 
     def evaluate(self, path, **options):
@@ -97,7 +97,7 @@ def test_train_prints_results_and_commands_and_the_directory_last(tape, capsys):
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[-1] == "runs/x" and tape.calls == [("train", 3, "x", "command line")]
-    assert "all steps taken: 100 steps, 25 updates, 7 episodes in 1:01, best evaluation 19.5" in lines
+    assert "all steps done: 100 steps, 25 updates, 7 episodes in 1:01, best evaluation 19.5" in lines
     for command in ("qfleet resume runs/x total_steps=200", "tensorboard --logdir runs/x", "qfleet eval runs/x",
                     "qfleet record runs/x", "qfleet plot runs/x", "qfleet report runs/x"):
         assert any(line.endswith(command) for line in lines)
@@ -168,7 +168,7 @@ def test_the_worst_code_of_several_seeds_counts_and_an_interruption_ends_them(ta
 def test_a_taken_name_is_found_before_the_first_training(tape, place, capsys):
     (place / "runs" / "x-s2").mkdir(parents=True)
     assert main(["train", "cartpole", "--seeds", "3", "run.name=x"]) == 2
-    assert tape.calls == [] and "runs/x-s2 exists already: continue with `qfleet resume" in capsys.readouterr().err
+    assert tape.calls == [] and "runs/x-s2 exists already: resume it with `qfleet resume" in capsys.readouterr().err
 
 
 def test_ranks_that_torchrun_starts_anew_find_their_run(tape, place, monkeypatch):
@@ -193,7 +193,7 @@ def test_show_evaluates_draws_and_films(tape, capsys):
     assert Path("runs/x/plots/learning_curve.png").stat().st_size > 1000
     assert Path("runs/x/videos/best-seed1000.mp4").stat().st_size > 500
     assert "reel-0" in Path("runs/x/report.html").read_text()
-    for text in ("curve      runs/x/plots/learning_curve.png", "film       runs/x/videos/best-seed1000.mp4",
+    for text in ("curve      runs/x/plots/learning_curve.png", "video      runs/x/videos/best-seed1000.mp4",
                  "report     runs/x/report.html",
                  "evaluation mean return 12.50 ± nan over 20 episodes (greedy, classic, full games, seed 1000)"):
         assert text in out
@@ -209,12 +209,12 @@ def unfinished(path, **options):
     raise UserError("my_env:Blind has no render(): implement it to return an rgb_array image")
 
 
-@pytest.mark.parametrize(("rollout", "message"), [(blind, "there is no picture"), (unfinished, "has no render()")])
+@pytest.mark.parametrize(("rollout", "message"), [(blind, "there are no frames"), (unfinished, "has no render()")])
 def test_what_cannot_be_shown_does_not_spoil_the_training(tape, monkeypatch, capsys, rollout, message):
     monkeypatch.setattr(api, "rollout", rollout)
     assert main(["train", "cartpole", "run.name=x", "--record"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "runs/x" and "no film: " in err and message in err
+    assert out.splitlines()[-1] == "runs/x" and "no video: " in err and message in err
     assert main(["record", "x"]) == 2
     assert message in capsys.readouterr().err
 
@@ -232,14 +232,14 @@ def test_resume_passes_overrides_and_knows_the_new_goal(tape, capsys):
     assert main(["resume", "x", "--trust"]) == 0 and tape.calls[-1][-1] is True
     assert capsys.readouterr().out.splitlines()[-1] == "runs/x"
     assert main(["resume", "y"]) == 2
-    assert "holds no run of a similar name" in capsys.readouterr().err
+    assert "contains no run with a similar name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("reason", "saved_at", "text"), [
     ("interrupted", 100, "interrupted, the state is saved: 100 steps"),
-    ("interrupted", 64, "interrupted, resume goes on from the checkpoint at step 64: 100 steps"),
-    ("preempted", 64, "stopped by a signal, resume goes on from the checkpoint at step 64: 100 steps"),
-    ("failed", None, "but the last checkpoint could not be saved: there is no checkpoint to go on from")])
+    ("interrupted", 64, "interrupted, resume continues from the checkpoint at step 64: 100 steps"),
+    ("preempted", 64, "stopped by a signal, resume continues from the checkpoint at step 64: 100 steps"),
+    ("failed", None, "but the last checkpoint could not be saved: there is no checkpoint to resume from")])
 def test_the_ending_says_where_the_run_goes_on(tape, capsys, reason, saved_at, text):
     tape.reasons, tape.saved_at = [reason], saved_at
     main(["train", "cartpole", "run.name=x"])
@@ -308,7 +308,7 @@ def test_record_films_as_many_episodes_as_asked(tape, capsys):
     main(["train", "cartpole", "run.name=x", "--quiet"])
     assert main(["record", "x", "--episodes", "2", "--seed", "4", "--fps", "10"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[-2:] == ["8 pictures, returns of the episodes: 6, 6", "runs/x/videos/best-seed4.mp4"]
+    assert out[-2:] == ["8 frames, returns of the episodes: 6, 6", "runs/x/videos/best-seed4.mp4"]
     assert main(["record", "x", "--out", "film.gif"]) == 0 and Path("film.gif").read_bytes().startswith(b"GIF")
     assert main(["record", "x", "--out", "film.avi"]) == 2
 

@@ -22,7 +22,7 @@ from typing import Any
 import bench
 import pytest
 
-from qfleet.cli.commands import MOVED, find_verb, parse
+from qfleet.cli.commands import MOVED, find_command, parse
 from qfleet.cli.options import fleet_overrides
 from qfleet.core.errors import UserError
 from qfleet.runconfig import resolution, resumable
@@ -72,7 +72,7 @@ def check(line: str) -> None:
     words = shlex.split(line)
     if len(words) < 2 or not re.fullmatch(r"[a-z][a-z-]*", words[1]):
         return
-    verb = find_verb(words[1])
+    verb = find_command(words[1])
     if words[2:] in ([], ["slurm"]) and verb.words[0]:
         return  # a verb that is spoken of
     words = [YOURS.get(word, word) for word in words]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from qfleet import __version__
-from qfleet.cli.commands import OVERRIDE, find_verb, parse
+from qfleet.cli.commands import OVERRIDE, find_command, parse
 from qfleet.cli.options import fleet_overrides
 from qfleet.runconfig import resolution
 from qfleet.runconfig.run_config import RunConfig
@@ -41,7 +41,7 @@ def pod(spec: dict) -> tuple[dict, dict]:
 def taken(words: list[str]) -> list[str]:
     """The words of a qfleet command after the verb, which it must take; config and overrides are checked, too."""
     assert words[0] == "qfleet"
-    args = parse(find_verb(words[1]), words[2:])
+    args = parse(find_command(words[1]), words[2:])
     assert all(OVERRIDE.match(word) for word in args.overrides)
     placed = next((word.partition("=")[2] for word in args.overrides if word.startswith("placement=")), "inline")
     if words[1] == "train" and placed in PLACEMENTS:

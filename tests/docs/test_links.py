@@ -80,7 +80,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 def unknown_verbs(text: str, past: bool = False) -> list[str]:
     """Verbs that are not there. A text about the `past` may name those that became scripts."""
-    known = {verb.name for verb in commands.VERBS} | (commands.MOVED.keys() if past else set())
+    known = {verb.name for verb in commands.COMMANDS} | (commands.MOVED.keys() if past else set())
     return [verb for verb in re.findall(r"(?<![\w./-])qfleet ([a-z][\w-]*)", command_text(text)) if verb not in known]
 
 
@@ -89,7 +89,7 @@ def unknown_options(text: str) -> list[tuple[str, str]]:
     for verb, rest in re.findall(r"(?<![\w./-])qfleet ([a-z][\w-]*)([^#\n]*)", command_text(text)):
         if verb in commands.MOVED:
             continue  # whose options are those of a script
-        parser = commands.parser_of(commands.find_verb(verb))
+        parser = commands.make_parser(commands.find_command(verb))
         known = {option for action in parser._actions for option in action.option_strings}
         unknown += [(verb, option) for option in re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", rest) if option not in known]
     return unknown
@@ -164,7 +164,7 @@ def test_the_design_page_and_its_decisions_are_short():
 
 def test_every_verb_has_a_section():
     headings = set(re.findall(r"^## ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), re.M))
-    assert {verb.name for verb in commands.VERBS if not verb.hidden} <= headings
+    assert {verb.name for verb in commands.COMMANDS if not verb.hidden} <= headings
 
 
 def test_metric_tags_are_those_of_the_sources():

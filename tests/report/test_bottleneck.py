@@ -103,7 +103,7 @@ def test_talking_to_a_parameter_server_is_a_part_of_the_updates():
     cell = inline(update=4.0, time__learner_share=0.8) | {"server/cells": 3.0}
     verdict = find_bottleneck(run_of(cell | {"server/meet_ms": 3.0}))
     assert verdict.limit == "server" and verdict.advice == SERVER_ADVICE["server"]
-    assert verdict.evidence.startswith("talking to the parameter server takes")
+    assert verdict.evidence.startswith("communication with the parameter server takes")
     assert find_bottleneck(run_of(cell | {"server/meet_ms": 0.5})).limit == "learner"
 
 

@@ -121,11 +121,11 @@ def test_a_run_of_another_host(tmp_path):
             os.utime(folder / "metrics.jsonl", (1.0, 1.0))
             browser.sees(f"{learner}.dataset.health === 'unknown'")
             assert browser.ask("document.getElementById('state').className") == "state soft"
-            assert "not known" in browser.ask(f"{learner}.innerText") and browser.complaints == []
+            assert "unknown" in browser.ask(f"{learner}.innerText") and browser.complaints == []
             # Films that come faster than they can be seen: one is left to play before the next.
             label = "document.querySelector('video').ariaLabel"
-            assert browser.ask(f"['a.mp4', 'b.mp4'].map(name => (showFilm(name), {label})) + ''") == "a.mp4,a.mp4"
-            browser.sees(f"showFilm('b.mp4'), {label} === 'b.mp4'")  # as there is no a.mp4
+            assert browser.ask(f"['a.mp4', 'b.mp4'].map(name => (showVideo(name), {label})) + ''") == "a.mp4,a.mp4"
+            browser.sees(f"showVideo('b.mp4'), {label} === 'b.mp4'")  # as there is no a.mp4
     finally:
         server.shutdown()
         server.server_close()

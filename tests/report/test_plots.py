@@ -143,7 +143,7 @@ def test_mistakes_name_the_remedy(tmp_path):
         plot([run], y=["eval/mean_rewad"])
     with pytest.raises(UserError, match=r"did you mean rollout/ep_rew_mean\?$"):
         plot([run], y=["ep_rew_mean"])
-    with pytest.raises(UserError, match=r"logged are \d+ tags of .*rollout.*, such as rollout/ep_rew_mean") as caught:
+    with pytest.raises(UserError, match=r"there are \d+ tags in .*rollout.*, such as rollout/ep_rew_mean") as caught:
         plot([run], y=["zzz"])
     assert len(str(caught.value)) < 250 and "`qfleet top RUN --json` lists them" in str(caught.value)
     with pytest.raises(UserError, match=r"must end in \.png, \.svg, \.pdf"):
@@ -154,7 +154,7 @@ def test_mistakes_name_the_remedy(tmp_path):
         plot([run], x="hours")
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         plot([tmp_path])
-    with pytest.raises(UserError, match="not logged anything"):
+    with pytest.raises(UserError, match="has no metric records"):
         plot([write_run(tmp_path, "empty", rows=[])])
     with pytest.raises(UserError, match="cannot write"):
         plot([run], out=run / "config.yaml" / "a.png")

@@ -234,7 +234,7 @@ def test_a_fleet_shows_its_roles_and_what_limits_it(monkeypatch):
     lines = plain(stream.getvalue()).splitlines()
     rows = [" ".join(line.split()) for line in lines]
     assert "actors 3 alive 1,000 steps/s env 10 %, inference 20 %, wire 0 %, waiting 70 % policy lag 42" in rows
-    assert "learner 500 updates/s 7.9/8 samples/insert learning 90 %, taking in 5 %, saving 1 %, idle 4 %" in rows
+    assert "learner 500 updates/s 7.9/8 samples/insert learning 90 %, receiving 5 %, saving 1 %, idle 4 %" in rows
     assert "evaluator 12.5 best 13 0:02 ago" in rows
     assert "limited by learner: actors are held back 80 % of the time; the learner spends 72 % on updates" in rows
 
@@ -242,7 +242,7 @@ def test_a_fleet_shows_its_roles_and_what_limits_it(monkeypatch):
 def test_a_fleet_that_was_not_judged_says_so():
     tally = RunStatus(RunGoal(100))
     tally.add(of_fleet(10))
-    assert dict(tally.roles())["evaluator"] == "has not judged yet"
+    assert dict(tally.roles())["evaluator"] == "no evaluation yet"
     assert RunStatus(RunGoal(100)).roles() == []
 
 
@@ -280,9 +280,9 @@ def test_silence_is_told_when_it_is_unusual():
         now.now = second
         view.write(record(1000 * second))
     now.now = 20.0
-    assert "nothing new" not in shown() and "0:20 gone" in shown()
+    assert "no record" not in shown() and "0:20 elapsed" in shown()
     now.now = 63.0
-    assert "nothing new for 1:00" in shown()
+    assert "no record for 1:00" in shown()
     view.close()
 
 

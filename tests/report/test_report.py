@@ -127,7 +127,7 @@ def test_films_are_put_in_newest_first_and_not_beyond_reason(tmp_path, monkeypat
     assert [film["name"] for film in data["runs"][0]["films"]] == ["step-3.mp4", "step-2.mp4"]
     assert base64.b64decode(reels[1]) == b"step-2.mp4" * 10
     assert gather([run], 0)[1] == []
-    monkeypatch.setattr(reporting, "MOST_FILM_BYTES", 150)
+    monkeypatch.setattr(reporting, "MAX_VIDEO_BYTES", 150)
     assert len(gather([run], 3)[1]) == 1
 
 
@@ -145,7 +145,7 @@ def test_figures_that_are_not_finite_become_null(tmp_path):
 @pytest.mark.parametrize(("words", "told"), [
     (["report", "gone"], "no run 'gone'"), (["report"], "RUN is missing"),
     (["report", "x", "-o", "page.pdf"], "must end in .html"), (["report", "x", "--videos", "-1"], "too small"),
-    (["report", "empty"], "has not logged anything yet"), (["report", "x", "-o", "file/page.html"], "cannot write")])
+    (["report", "empty"], "has no metric records yet"), (["report", "x", "-o", "file/page.html"], "cannot write")])
 def test_mistakes_are_told(tmp_path, monkeypatch, capsys, words, told):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs", "x")

@@ -64,11 +64,11 @@ def test_prepared_pictures_are_even_and_keep_their_first_pixel(height, width, gr
 
 
 def test_no_pictures_and_bad_pictures_are_refused_with_a_remedy(tmp_path):
-    with pytest.raises(UserError, match="no picture"):
+    with pytest.raises(UserError, match="there are no frames"):
         write_mp4([], tmp_path / "a.mp4")
     with pytest.raises(UserError, match=r"uint8 .*float64 \[4, 4, 3\]"):
         write_mp4([np.zeros((4, 4, 3))], tmp_path / "a.mp4")
-    with pytest.raises(UserError, match="picture 3 has size 50x33"):
+    with pytest.raises(UserError, match="frame 3 has size 50x33"):
         write_mp4(solid(9, 2) + solid(9, 1, width=50), tmp_path / "a.mp4")
     with pytest.raises(UserError, match=r"does not end in \.mp4"):
         write_mp4(solid(9, 2), tmp_path / "a.avi")
@@ -143,10 +143,10 @@ def test_other_keys_do_not_close_a_window(pygame):
 
 def test_a_window_that_cannot_be_opened_is_a_users_error(pygame, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "no such driver")
-    with pytest.raises(UserError, match=r"cannot open a window \(.*\): film the agent instead with `qfleet record`"):
+    with pytest.raises(UserError, match=r"cannot open a window \(.*\): record a video instead with `qfleet record`"):
         show(solid((0, 0, 0), 2), "x")
 
 
 def test_a_window_needs_pictures_of_one_size(pygame):
-    with pytest.raises(UserError, match="picture 2 has size 20x20"):
+    with pytest.raises(UserError, match="frame 2 has size 20x20"):
         show([*solid((0, 0, 0), 1), *solid((0, 0, 0), 1, 20, 20)], "x", fps=240)

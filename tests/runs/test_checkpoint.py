@@ -107,7 +107,7 @@ def test_best_is_apart_and_replaced(tmp_path):
     found = checkpoints.newest("best")
     assert found.path == best and found.manifest.kind == "policy"
     assert torch.equal(found.policy()["weight"], POLICY["weight"]) and found.segments() == []
-    with pytest.raises(UserError, match="policy alone and cannot be resumed"):
+    with pytest.raises(UserError, match="contains only the policy and cannot be resumed"):
         found.state()
     with pytest.raises(ValueError):
         checkpoints.save_policy(20, 10, POLICY, META, name="step")
@@ -194,7 +194,7 @@ def test_every_format_ever_written_is_still_read():
 
 def test_a_state_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(module.LIMITS, "state.json", 1000)
-    with pytest.raises(ValueError, match="large state belongs into arrays"):
+    with pytest.raises(ValueError, match="store large state in arrays"):
         Checkpoints(tmp_path, keep=1).save(1, 1, POLICY, {"list": list(range(1000))}, [], META)
     assert list(tmp_path.iterdir()) == []
 

@@ -70,7 +70,7 @@ def test_a_missing_file_or_one_that_is_no_file_is_found(tmp_path, name):
         open_checkpoint(path)
     (path / name).unlink()
     (path / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointDamaged, match=f"{name} is not a plain file"):
+    with pytest.raises(CheckpointDamaged, match=f"{name} is not a regular file"):
         open_checkpoint(path)
 
 

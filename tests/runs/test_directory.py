@@ -116,7 +116,8 @@ def test_an_unknown_run_gets_close_matches(tmp_path):
         with pytest.raises(UserError, match=rf"did you mean {'cartpole-7' if word == 'CARTPOLE' else 'pong'}\?"):
             RunDirectory.open(word, tmp_path)
     for word in ("", "breakout", "x" * 300):
-        with pytest.raises(UserError, match=f"no run '{word}'.*{tmp_path} holds no run of a similar name") as caught:
+        expected = f"no run '{word}'.*{tmp_path} contains no run with a similar name"
+        with pytest.raises(UserError, match=expected) as caught:
             RunDirectory.open(word, tmp_path)
         assert "pong" not in str(caught.value) and "cartpole" not in str(caught.value)
     assert sorted(run_names(tmp_path)) == ["cartpole-7", "pong"]
@@ -134,7 +135,7 @@ def test_a_moved_run_works_as_before(tmp_path):
 
 def test_one_process_cannot_write_twice(tmp_path):
     run = RunDirectory.create(section(tmp_path, "mine"), "default")
-    with pytest.raises(UserError, match=r"another run writes here: .* in use by this very process"):
+    with pytest.raises(UserError, match=r"another run writes here: .* in use by this process"):
         RunDirectory(run.path).lock()
     run.unlock()
     assert not (run.path / "lock").exists()

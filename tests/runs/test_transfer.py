@@ -34,8 +34,9 @@ def test_equal_networks_fit_whole(checkpoint):
 def test_name_and_shape_decide_what_is_taken():
     found = match_weights(THEIRS, zeros(body_weight=(3, 4), head_weight=(4, 3), tail_bias=(7,)))
     assert set(found.taken) == {"body.weight"}
-    assert found.unfit == ["head.weight: (2, 3) there, (4, 3) here", "tail.bias: none there, (7,) here",
-                           "head.bias: (2,) there, none here"]
+    assert found.unfit == ["head.weight: (2, 3) in the checkpoint, (4, 3) here",
+                           "tail.bias: none in the checkpoint, (7,) here",
+                           "head.bias: (2,) in the checkpoint, none here"]
 
 
 def test_another_network_is_refused_with_its_tensors_and_keys(checkpoint):
@@ -43,19 +44,20 @@ def test_another_network_is_refused_with_its_tensors_and_keys(checkpoint):
     with pytest.raises(UserError) as caught:
         matching_weights(checkpoint, mine, config, partial=False)
     told = str(caught.value).splitlines()
-    assert told[1:4] == ["head.weight: (2, 3) there, (4, 3) here", "head.bias: (2,) there, (4,) here",
-                         "agent.hidden: [3] there, [5] here"]
+    assert told[1:4] == ["head.weight: (2, 3) in the checkpoint, (4, 3) here",
+                         "head.bias: (2,) in the checkpoint, (4,) here",
+                         "agent.hidden: [3] in the checkpoint, [5] here"]
     assert "init_partial=true" in told[4]
     assert set(matching_weights(checkpoint, mine, config, partial=True).taken) == {"body.weight"}
 
 
 def test_nothing_to_take_is_no_partial_success(checkpoint):
-    with pytest.raises(UserError, match="not one tensor fits: leave init_from out"):
+    with pytest.raises(UserError, match="no tensor fits: leave out init_from"):
         matching_weights(checkpoint, zeros(body_weight=(4, 4)), CONFIG, partial=True)
 
 
 def test_many_differences_are_counted(checkpoint):
     mine = {f"layer.{i}": torch.zeros(1) for i in range(50)} | zeros(body_weight=(3, 4))
-    with pytest.raises(UserError, match=f"and {50 + 2 - LINES} tensors more") as caught:
+    with pytest.raises(UserError, match=f"and {50 + 2 - LINES} more tensors") as caught:
         matching_weights(checkpoint, mine, "agent: 3\n", partial=False)
     assert len(str(caught.value).splitlines()) == 1 + LINES + 1 + 3 + 1, "tensors, their count, keys, remedy"

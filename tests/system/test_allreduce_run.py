@@ -122,7 +122,7 @@ def test_torchrun_itself_is_enough(tmp_path):
              "train", "cartpole", *CREW, "total_steps=900", "run.name=crew", "allreduce.shard_optimizer=true"]
     done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "runs/crew" and done.stdout.count("all steps taken") == 1, "one rank speaks"
+    assert done.stdout.splitlines()[-1] == "runs/crew" and done.stdout.count("all steps done") == 1, "one rank speaks"
     run = tmp_path / "runs" / "crew"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["crew"]
     assert 900 <= newest(run).manifest.step < 910 and "cells: 2" in (run / "config.yaml").read_text()

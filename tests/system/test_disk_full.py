@@ -102,7 +102,7 @@ def test_a_disk_too_small_for_the_plan_is_reported_before_the_start(disk, caplog
     begin = caplog.messages[0]
     assert "too small for this run: checkpoints take up to about 198 KB at the same time, and 11" in begin, begin
     assert "could not be saved" in caplog.text and "training continues, there is no earlier checkpoint" in caplog.text
-    assert "there is no checkpoint to go on from" in out and "qfleet plot" in out
+    assert "there is no checkpoint to resume from" in out and "qfleet plot" in out
     assert not any(f"qfleet {verb} " in out for verb in ("resume", "eval", "record")), out
 
 

@@ -161,7 +161,7 @@ def test_a_strangers_checkpoint_imports_nothing_unasked(copy, what, capsys):
     for verb in (["eval", path, "--episodes", "1"], ["record", path, "--out", "x.mp4"], ["play", path]):
         assert code_of(*verb) == 2
         err = capsys.readouterr().err
-        assert "asks to import strange_" in err or "no display" in err, err
+        assert "imports strange_" in err or "no display" in err, err
         assert "--trust" in err or verb[0] == "play"
     with pytest.raises(UserError, match="trust=True"):
         api.load(path)
@@ -206,7 +206,7 @@ def test_a_copied_run_imports_nothing_unasked_and_a_moved_one_does(capsys):
     for verb, *rest in VERBS:
         assert code_of(verb, *rest, "copy") == 2, verb
         err = capsys.readouterr().err
-        assert "asks to import strange_env:Mine" in err and "--trust" in err and "Traceback" not in err, (verb, err)
+        assert "imports strange_env:Mine" in err and "--trust" in err and "Traceback" not in err, (verb, err)
     with pytest.raises(UserError, match="trust=True"):
         api.resume("copy", ["total_steps=130"])
     assert not Path("imported").exists()
@@ -232,7 +232,7 @@ def test_a_downloaded_run_is_asked_before_its_config_is_understood(text, capsys)
     for verb in (["resume", run], ["config", "show", run], ["config", "show", run / "config.yaml"],
                  ["doctor", run, "seed=3"]):
         assert code_of(*verb) == 2
-        assert "asks to import" in capsys.readouterr().err, verb
+        assert "run sent imports " in capsys.readouterr().err, verb
     assert code_of("doctor", run) == 0, "which reads records and logs, and no config"
     assert not Path("imported").exists()
 

@@ -79,7 +79,7 @@ def test_actors_of_another_host_come_go_and_come_back(yard, cable):
         again = yard.shell([*words, "--actors", "2"], host=cable.host)  # as it was printed
         head.until(lambda: watch.steps > left.steps)
     head.ends(0)
-    assert "the run is over" in again.ends(0, 30)
+    assert "the run has ended" in again.ends(0, 30)
     assert api.evaluate(yard.folder / "runs" / "two", episodes=1).mean_reward == 1
 
 

@@ -194,7 +194,7 @@ def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
 
     deletion = threading.Thread(target=delete_once_it_runs, daemon=True)
     deletion.start()
-    with pytest.raises(ProcessFault, match="the run directory runs/x is gone"):
+    with pytest.raises(ProcessFault, match=r"the run directory runs/x or its run.json is missing"):
         train("cartpole", "run.name=x", "placement=processes", "actors=1")
     deletion.join()
     assert not Path("runs/x").exists()
@@ -319,7 +319,7 @@ def test_a_finished_run_is_left_alone_and_says_how_to_go_on(capsys):
         assert main(["resume", name]) == 0
         out, err = capsys.readouterr()
         lines = out.splitlines()
-        assert lines[0].startswith("nothing to do, it was finished before, all steps taken: 200 steps"), out
+        assert lines[0].startswith("nothing to do, the run is finished, all steps done: 200 steps"), out
         assert lines[1:] == [f"resume     qfleet resume runs/{name} total_steps=400", f"runs/{name}"] and err == ""
         assert {path: path.read_bytes() for path in Path("runs", name).rglob("*") if path.is_file()} == before
     assert api.resume("x", ["total_steps=300"]).already_finished is False

@@ -124,7 +124,7 @@ def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path, lim
     done = subprocess.run(["srun", "--ntasks=2", f"--nodelist={slurm.host}", *words], cwd=tmp_path, env=slurm.env,
                           capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "runs/plain" and done.stdout.count("all steps taken") == 1, "one speaks"
+    assert done.stdout.splitlines()[-1] == "runs/plain" and done.stdout.count("all steps done") == 1, "one speaks"
     assert len(newest(tmp_path / "runs" / "plain").state()["ranks"]) == 1
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Charts as SVG: seeds of one configuration are a line with a band. No library, no markup from data: text is text.
+// Charts as SVG: runs that differ only in seed are a line with a band. Uses no library; data never becomes markup.
 
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
@@ -18,7 +18,7 @@ const el = (tag, attributes, ...children) => made(false, tag, attributes, childr
 const svg = (tag, attributes, ...children) => made(true, tag, attributes, children);
 const colour = index => `var(--c${index % 8})`;
 
-function figure(value) {  // few characters, whatever the size
+function figure(value) {  // formats a number of any size in few characters
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
@@ -36,7 +36,7 @@ function clock(seconds) {
 
 const CLOCK_STEPS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400];
 
-function ticks(low, high, count, timed) {  // [value, text] of some round places; the texts of one axis have one form
+function ticks(low, high, count, timed) {  // [value, text] of round values; all texts of an axis have the same format
   const span = high - low || 1, raw = span / Math.max(1, count), power = 10 ** Math.floor(Math.log10(raw));
   const step = timed && raw <= 86400 ? CLOCK_STEPS.find(part => part >= raw) : [1, 2, 2.5, 5, 10].map(part => part * power).find(part => part >= raw) || raw;
   const found = [];
@@ -44,7 +44,7 @@ function ticks(low, high, count, timed) {  // [value, text] of some round places
   return found.map(value => [value, timed ? clock(value) : tickText(value, step, Math.max(Math.abs(low), Math.abs(high)))]);
 }
 
-function tickText(value, step, most) {  // as many decimals as the step has, in the unit of the largest
+function tickText(value, step, most) {  // as many decimals as the step has, in the unit of the largest value
   if (value === 0) return "0";
   const [unit, letter] = most >= 1e9 ? [1e9, "G"] : most >= 1e6 ? [1e6, "M"] : most >= 1e3 && step >= 10 ? [1e3, "k"] : [1, ""];
   if (most < 1e-4 || most >= 1e12) return value.toExponential(1);
@@ -69,11 +69,11 @@ function at(curve, x) {  // linear between points, null outside
   return span > 0 ? ys[low] + (ys[high] - ys[low]) * (x - xs[low]) / span : ys[high];
 }
 
-function banded(seeds, width) {  // over the stretch that all seeds cover: lowest and highest as logged; only their mean is smoothed
+function banded(seeds, width) {  // over the range that all seeds cover: lowest and highest as logged; only the mean is smoothed
   const start = Math.max(...seeds.map(seed => seed.xs[0])), end = Math.min(...seeds.map(seed => seed.xs.at(-1)));
   const even = seeds.map(seed => ({ xs: seed.xs, ys: smoothed(seed.ys, width) })), ys = [], low = [], high = [];
-  // At every point of every seed, or one could leave the band between two places; and between few points at some more, or
-  // the band would be too wide where two seeds cross.
+  // Evaluated at every point of every seed, so that no seed leaves the band; with few points also between them, so that
+  // the band is not too wide where two seeds cross.
   const known = [...new Set([start, end, ...seeds.flatMap(seed => seed.xs)])].filter(x => x >= start && x <= end).sort((a, b) => a - b);
   const parts = Math.max(1, Math.ceil(300 / known.length));
   const xs = known.flatMap((x, i) => i + 1 < known.length ? Array.from({ length: parts }, (_, k) => x + (known[i + 1] - x) * k / parts) : [x]);
@@ -85,7 +85,7 @@ function banded(seeds, width) {  // over the stretch that all seeds cover: lowes
   return { xs, ys, low, high };
 }
 
-function points(xs, ys) {  // both known, by growing x
+function points(xs, ys) {  // points with both values, in the order of x
   const known = xs.map((x, i) => [x, ys[i]]).filter(([x, y]) => x !== null && y !== null && y !== undefined);
   return { xs: known.map(([x]) => x), ys: known.map(([, y]) => y) };
 }
@@ -118,7 +118,7 @@ class Chart {
     const note = [spec.unit, spec.smooth > 1 ? `mean of ${spec.smooth} points` : ""].filter(Boolean).join(", ");
     this.head.replaceChildren(spec.title, " ", el("span", { class: "soft small" }, note));
     this.node.dataset.points = curves.reduce((sum, curve) => sum + curve.raw.reduce((n, seed) => n + seed.xs.length, 0), 0);
-    if (!curves.length) { this.plot.replaceChildren(el("div", { class: "empty" }, "nothing logged")); return; }
+    if (!curves.length) { this.plot.replaceChildren(el("div", { class: "empty" }, "no data")); return; }
     const values = curves.flatMap(curve => [...curve.raw.flatMap(seed => seed.ys), ...curve.line.ys])
       .concat((spec.lines || []).map(line => line.y), spec.zero ? [0] : []);
     const places = curves.flatMap(curve => curve.raw.flatMap(seed => [seed.xs[0], seed.xs.at(-1)]));
@@ -180,8 +180,8 @@ class Chart {
   }
 
   summary(spec, curves) {
-    const told = curves.map(({ label, line }) => `${label}: last ${figure(line.ys.at(-1))}, from ${figure(Math.min(...line.ys))} to ${figure(Math.max(...line.ys))}`);
-    return `${spec.title} over ${spec.xLabel}. ${told.join("; ")}. Arrow keys read it.`;
+    const ranges = curves.map(({ label, line }) => `${label}: last ${figure(line.ys.at(-1))}, from ${figure(Math.min(...line.ys))} to ${figure(Math.max(...line.ys))}`);
+    return `${spec.title} over ${spec.xLabel}. ${ranges.join("; ")}. Use the arrow keys to read values.`;
   }
 
   point(event) {

@@ -1,5 +1,5 @@
 "use strict";
-// What a page of runs shows, and in which order: shared by the report and the live page.
+// Panels, controls and their order, shared by the report and the live page.
 
 const AXES = { steps: "environment steps", frames: "frames", updates: "updates", episodes: "episodes", time: "wall time" };
 
@@ -7,11 +7,11 @@ const RETURNS = { "eval/mean_reward": ["Return of greedy evaluations", "reward"]
 
 const PANELS = [
   ["Speed", { "time/fps": ["Throughput of acting", "steps per second", true], "time/updates_per_s": ["Throughput of learning", "updates per second", true] }],
-  ["Replay", { "replay/samples_per_insert": ["Samples per insert", "items per step", true], "train/priority": ["Priorities", "mean of what goes back to the replay", true],
+  ["Replay", { "replay/samples_per_insert": ["Samples per insert", "items per step", true], "train/priority": ["Priorities", "mean of the updated priorities", true],
     "replay/beta": ["Importance exponent", "β"], "replay/size": ["Filled", "windows", true], "replay/bytes": ["Memory", "bytes", true],
     "replay/clamped_priorities": ["Clamped priorities", "count", true] }],
   ["Fleet", { "fleet/actors": ["Actors alive", "actors", true], "fleet/policy_lag": ["Policy lag", "updates behind the learner", true],
-    "actor/policy_lag": ["Updates between weight refreshes", "updates", true], "fleet/held_share": ["Held back by pace", "share of the time", true],
+    "actor/policy_lag": ["Updates between weight refreshes", "updates", true], "fleet/held_share": ["Held back by the rate limiter", "fraction of the time", true],
     "fleet/inbox": ["Inbox", "messages", true], "fleet/restarts": ["Restarts", "count", true], "server/cells": ["Cells alive", "cells", true],
     "server/staleness": ["Staleness", "versions", true] }],
   ["Exploration", { "rollout/exploration_rate": ["Exploration", "ε, mean over the lanes", true], "rollout/action_noise": ["Action noise", "σ", true],
@@ -21,20 +21,20 @@ const PANELS = [
 ];
 
 const LIMITS = ["env", "inference", "wire", "decode", "learner", "server", "pace", "evaluation", "checkpoints", "storing"];
-const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wire: "storing and shipping", storing: "storing", decode: "drawing samples", learner: "updates",
-  server: "talking to the parameter server", pace: "both sides wait for each other", evaluation: "evaluations", checkpoints: "checkpoints" };
+const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wire: "storing and sending", storing: "storing", decode: "drawing samples", learner: "updates",
+  server: "communication with the parameter server", pace: "both sides wait for each other", evaluation: "evaluations", checkpoints: "checkpoints" };
 const limitColour = limit => LIMITS.includes(limit) ? `var(--l${LIMITS.indexOf(limit)})` : "var(--line)";
 
-// What scatters may be smoothed. Counts and schedules are what they are, and an evaluation is a mean already.
+// Noisy metrics can be smoothed. Counts and schedules are exact, and an evaluation is already a mean.
 const NOISY = /^(rollout\/(ep_|arm)|time\/|train\/(?!learning_rate)|actor\/|fleet\/(policy_lag|held_share)|server\/(staleness|meet_ms)$)/;
-// Logged from the first time on: before that there were none.
+// Counters that are logged only after the first event: 0 before.
 const SINCE_ZERO = /^(fleet\/restarts|wire\/duplicates|fault\/)/;
 
 const view = { x: "steps", smooth: 1, hidden: new Set(), charts: [] };
 const redraw = () => view.charts.forEach(chart => chart.draw());
 const tagsOf = runs => new Set(runs.flatMap(run => Object.keys(run.series.y)));
 
-// Priorities of a replay that draws uniformly (replay.alpha = 0) are written down and never read.
+// With uniform sampling (replay.alpha = 0) priorities are stored but never used.
 const shows = (run, tag) => tag in run.series.y && !(tag === "train/priority" && run.alpha === 0);
 
 function seedOf(run, tag) {
@@ -76,9 +76,9 @@ function smoothing() {
 
 function themeButton() {
   const root = document.documentElement, order = ["auto", "light", "dark"];
-  const keep = mode => { try { localStorage.setItem("qfleet-theme", mode); } catch { /* a page without storage forgets */ } };
+  const keep = mode => { try { localStorage.setItem("qfleet-theme", mode); } catch { /* without storage the choice is not kept */ } };
   let mode = "auto";
-  try { mode = localStorage.getItem("qfleet-theme") || "auto"; } catch { /* the same */ }
+  try { mode = localStorage.getItem("qfleet-theme") || "auto"; } catch { /* no storage */ }
   const button = el("button", { type: "button", id: "theme", onclick: () => { mode = order[(order.indexOf(mode) + 1) % 3]; keep(mode); apply(); } });
   const apply = () => { root.dataset.theme = mode; button.textContent = `Theme: ${mode}`; };
   apply();
@@ -86,7 +86,7 @@ function themeButton() {
 }
 
 const strips = [];
-function limitStrip(run) {  // what limited the run, over the chosen axis: as wide as its share
+function limitStrip(run) {  // bottleneck over the chosen axis
   const place = el("div", { class: "strip" });
   const draw = () => {
     const xs = run.series.x[view.x], end = Math.max(0, ...xs.map(x => x || 0)), parts = [], spans = {};
@@ -100,7 +100,7 @@ function limitStrip(run) {  // what limited the run, over the chosen axis: as wi
       }
       from = to;
     });
-    place.replaceChildren(...(parts.length ? [stripOf(run, parts, end), scaleOf(end), sharesOf(spans)] : [el("p", { class: "small soft" }, `not known over ${AXES[view.x]}`)]));
+    place.replaceChildren(...(parts.length ? [stripOf(run, parts, end), scaleOf(end), sharesOf(spans)] : [el("p", { class: "small soft" }, `no data over ${AXES[view.x]}`)]));
   };
   strips.push(draw); draw();
   return place;
@@ -108,7 +108,7 @@ function limitStrip(run) {  // what limited the run, over the chosen axis: as wi
 
 function stripOf(run, parts, end) {
   const text = view.x === "time" ? clock : figure;
-  return svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", height: 18, width: "100%", role: "img", "aria-label": `what limited ${run.name}` },
+  return svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", height: 18, width: "100%", role: "img", "aria-label": `bottleneck of ${run.name}` },
     parts.map(({ limit, from, to }) => svg("rect", { "data-limit": limit, x: from / end * 1000, width: (to - from) / end * 1000, y: 0, height: 18, fill: limitColour(limit) },
       svg("title", {}, `${limit}, ${LIMIT_WORDS[limit] || ""}: ${text(from)} to ${text(to)} ${AXES[view.x]}`))));
 }
@@ -125,7 +125,7 @@ function sharesOf(spans) {
 }
 
 const ARM = /^arms\/\d+$/, MOST_COLUMNS = 100;
-function armMap(run) {  // which policies of a family were followed, over the chosen axis: the darker, the more lanes
+function armMap(run) {  // share of lanes that follow each policy (arm) over the chosen axis: darker is more
   const place = el("div", { class: "strip" }), numbers = el("p", { class: "small soft" });
   const draw = () => {
     const tags = Object.keys(run.series.y).filter(tag => ARM.test(tag)).sort((a, b) => a.slice(5) - b.slice(5)), cells = armCells(run, tags);
@@ -133,7 +133,7 @@ function armMap(run) {  // which policies of a family were followed, over the ch
     place.replaceChildren(...(end && cells.length ? [svg("svg", { viewBox: "0 0 1000 200", preserveAspectRatio: "none", height: 200, width: "100%", role: "img", "aria-label": `arms that ${run.name} followed` },
       cells.map(({ arm, from, to, share }) => svg("rect", { "data-arm": arm, "data-share": share, x: from / end * 1000, width: (to - from) / end * 1000, y: arm * high, height: high, fill: "var(--c0)", "fill-opacity": Math.sqrt(share / most) },
         svg("title", {}, `arm ${arm}: ${Math.round(100 * share)} % of the lanes, up to ${view.x === "time" ? clock(to) : figure(to)} ${AXES[view.x]}`)))), scaleOf(end)]
-      : [el("p", { class: "small soft" }, `not known over ${AXES[view.x]}`)]));
+      : [el("p", { class: "small soft" }, `no data over ${AXES[view.x]}`)]));
     node.hidden = view.hidden.has(run.group);
     const until = Math.max(...cells.map(cell => cell.to)), last = cells.filter(cell => cell.to === until).sort((a, b) => b.share - a.share).slice(0, 3);
     numbers.textContent = `Arm 0 is at the top, arm ${tags.length - 1} at the bottom.` +
@@ -144,7 +144,7 @@ function armMap(run) {  // which policies of a family were followed, over the ch
   return node;
 }
 
-function armCells(run, tags) {  // neighbouring points are one column where there are many, or where nothing was logged in between
+function armCells(run, tags) {  // merges neighbouring points into a column if there are many, or if values are missing
   const xs = run.series.x[view.x], width = Math.max(1, Math.ceil(xs.length / MOST_COLUMNS)), cells = [];
   for (let start = 0, from = 0; start < xs.length; start += width) {
     const some = xs.map((_, i) => i).slice(start, start + width).filter(i => run.series.y[tags[0]][i] !== null), to = Math.max(from, ...some.map(i => xs[i] || 0));
@@ -163,7 +163,7 @@ function section(title, ...content) {
   return el("section", { "aria-labelledby": id }, el("h2", { id }, title), content);
 }
 
-function panelSections(data, runs) {  // every panel that some run has values for; that of a fleet only where there is one
+function panelSections(data, runs) {  // panels with data; the fleet panel only if there is a fleet
   const known = tagsOf(runs()), fleet = [...known].some(tag => /^(fleet|server)\//.test(tag));
   return PANELS.filter(([title]) => title !== "Fleet" || fleet)
     .map(([title, tags]) => [title, Object.entries(tags).filter(([tag]) => runs().some(run => shows(run, tag)))])

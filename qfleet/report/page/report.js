@@ -1,5 +1,5 @@
 "use strict";
-// The report: one page of runs that have been trained.
+// The report on one or more runs.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = () => data.runs;
@@ -8,7 +8,7 @@ const several = data.groups.length > 1, environments = [...new Set(data.runs.map
 function header() {
   const seeds = data.runs.length === 1 ? "1 run" : `${data.runs.length} runs`;
   return el("header", {}, el("div", {}, el("h1", {}, data.title),
-    el("p", { class: "soft" }, `${seeds}, ${data.groups.length === 1 ? "1 configuration" : `${data.groups.length} configurations`} · made ${data.made.replace("T", " ")} · qfleet ${data.version}`)), themeButton());
+    el("p", { class: "soft" }, `${seeds}, ${data.groups.length === 1 ? "1 configuration" : `${data.groups.length} configurations`} · created ${data.made.replace("T", " ")} · qfleet ${data.version}`)), themeButton());
 }
 
 function controls() {
@@ -20,12 +20,12 @@ function controls() {
 
 function tiles() {
   const tile = (name, value, note) => el("div", { class: "card tile" }, el("span", { class: "soft small" }, name), el("b", {}, value), el("span", { class: "soft small" }, note));
-  const judged = data.runs.filter(run => run.best !== null);
-  const best = judged.reduce((most, run) => !most || run.best > most.best ? run : most, null);
+  const evaluated = data.runs.filter(run => run.best !== null);
+  const best = evaluated.reduce((most, run) => !most || run.best > most.best ? run : most, null);
   const total = (name, runs = data.runs) => runs.reduce((sum, run) => sum + (run[name] || 0), 0);
   return el("div", { class: "grid", style: { marginTop: "16px" } },
     environments.length > 1 ? tile("Environments", environments.length, environments.join(", ")) : best ? tile("Best evaluation", figure(best.best), best.name) : null,
-    environments.length === 1 && best && best.human !== null ? tile("Human-normalised", `${Math.round(100 * best.human)} %`, "its last evaluation: 0 % a random player, 100 % a human") : null,
+    environments.length === 1 && best && best.human !== null ? tile("Human-normalised", `${Math.round(100 * best.human)} %`, "last evaluation: 0 % is a random player, 100 % a human") : null,
     tile("Steps", figure(total("steps")), `${figure(total("episodes"))} episodes, ${figure(total("updates"))} updates`),
     tile("Wall time", clock(total("time_s")), `${figure(total("steps") / total("time_s"))} steps/s, all runs together`));
 }
@@ -34,14 +34,14 @@ function learning() {
   const of = env => data.runs.filter(run => run.env === env);
   const charts = environments.flatMap(env => Object.entries(RETURNS).filter(([tag]) => tagsOf(of(env)).has(tag)).map(([tag, [title, unit]]) =>
     chartOf(data, tag, [environments.length > 1 ? `${env}: ${title.toLowerCase()}` : title, unit], () => of(env), 300)));
-  const thinned = data.runs.find(run => run.series.each > 1);
+  const downsampled = data.runs.find(run => run.series.each > 1);
   return section("Learning curves", el("div", { class: "grid wide" }, charts), el("p", { class: "small soft" },
-    data.runs.length > data.groups.length ? "Thin lines are single seeds as they were logged. The band reaches from the lowest to the highest of them and the thick line is their mean, over the stretch that all of them cover. " : "",
-    "Smoothing changes the thick line only, and neither evaluations nor counts nor schedules: a thin line beside it is what was logged.",
-    thinned ? ` Long runs are shown by means of up to ${Math.max(...data.runs.map(run => run.series.each))} records.` : ""));
+    data.runs.length > data.groups.length ? "Thin lines are single seeds as logged. The band covers the range from the lowest to the highest seed and the thick line is their mean, where data of all seeds are available. " : "",
+    "Smoothing changes only the thick line, and not evaluations, counts or schedules: the thin line shows the logged values.",
+    downsampled ? ` In long runs each point is the mean of up to ${Math.max(...data.runs.map(run => run.series.each))} records.` : ""));
 }
 
-function whisker(row, name, rows, form) {  // the interval over a scale that rows of one kind share
+function whisker(row, name, rows, form) {  // interval on a scale that is shared by rows of one kind
   const ends = rows.flatMap(each => [each[name], each[`${name}_low`], each[`${name}_high`]]).filter(value => value !== null && value !== undefined);
   let [low, high] = [Math.min(...ends), Math.max(...ends)];
   if (low === high) [low, high] = [low - (Math.abs(low) || 1) * .1, high + (Math.abs(high) || 1) * .1];
@@ -62,10 +62,10 @@ function intervalOf(row, name, form) {
   return low === undefined || row[name] === undefined ? "–" : low === null ? "one seed" : [`${form(low)} to ${form(row[`${name}_high`])}`, few];
 }
 
-function scoreCells(row, human) {  // [name of the column, what stands there, whether it is a number]
+function scoreCells(row, human) {  // [name of the column, content, true if it is a number]
   const name = human ? "human" : "score", known = row[name] !== undefined, alike = data.scores.filter(each => each[name] !== undefined && (human || each.env === row.env));
   return [["environment", row.env], ["seeds", row.seeds, true], ["IQM", row.score === undefined ? "–" : figure(row.score), true], ["95 % interval", intervalOf(row, "score", figure), true],
-    ...(human ? [["human-normalised IQM", known ? percent(row.human) : "–", true], ["its 95 % interval", intervalOf(row, "human", percent), true]] : []),
+    ...(human ? [["human-normalised IQM", known ? percent(row.human) : "–", true], ["human-normalised 95 % interval", intervalOf(row, "human", percent), true]] : []),
     [human ? "human-normalised with interval" : "IQM with interval", known ? whisker(row, name, alike, human ? percent : figure) : "–"], ["last evaluations", row.finals.map(figure).join(", ") || "–"]];
 }
 
@@ -82,7 +82,7 @@ function scores() {
       human ? "Human-normalised: 0 % is a random player, 100 % a human tester (Wang et al. 2016)." : ""));
 }
 
-function films() {
+function videos() {
   const shown = data.runs.flatMap(run => run.films.map(film => ({ run, film })));
   if (!shown.length) return null;
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -101,14 +101,14 @@ function films() {
 }
 
 function bottlenecks() {
-  const judged = data.runs.filter(run => run.verdict);
-  if (!judged.length) return null;
-  return section("What limited the runs", el("div", { class: "grid wide" }, judged.map(run => el("div", { class: "card" },
+  const limited = data.runs.filter(run => run.verdict);
+  if (!limited.length) return null;
+  return section("What limited the runs", el("div", { class: "grid wide" }, limited.map(run => el("div", { class: "card" },
     el("h3", {}, run.name), limitStrip(run), el("details", {}, el("summary", {}, `At the end: limited by ${run.verdict[0]}`),
       el("p", { class: "small" }, run.verdict[1], "."), el("p", { class: "small soft" }, `Remedy: ${run.verdict[2]}.`))))));
 }
 
-function others() {  // any tag at all, an agent's own among them
+function others() {  // any tag, including those of an agent
   const known = [...tagsOf(data.runs)].sort();
   let tag = known.includes("train/loss") ? "train/loss" : known[0];
   const chart = new Chart(() => ({ title: tag, ...axis(tag), curves: curvesOf(data, tag, data.runs) }), 260);
@@ -117,17 +117,17 @@ function others() {  // any tag at all, an agent's own among them
     known.map(name => el("option", { selected: name === tag }, name))))), chart.node);
 }
 
-const broken = key => key.split(/(?<=[._])/).flatMap(part => [part, el("wbr")]);  // where a line may end
+const broken = key => key.split(/(?<=[._])/).flatMap(part => [part, el("wbr")]);  // possible line breaks
 
 function configuration() {
   if (!data.config.length) return null;
   const body = el("tbody"), only = el("input", { type: "checkbox", checked: several, onchange: () => fill() });
-  const find = el("input", { type: "search", placeholder: "find a key or value", "aria-label": "find a key or value", oninput: () => fill() });
+  const find = el("input", { type: "search", placeholder: "search keys and values", "aria-label": "search keys and values", oninput: () => fill() });
   const fill = () => body.replaceChildren(...data.config.filter(row => (!only.checked || row.differs) &&
     [row.key, ...row.values].some(text => text.toLowerCase().includes(find.value.toLowerCase()))).map(row =>
     el("tr", { class: row.differs ? "differs" : null }, el("th", { scope: "row", class: "mono" }, broken(row.key)), row.values.map(value => el("td", { class: "mono" }, value)))));
   fill();
-  const keys = [el("p", { class: "tools" }, find, several ? el("label", {}, only, "only what differs") : null),
+  const keys = [el("p", { class: "tools" }, find, several ? el("label", {}, only, "only differences") : null),
     el("div", { class: "scroll config" }, el("table", { id: "config-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "key"),
       data.groups.map(group => el("th", { scope: "col" }, group.label)))), body))];
   return section("Configuration", several ? keys : el("details", {}, el("summary", {}, `${data.config.length} keys`), keys));
@@ -142,7 +142,7 @@ function origins() {
       [el("dt", {}, key), el("dd", { class: "mono" }, marked(key) ? el("mark", {}, value) : value)]))))));
 }
 
-const sections = [learning(), scores(), films(), bottlenecks(), ...panelSections(data, runs).map(([title, charts]) => section(title, el("div", { class: "grid" }, charts))),
+const sections = [learning(), scores(), videos(), bottlenecks(), ...panelSections(data, runs).map(([title, charts]) => section(title, el("div", { class: "grid" }, charts))),
   others(), configuration(), origins()].filter(Boolean);
 document.getElementById("page").replaceChildren(header(), el("nav", { "aria-label": "Sections" }, sections.map(part => {
   const heading = part.querySelector("h2");

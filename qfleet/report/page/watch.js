@@ -1,10 +1,10 @@
 "use strict";
-// The live page: asks once a second where the run stands, and draws what is new.
+// The live page: polls the status of the run once a second and draws new data.
 
 const live = { groups: [{ label: "" }], runs: [{ name: "", group: 0, series: { x: {}, y: {}, limits: [] }, ratio: null, alpha: null }] };
 const runs = () => live.runs;
 const place = name => document.getElementById(name);
-let version = -1, tags = "", film = null, shown = 0;  // until when a film is left to play
+let version = -1, tags = "", current = null, shown = 0;  // name of the video, and time until which it keeps playing
 
 document.getElementById("page").replaceChildren(
   el("header", {}, el("div", {}, el("h1", { id: "name" }, "…"), el("p", { class: "soft", id: "env" })), themeButton()),
@@ -18,7 +18,7 @@ document.getElementById("page").replaceChildren(
   el("div", { class: "controls" }, axisChoice(), smoothing()), el("div", { id: "charts" }));
 
 const percent = share => `${Math.round(100 * share)} %`;
-const HEALTH = { healthy: ["good", "healthy"], silent: ["bad", "silent"], down: ["bad", "down"], lost: ["bad", "lost"], ended: ["soft", "ended"], unknown: ["soft", "not known"] };
+const HEALTH = { healthy: ["good", "healthy"], silent: ["bad", "silent"], down: ["bad", "down"], lost: ["bad", "lost"], ended: ["soft", "ended"], unknown: ["soft", "unknown"] };
 
 function roleRows(news) {
   const head = ["role", "health", "rate", "done", "policy lag", "start", "where"], acts = member => member.role === "actor";
@@ -34,14 +34,14 @@ function roleRows(news) {
 
 function soloRows(news) {
   const shares = Object.entries(news.loop);
-  return shares.length ? [el("p", { class: "small soft" }, "All roles share one process. Its time goes to"), el("dl", {}, shares.map(([name, share]) => [el("dt", {}, name), el("dd", {}, percent(share))]))]
-    : [el("p", { class: "small soft" }, "nothing is known yet")];
+  return shares.length ? [el("p", { class: "small soft" }, "All roles share one process. Its time is spent on"), el("dl", {}, shares.map(([name, share]) => [el("dt", {}, name), el("dd", {}, percent(share))]))]
+    : [el("p", { class: "small soft" }, "no data yet")];
 }
 
-function showFilm(name, period) {
-  if (!film && !name) place("film").textContent = period ? `none yet: one after every ${period === 1 ? "evaluation" : `${period} evaluations`}` : "none: set eval.video_period to record some";
-  if (name === film || !name || performance.now() < shown) return;  // films may come faster than they can be seen
-  film = name;
+function showVideo(name, period) {
+  if (!current && !name) place("film").textContent = period ? `none yet: one after every ${period === 1 ? "evaluation" : `${period} evaluations`}` : "none: set eval.video_period to record some";
+  if (name === current || !name || performance.now() < shown) return;  // videos may arrive faster than they can be watched
+  current = name;
   shown = performance.now() + 3000;
   const video = el("video", { controls: true, loop: true, playsinline: true, "aria-label": name, src: `film/${encodeURIComponent(name)}` });
   video.muted = true;
@@ -53,7 +53,7 @@ function showFilm(name, period) {
   place("film").replaceChildren(video, el("p", { class: "small soft" }, step ? `step ${(+step[1]).toLocaleString("en")}` : name));
 }
 
-function charts() {  // built anew when the run logs something for the first time
+function charts() {  // rebuilt when the run logs a new tag
   view.charts.length = strips.length = 0;
   const known = tagsOf(runs()), returns = Object.entries(RETURNS).filter(([tag]) => known.has(tag)).map(([tag, look]) => chartOf(live, tag, look, runs, 260));
   place("charts").replaceChildren(returns.length ? section("Learning curves", el("div", { class: "grid wide" }, returns)) : "",
@@ -71,9 +71,9 @@ function show(news) {
   place("limit").textContent = news.limit ? `Limited by ${news.limit.limit}: ${news.limit.evidence}. Remedy: ${news.limit.advice}.` : "";
   const table = document.querySelector(".roles"), [along, down] = table ? [table.scrollLeft, table.scrollTop] : [0, 0];
   place("roles").replaceChildren(...(news.members.length || news.roles.length ? roleRows(news) : soloRows(news)));
-  document.querySelector(".roles")?.scrollTo(along, down);  // where the reader had moved it
+  document.querySelector(".roles")?.scrollTo(along, down);  // keep the scroll position
   place("figures").replaceChildren(...news.figures.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
-  showFilm(news.film, news.video_period);
+  showVideo(news.film, news.video_period);
   if (news.series) {
     version = news.version;
     live.groups[0].label = news.name;
@@ -92,7 +92,7 @@ async function follow() {
     place("alarm").hidden = true;
   } catch (error) {
     place("alarm").hidden = false;
-    place("alarm").textContent = `qfleet watch does not answer (${error.message}): what you see is old.`;
+    place("alarm").textContent = `qfleet watch does not answer (${error.message}): the data shown are out of date.`;
   }
   setTimeout(follow, document.hidden ? 5000 : 1000);
 }

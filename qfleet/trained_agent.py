@@ -1,0 +1,113 @@
+"""Trained agent with frozen weights, for use outside of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from qfleet import envs
+from qfleet.actor.policy import Policy
+from qfleet.core.agent import ExplorationParams
+from qfleet.core.env import EnvSpec, Obs
+from qfleet.core.errors import UserError
+from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
+from qfleet.launch import attempt
+from qfleet.runconfig.build import make_agent
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.checkpoint import Checkpoint
+
+
+class TrainedAgent:
+    """Trained agent with frozen weights, as `load` returns it."""
+
+    def __init__(self, checkpoint: Checkpoint, config: RunConfig, device: torch.device) -> None:
+        self.checkpoint, self.config = checkpoint, config
+        self.spec: EnvSpec = checkpoint.spec
+        self.policy = Policy(make_agent(config, self.spec), 0, device)
+        try:
+            self.policy.load(checkpoint.policy(), checkpoint.manifest.updates)
+        except ValueError as error:
+            raise UserError(f"checkpoint {checkpoint.path}: the weights do not fit the network that its config "
+                            f"describes ({error}); it was not written by this version of qfleet") from error
+
+    def __repr__(self) -> str:
+        return (f"TrainedAgent({self.spec.id}, {self.config.agent.algo}, {self.checkpoint.path.name}, "
+                f"{self.policy.device})")
+
+    def reset(self) -> None:
+        """Reset the recurrent state at the start of an episode."""
+        self.policy.memory = None
+
+    def act(self, obs: Any, epsilon: float = 0.0, *, reward: Any = 0.0, over: Any = False) -> Any:
+        """Choose an action for one observation or for a batch.
+
+        Args:
+            obs: An observation of the environment (or a batch, if observations are plain arrays), or the network's
+                inputs by name (see `spec`), with or without a batch axis. Stacked images are inputs of the network.
+            epsilon: Probability of a random action.
+            reward: Reward of the last action, for recurrent agents; one value or one per lane of the batch.
+            over: True where the observation starts a new episode, for recurrent agents; one value or one per lane.
+
+        Returns:
+            An action for `env.step`, or an array of actions for a batch.
+
+        Raises:
+            UserError: The observation does not fit the agent, or contains NaN or infinity.
+
+        Example:
+            >>> obs, reward, terminated, truncated, info = env.step(agent.act(obs))
+        """
+        leaves, single = self._leaves(obs)
+        for name, leaf in leaves.items():
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise UserError(f"observation {name!r} contains NaN or infinity: there is no action for it")
+        lanes = len(next(iter(leaves.values())))
+        if self.policy.memory is not None:
+            self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
+        chosen = self.policy.act(leaves, ExplorationParams(torch.full((lanes,), epsilon), network_noise=False))[0]
+        numbers = chosen.tolist() if self.spec.box is None else list(chosen)
+        actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
+        return actions[0] if single else np.asarray(actions)
+
+    @cached_property
+    def interpreter(self) -> SpaceAdapter | None:
+        """Conversion from the environment's spaces, or None. Created on first use, since it needs an environment."""
+        found = envs.make_space_adapter(self.config.env)
+        if found is not None:
+            attempt.require_same_env(self.checkpoint, EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n,
+                                                              box=found.actions.box))
+        return found
+
+    def _leaves(self, obs: Any) -> tuple[Obs, bool]:
+        """Return the network's inputs [N, ...], and True if `obs` was a single observation."""
+        try:
+            if self.interpreter is not None:
+                return self.interpreter.encode(obs)
+        except OutOfSpace as error:
+            raise UserError(str(error)) from None
+        except SpaceMismatch as error:
+            return self._as_leaves(obs, f" ({error})")
+        return self._as_leaves(obs, "")
+
+    def _as_leaves(self, obs: Any, hint: str) -> tuple[Obs, bool]:
+        given = obs if isinstance(obs, Mapping) else {next(iter(self.spec.observation)): obs}
+        if set(given) != set(self.spec.observation):
+            raise UserError(f"the agent observes {sorted(self.spec.observation)}, not {sorted(map(str, given))}{hint}")
+        try:
+            arrays = {name: np.asarray(given[name], leaf.dtype) for name, leaf in self.spec.observation.items()}
+        except (TypeError, ValueError) as error:
+            raise UserError(f"the observation cannot be read: {error}{hint}") from None
+        name, leaf = next(iter(self.spec.observation.items()))
+        single = arrays[name].ndim == len(leaf.shape)
+        if single:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        lanes = arrays[name].shape[:1]
+        for name, leaf in self.spec.observation.items():
+            if arrays[name].shape != (*lanes, *leaf.shape):
+                raise UserError(f"observation {name!r} has shape {arrays[name].shape[single:]}; it must be "
+                                f"{leaf.shape}, or a batch of these{hint}")
+        return arrays, single
