@@ -24,6 +24,7 @@ from qfleet.core.seeds import lane_seeds
 from qfleet.explore.constant import Constant
 from qfleet.launch import allreduce_run, attempt, driver, ray_launcher, remote_evaluator, server_run
 from qfleet.launch.attempt import TrainResult
+from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.runconfig import resolution, resumable
 from qfleet.runconfig.auto import reopen_auto, resolve_auto, resolve_device
 from qfleet.runconfig.build import make_env, with_step_limit
@@ -32,7 +33,6 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import export_policy
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath, Which, find_checkpoint, foreign_names, require_no_outside_links, require_trusted
-from qfleet.trained_agent import TrainedAgent
 from qfleet.training.evaluation import evaluate as evaluate_policy
 from qfleet.training.meter import Sink, as_sink
 

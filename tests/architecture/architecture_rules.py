@@ -14,7 +14,7 @@ from pathlib import Path
 import qfleet
 from qfleet.config import Config
 
-TOP_LEVEL = {"", "__main__", "api", "trained_agent"}
+TOP_LEVEL = {"", "__main__", "api"}
 """The only modules that are not in a package."""
 
 VERSION = ("qfleet", "qfleet.__version__")
@@ -40,8 +40,7 @@ PACKAGES: dict[str, set[str]] = {
 environment suite."""
 
 PACKAGES["launch"] = {"process", *PACKAGES["runconfig"], "runconfig", "report"}
-PACKAGES["trained_agent"] = {*PACKAGES["launch"], "launch"}
-PACKAGES["api"] = {*PACKAGES["trained_agent"], "trained_agent"}
+PACKAGES["api"] = {*PACKAGES["launch"], "launch"}
 PACKAGES["cli"] = {*PACKAGES["api"], "api"}
 PACKAGES["__main__"] = {"cli", "process"}
 PACKAGES[""] = {"api"}
