@@ -121,7 +121,7 @@ def test_the_one_that_was_silent_for_longest_is_named(pair):
     one.arrive()
     two.arrive()
     one.last_beat, two.last_beat = 50.0, 20.0
-    joint.kill_reason = "gave no sign of life for 30 s and was killed"
+    joint.kill_reason = "sent no heartbeat for 30 s and was killed"
     joint.kill()
     assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == "code None"
     assert joint._culprit()[0] == 1
