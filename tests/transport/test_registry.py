@@ -218,7 +218,7 @@ def spoil(name, value):
     (lambda box: box.add_chunk(packed(some_chunk()), b"123"), "3 bytes of priorities"),
     (lambda box: box.episode(0, np.nan, 3), "return nan"), (lambda box: box.count("a\nb"), "not a tag"),
     (lambda box: box.write({"": 1.0}), "not a tag"),
-    (lambda box: box.set_member_state(bytes(1 << 21)), "to be remembered"),
+    (lambda box: box.set_member_state(bytes(1 << 21)), "of member state"),
     (lambda box: box.count_steps(1 << 40), "steps in one message"),
     (lambda box: box.add_evaluation(Score([], [], 1), weights(1)), "0 returns"),
     (lambda box: box.add_evaluation(Score([1.0], [1, 2], 1), weights(1)), "2 lengths"),
@@ -251,7 +251,7 @@ def test_weights_that_are_none_raise_value_error():
     message = sealed(lambda box: box.add_evaluation(Score([1.0], [1], 1), weights(1)))
     for data in (b"", b"\x80\x04pickle", message.judgements[0].weights[:-3]):
         message.judgements[0].weights = data
-        with pytest.raises(ValueError, match="not safetensors"):
+        with pytest.raises(ValueError, match="not valid safetensors"):
             decode_message(message, LAYOUT)
 
 
