@@ -169,4 +169,4 @@ def test_what_cannot_work_is_refused_before_anything_is_started(tmp_path, monkey
 def test_who_waits_for_nobody_gives_up(yard):
     place = f"127.0.0.1:{free_port()}"
     said = yard.join(place, "--patience", "1").ends(2)
-    assert f"nobody answers at {place} yet" in said and f"no answer from {place} for 1 s" in said
+    assert f"no answer from {place} yet" in said and f"no answer from {place} for 1 s" in said

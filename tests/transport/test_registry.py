@@ -213,7 +213,7 @@ def spoil(name, value):
     (lambda box: box.add_chunk(packed(some_chunk())[:-1], b""), "checksum"),
     (lambda box: box.add_chunk(packed(spoil("reward", np.nan)), b""), "reward .* not finite"),
     (lambda box: box.add_chunk(packed(spoil("obs.vector", np.inf)), b""), "obs.vector .* not finite"),
-    (lambda box: box.add_chunk(packed(spoil("action", 4)), b""), "where 0 to 3 exist"),
+    (lambda box: box.add_chunk(packed(spoil("action", 4)), b""), "outside 0 to 3"),
     (lambda box: box.add_chunk(packed(spoil("action", -1)), b""), "actions -1"),
     (lambda box: box.add_chunk(packed(some_chunk()), b"123"), "3 bytes of priorities"),
     (lambda box: box.episode(0, np.nan, 3), "return nan"), (lambda box: box.count("a\nb"), "not a tag"),
@@ -228,7 +228,7 @@ def test_what_is_unsound_raises_value_error(fill, words):
         decode_message(sealed(fill), LAYOUT)
 
 
-@pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, where -1 to 1 exist"),
+@pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, outside -1 to 1"),
                                               (np.nan, "column action of a chunk is not finite"), (1.0, None)])
 def test_continuous_actions_are_within_one(value, words):
     layout = Layout(replace(SPEC, num_actions=0, box=Box((2,), (-1.0, -1.0), (3.0, 1.0))), Window(), 4)

@@ -189,7 +189,7 @@ def test_only_a_sealed_board_of_the_right_size_and_name_is_taken():
     mine, boards = shared_memory.OwnedSharedBuffer(8), shared_memory.SharedBufferCache()
     with pytest.raises(OSError, match="has 64 bytes, which are not 9 weights"):
         boards.find(mine.ticket, 9)
-    with pytest.raises(FileNotFoundError, match=f"process {os.getpid()} has no board qfleet-other"):
+    with pytest.raises(FileNotFoundError, match=f"process {os.getpid()} has no shared buffer qfleet-other"):
         boards.find(Ticket(pid=os.getpid(), fd=mine.ticket.fd, name="qfleet-other"), 8)
     with pytest.raises(PermissionError):
         os.ftruncate(mine.ticket.fd, 8)
