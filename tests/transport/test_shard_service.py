@@ -193,7 +193,7 @@ def test_only_a_sealed_board_of_the_right_size_and_name_is_taken():
         boards.find(Ticket(pid=os.getpid(), fd=mine.ticket.fd, name="qfleet-other"), 8)
     with pytest.raises(PermissionError):
         os.ftruncate(mine.ticket.fd, 8)
-    for name, words in (("qfleet-open", "or is not sealed"), ("strange", "has no board strange")):
+    for name, words in (("qfleet-open", "or is not sealed"), ("strange", "has no shared buffer strange")):
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, 64)
         with pytest.raises(OSError, match=words):

@@ -229,7 +229,7 @@ def test_a_message_above_the_limit_is_refused_and_the_limit_named(tmp_path):
         line.replay(LAYOUT, 2)
         with pytest.raises(UserError, match=r"replay.chunk_steps or raise fleet.max_message_mb"):
             line.metrics.add_chunk(bytes(600_000), b"")
-        line.metrics._most_bytes = 1 << 30  # somebody who does not obey
+        line.metrics._max_message_bytes = 1 << 30  # ignores the limit
         line.metrics.add_chunk(bytes(3 << 20), b"")
         line.start()
         eventually(lambda: line.failed is not None)
