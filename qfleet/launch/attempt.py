@@ -156,7 +156,7 @@ def open_for_resume(directory: RunDirectory, config: RunConfig,
         return checkpoint, finished_result(directory, config, checkpoint)
     if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
         raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
-                        f"anew with `qfleet train {directory.config}` and another run.name")
+                        f"a new run with `qfleet train {directory.config}` and another run.name")
     log.warning("%s has no checkpoint yet: it starts again from its first step", directory.path)
     return None, None
 
@@ -187,7 +187,7 @@ def advise_on_oom(config: RunConfig) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, set "
-                       "replay.store=host, make room on the GPU (nvidia-smi lists who uses it), or set device=cpu")
+                       "replay.store=host, free memory on the GPU (nvidia-smi lists its processes), or set device=cpu")
         raise
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and out_of_memory_text(error) is None:

@@ -59,7 +59,7 @@ LEARNER = "cell"
 GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 60.0
-"""After so long without a new record, and again after each such time, the user is told that there was none."""
+"""Seconds without a new record after which, repeatedly, the user is notified."""
 
 PRESENCE_S = 1.0
 """Period of the check that the run directory still exists."""

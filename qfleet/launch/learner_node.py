@@ -44,7 +44,7 @@ from qfleet.transport.shard_client import RemoteShard
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
-"""Seconds that a finished learner waits until all members have been told."""
+"""Seconds that a finished learner waits for its members to receive STOP."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,8 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
         stack.callback(attempt.close)
         if checkpoint is None and (source := initial_weights(config, spec)) is not None:
             attempt.load_initial_weights(source)
-        attempt.open(
-            run_request.origin if checkpoint is None else run_request.origin | {"resumed_from": checkpoint.path.name}
-        )
+        resumed = {} if checkpoint is None else {"resumed_from": checkpoint.path.name}
+        attempt.open(run_request.origin | resumed)
         stack.enter_context(serving(published, registry, inbox, config))
         if heartbeat is not None:
             heartbeat.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
@@ -204,7 +203,7 @@ def _former_port(private: Path) -> int | None:
 
 
 def _wait_until_members_left(registry: Registry) -> None:
-    """Wait until all recently active members have sent a message, and so were told to stop."""
+    """Wait until all recently active members have sent a message, and so have received STOP."""
     ended = time.monotonic()
     while time.monotonic() - ended < LEAVE_TIMEOUT_S:
         if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in registry.members()):

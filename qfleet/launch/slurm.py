@@ -175,8 +175,8 @@ def submit_job(job: SlurmJob) -> str:
                         "`squeue --me` whether it accepted the job all the same, which would then fail") from None
     if result.returncode:
         reason = "; ".join(line.removeprefix("sbatch: error: ") for line in result.stderr.strip().splitlines())
-        raise UserError(f"sbatch refused the job: {reason}; `sinfo` lists partitions and what their nodes have, --sbatch "
-                        "OPTION adds what your cluster requires, --sbatch=--account=NAME for instance")
+        raise UserError(f"sbatch refused the job: {reason}; `sinfo` lists partitions and what their nodes have, "
+                        "--sbatch OPTION adds what your cluster requires, --sbatch=--account=NAME for instance")
     return result.stdout.strip().partition(";")[0]
 
 

@@ -74,7 +74,7 @@ class HeartbeatSender:
         finish, and fires when merely the parent's thread ends. Its one advantage, that it ends a process which is
         stopped or stuck while it holds the GIL, is provided by the supervisor's `OrphanReaper`.)
         """
-        threading.Thread(target=self._watch, args=(callback, grace_s), name="tether", daemon=True).start()
+        threading.Thread(target=self._watch, args=(callback, grace_s), name="heartbeat", daemon=True).start()
 
     def _watch(self, callback: Callable[[], object], grace_s: float) -> None:
         while os.read(self._alive, 1):

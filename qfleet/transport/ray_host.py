@@ -1,4 +1,4 @@
-"""Ray actor that hosts one role: a job in its own thread, and RPCs that are answered beside it.
+"""Ray actor that hosts one role: a job in its own thread, and RPCs that are answered in parallel.
 
     Ray's threads:  begin, look, leave, call      none of them blocks, and each may arrive twice: Ray may report a
     job thread:     the role's main function      call as failed that was executed
