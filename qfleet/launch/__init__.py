@@ -1,1 +1,1 @@
-"""Starts the processes of a run and supervises them."""
+"""Starts and supervises the processes of a run."""

@@ -1,6 +1,6 @@
-"""What the actors and the evaluator of a fleet run. Each enters through the command line, a fresh interpreter.
+"""Main functions of actor and evaluator processes, each started through the command line in a new interpreter.
 
-They know nothing but where their fleet is: config and environment come with the welcome.
+They are given only the endpoint of their learner; config and environment spec arrive in its Welcome message.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
 STATE_PERIOD_S = 1.0
-LOOK_S = 0.1
+POLL_S = 0.1
 BUILDING_S = 120.0
-"""How long the environment and the network of a member may take to be built."""
+"""Seconds that building the environment and the network may take."""
 
 
 class Endpoint(Protocol):
-    """How a process finds its fleet, whatever carries their messages. `tie`: to whoever watches the process."""
+    """Address and credentials of the learner, for gRPC or Ray. `heartbeat` connects to the process's supervisor."""
 
     @property
     def address(self) -> str: ...
@@ -70,7 +70,7 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True)
 class GrpcEndpoint:
-    """Where a fleet is, and by what it knows its own."""
+    """Endpoint reached by gRPC: address, member name, token file and TLS files."""
 
     address: str
     name: str
@@ -81,85 +81,86 @@ class GrpcEndpoint:
     tls_key: str | None = None
     siblings: int = 1  # actors that share this host's cores
     trust: bool = False
-    claim_file: str | None = None  # of a member that joins: the secret behind its name
+    claim_file: str | None = None  # of a joining member: the secret that its name is derived from
 
     def credentials(self) -> ChannelCredentials | None:
         if self.tls_ca is not None:
             return channel_credentials(self.tls_ca, self.tls_cert, self.tls_key)
         if self.tls_cert is not None or self.tls_key is not None:
-            raise UserError("--tls-cert and --tls-key without --tls-ca: the connection would not be secure; name the "
-                            "authority that signed the fleet's certificate, or leave them out")
+            raise UserError("--tls-cert and --tls-key without --tls-ca: the connection would not be secure; give the "
+                            "CA that signed the fleet's certificate, or leave them out")
         return None
 
     @property
     def trusted(self) -> bool:
-        """Whether the config that comes over this line may name modules to import.
+        """True if the received config may name modules to import.
 
-        The other side has always proved that it knows the token before its config is read. On this host, that is
-        enough; over the network every member that knows the token could answer in the fleet's place, unless a
-        certificate says who it is.
+        The server has always proved that it knows the token before its config is read. On this host that is enough;
+        over the network any member that knows the token could answer in the learner's place, unless TLS authenticates
+        it.
         """
         address = parse_address(self.address)
         return self.trust or self.tls_ca is not None or bool(address.path) or address.is_loopback
 
     @property
     def cores(self) -> int:
-        """Of this host, for each of the actors here."""
+        """CPU cores of this host for each of its actors."""
         return max(1, usable_cores() // self.siblings)
 
     def heartbeat(self) -> Heartbeat | None:
         return HeartbeatSender.from_env()
 
     def connect(self, role: str) -> FleetConnection:
-        caller = GrpcChannel(parse_address(self.address), read_token(self.token_file), self.credentials())
+        channel = GrpcChannel(parse_address(self.address), read_token(self.token_file), self.credentials())
         claim = "" if self.claim_file is None else read_token(self.claim_file)
-        return FleetConnection(caller, self.name, role, self.patience_s, claim)
+        return FleetConnection(channel, self.name, role, self.patience_s, claim)
 
     def to_argv(self) -> list[str]:
-        """The same on a command line."""
+        """Command-line arguments that describe this endpoint."""
         given = {"--token-file": self.token_file, "--patience": f"{self.patience_s:g}", "--tls-ca": self.tls_ca,
                  "--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--siblings": str(self.siblings),
                  "--claim-file": self.claim_file}
-        words = [self.address, self.name, *(word for key, value in given.items() if value for word in (key, value))]
-        return [*words, "--trust"] if self.trust else words
+        args = [self.address, self.name, *(arg for key, value in given.items() if value for arg in (key, value))]
+        return [*args, "--trust"] if self.trust else args
 
 
 def heartbeat_thread(
-    tether: Heartbeat | None, limit_s: float, alive: Callable[[], bool] = lambda: True
+    heartbeat: Heartbeat | None, limit_s: float, alive: Callable[[], bool] = lambda: True
 ) -> threading.Event:
-    """Show life from a thread until the event is set, for things that take long; at most so long, and while `alive`."""
+    """Send heartbeats from a thread during long operations, for at most `limit_s` and only while `alive`.
+
+    Set the returned event to stop it.
+    """
     over, deadline = threading.Event(), time.monotonic() + limit_s
 
     def beat() -> None:
         while not over.wait(0.5) and time.monotonic() < deadline:
-            if tether is not None and alive():
-                tether.beat()
+            if heartbeat is not None and alive():
+                heartbeat.beat()
 
     threading.Thread(target=beat, name="beat", daemon=True).start()
     return over
 
 
 class FleetClient:
-    """A process that takes part in somebody's run: its line, and the config that came over it."""
+    """A member process of a run: its connection, and the config received over it."""
 
-    def __init__(self, contact: Endpoint, role: str) -> None:
-        self.heartbeat = contact.heartbeat()
-        self.connection = contact.connect(role)
-        # The fleet may take its time to answer, and an environment to be built; the loop then beats by itself.
-        self._ready = heartbeat_thread(self.heartbeat, contact.patience_s + BUILDING_S)
+    def __init__(self, endpoint: Endpoint, role: str) -> None:
+        self.heartbeat = endpoint.heartbeat()
+        self.connection = endpoint.connect(role)
+        # The hello and building the environment may take long; later the main loop beats by itself.
+        self._ready = heartbeat_thread(self.heartbeat, endpoint.patience_s + BUILDING_S)
         welcome = self.connection.hello()
-        where = f"the config of the fleet at {contact.address}"
+        where = f"the config of the fleet at {endpoint.address}"
         config = parse_mapping(welcome.config_yaml, where)
-        if not contact.trusted:
-            refuse_imports(config, f"the fleet at {contact.address}",
+        if not endpoint.trusted:
+            refuse_imports(config, f"the fleet at {endpoint.address}",
                            "without TLS any member that knows the token could answer there")
         self.config = validate(RunConfig, config, where)
         self.spec = EnvSpec.from_json(json.loads(welcome.spec_json))
         self.index, self.incarnation = welcome.index, welcome.incarnation
         self._stop_requested = threading.Event()
-        self.connection.stop_waiting = (
-            self.is_over
-        )  # an evaluator waits for the newest weights, and shows life meanwhile
+        self.connection.stop_waiting = self.is_over  # also beats while an evaluator waits for weights
         torch.set_num_threads(1)
         retain_freed_memory()
         self.on_orphan: Callable[[], object] = self._stop_requested.set
@@ -167,11 +168,11 @@ class FleetClient:
             self.heartbeat.on_orphan(lambda: self.on_orphan())
 
     def require_spec(self, spec: EnvSpec) -> None:
-        require_same_spaces(f"the fleet at {self.connection.address} plays", self.spec, "on this host", spec)
+        require_same_spaces(f"the fleet at {self.connection.address} uses", self.spec, "on this host", spec)
 
     @contextmanager
     def deregister_on_error(self) -> Iterator[None]:
-        """Who cannot take part after all says so, or would be counted until it has been silent for long."""
+        """Deregister on an error; otherwise the member would count as alive until its heartbeat timeout."""
         try:
             yield
         except BaseException:
@@ -179,13 +180,13 @@ class FleetClient:
             raise
 
     def restore_state(self, load: Callable[[Any], None]) -> None:
-        """What our predecessor has learnt, if there was one; it may have explored in another way."""
+        """Load the state that the previous process of this index sent, if any; it may have used another explorer."""
         if not self.connection.welcome.memory:
             return
         try:
             load(unpack_state(self.connection.welcome.memory))
-        except Exception as error:  # any member may have left it: nothing in it may end this process
-            log.warning("what this place had learnt before cannot be used here (%s): it begins anew", error)
+        except Exception as error:  # any member may have sent it: its contents must not end this process
+            log.warning("the saved state of this member cannot be used (%s): starting without it", error)
 
     def policy(self, purpose: str, *index: int) -> Policy:
         agent = make_agent(self.config, self.spec)
@@ -193,9 +194,9 @@ class FleetClient:
                       acting_precision(self.config))
 
     def run(self, *workers: Worker) -> int:
-        """Work until the fleet says that it is over, or this process is told to leave; the exit code.
+        """Run the workers until the run ends or this process is asked to exit; returns the exit code.
 
-        Who left before the end is not done: unless our supervisor asked us to, it starts another in our place.
+        Exiting before the end is not success: unless the supervisor asked for it, it starts a replacement.
         """
         with self.running():
             drive(workers, self.is_over, idle)
@@ -206,14 +207,14 @@ class FleetClient:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While inside, whoever works shows life by asking whether it is over, and signals are heeded."""
+        """While inside, `is_over` sends the heartbeats, and signals request a stop."""
         self.is_over()
         self._ready.set()
         with exit_on_signal(self._stop_requested.set):
             yield
 
     def is_over(self) -> bool:
-        """Asked at every turn, and by an evaluation at every step: a good place to show that we live."""
+        """True if the run is over or a stop was requested. Polled at every step, so it also sends the heartbeats."""
         if self.heartbeat is not None:
             self.heartbeat.beat()
         return self.connection.stopped or self.connection.failed is not None or self._stop_requested.is_set()
@@ -221,7 +222,7 @@ class FleetClient:
 
 @contextmanager
 def _advise_on_oom(config: RunConfig) -> Iterator[None]:
-    """Say beside a lack of memory which keys ask for that of an actor."""
+    """Add the config keys that determine an actor's memory to a MemoryError."""
     try:
         yield
     except MemoryError as error:
@@ -229,101 +230,102 @@ def _advise_on_oom(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def run_actor(contact: Endpoint) -> int:
-    """Play until the run is over."""
-    member = FleetClient(contact, "actor")
-    config, link = member.config, member.connection
-    threads = config.env.threads or contact.cores
-    with member.deregister_on_error(), _advise_on_oom(config), closing(
+def run_actor(endpoint: Endpoint) -> int:
+    """Main function of an actor: act until the run is over."""
+    client = FleetClient(endpoint, "actor")
+    config, connection = client.config, client.connection
+    threads = config.env.threads or endpoint.cores
+    with client.deregister_on_error(), _advise_on_oom(config), closing(
             make_env(config.env.model_copy(update={"threads": threads}), config.env.lanes,
                      stall_timeout_s=config.run.stall_timeout_s)) as env:
-        member.require_spec(env.spec)
-        policy = member.policy("actor", member.index, member.incarnation)
+        client.require_spec(env.spec)
+        policy = client.policy("actor", client.index, client.incarnation)
         layout = make_layout(config, env.spec)
-        recorder = Recorder(policy.agent, layout, env.lanes, link.replay(layout, env.lanes), config.replay.alpha > 0)
-        explorer = make_explorer(config, member.index)
-        actor = Actor(policy, env, explorer, link.metrics, link.weights, recorder, link.clock)
+        replay = connection.replay(layout, env.lanes)
+        recorder = Recorder(policy.agent, layout, env.lanes, replay, config.replay.alpha > 0)
+        explorer = make_explorer(config, client.index)
+        actor = Actor(policy, env, explorer, connection.metrics, connection.weights, recorder,
+                      connection.clock)
         workers: list[Worker] = [actor]
         if isinstance(explorer, AdaptiveExplorer):
-            member.restore_state(explorer.load_state_dict)
-            workers.append(ExplorerStateSaver(link, explorer))
-        link.start()
-        actor.begin(lane_seeds(config.seed, env.lanes, "member", member.index, member.incarnation))
-        return member.run(*workers)
+            client.restore_state(explorer.load_state_dict)
+            workers.append(ExplorerStateSaver(connection, explorer))
+        connection.start()
+        actor.begin(lane_seeds(config.seed, env.lanes, "member", client.index, client.incarnation))
+        return client.run(*workers)
 
 
 class ExplorerStateSaver:
-    """Has the fleet keep what an actor's explorer has learnt, now and then: whoever takes its place goes on with it."""
+    """Sends the state of an adaptive explorer to the learner periodically; a restarted actor continues from it."""
 
-    def __init__(self, link: FleetConnection, explorer: AdaptiveExplorer) -> None:
-        self.connection, self.explorer = link, explorer
-        self._written_at, self._written = time.monotonic(), b""
+    def __init__(self, connection: FleetConnection, explorer: AdaptiveExplorer) -> None:
+        self.connection, self.explorer = connection, explorer
+        self._sent_at, self._sent_state = time.monotonic(), b""
 
     def step(self) -> bool:
-        if time.monotonic() - self._written_at >= STATE_PERIOD_S:
-            self._written_at = time.monotonic()
+        if time.monotonic() - self._sent_at >= STATE_PERIOD_S:
+            self._sent_at = time.monotonic()
             state = pack_state(self.explorer.state_dict())
-            if (
-                state != self._written and len(state) <= MAX_MEMBER_STATE_BYTES
-            ):  # a larger one would cost the whole message
-                self._written = state
+            # A larger state would get the whole message rejected.
+            if state != self._sent_state and len(state) <= MAX_MEMBER_STATE_BYTES:
+                self._sent_state = state
                 self.connection.metrics.set_member_state(state)
         return False
 
 
-def run_evaluator(contact: Endpoint, videos: Path | None = None) -> int:
-    """Judge the newest weights whenever that is due, and the last ones when asked to; with a folder, film some."""
-    member = FleetClient(contact, "evaluator")
-    config, link = member.config, member.connection
+def run_evaluator(endpoint: Endpoint, videos: Path | None = None) -> int:
+    """Main function of an evaluator: evaluate the newest weights when due and the final ones, and record videos."""
+    client = FleetClient(endpoint, "evaluator")
+    config, connection = client.config, client.connection
     if config.eval.beside:
         torch.set_num_threads(evaluator_threads(config.device.startswith("cuda")))
-    films = None if videos is None else EvalVideoRecorder(config, videos)
+    recorder = None if videos is None else EvalVideoRecorder(config, videos)
 
-    def judged(score: Score, weights: dict[str, torch.Tensor]) -> None:
-        if films is not None:  # before the score is told: it may be the last, and then nobody waits for a film
-            films.record(evaluator.policy, evaluator.count - 1, link.progress().steps, member.is_over)
-        link.send_evaluation(score, weights)
+    def on_evaluation(score: Score, weights: dict[str, torch.Tensor]) -> None:
+        if recorder is not None:  # before the score is sent: after the last one the run does not wait for a video
+            recorder.record(evaluator.policy, evaluator.count - 1, connection.progress().steps, client.is_over)
+        connection.send_evaluation(score, weights)
         if evaluator.bandit is not None:
-            link.metrics.set_member_state(pack_state(evaluator.bandit.state_dict()))
+            connection.metrics.set_member_state(pack_state(evaluator.bandit.state_dict()))
 
-    with member.deregister_on_error(), closing(make_eval_env(config)) as env:
-        member.require_spec(env.spec)
-        evaluator = Evaluator(member.policy("evaluator"), env, link.weights, config.eval, config.seed, link.progress,
-                              judged, member.is_over)
+    with client.deregister_on_error(), closing(make_eval_env(config)) as env:
+        client.require_spec(env.spec)
+        evaluator = Evaluator(client.policy("evaluator"), env, connection.weights, config.eval, config.seed,
+                              connection.progress, on_evaluation, client.is_over)
         if evaluator.bandit is not None:
-            member.restore_state(evaluator.bandit.load_state_dict)
-        link.start()
+            client.restore_state(evaluator.bandit.load_state_dict)
+        connection.start()
         evaluator.resume()
-        evaluator.pending = member.incarnation > 1  # whatever our predecessor was at
-        handed = config.eval.beside or config.gradients == "allreduce"
-        return member.run(FinalEvaluation(link, evaluator), EvaluateOnPublish(evaluator) if handed else evaluator)
-
+        evaluator.pending = client.incarnation > 1  # repeat an interrupted evaluation
+        on_publish = config.eval.beside or config.gradients == "allreduce"
+        worker = EvaluateOnPublish(evaluator) if on_publish else evaluator
+        return client.run(FinalEvaluation(connection, evaluator), worker)
 
 class EvaluateOnPublish:
-    """Judges whatever weights there are that were not judged yet: none are handed out that are not to be."""
+    """Evaluates every version it receives; the learner publishes only versions that are due."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
-        self._looked_at = -LOOK_S
+        self._polled_at = -POLL_S
 
     def step(self) -> bool:
-        if time.monotonic() - self._looked_at < LOOK_S:
+        if time.monotonic() - self._polled_at < POLL_S:
             return False
         before = self.evaluator.evaluated_version
         self.evaluator.evaluate()
-        self._looked_at = time.monotonic()
+        self._polled_at = time.monotonic()
         return self.evaluator.evaluated_version != before
 
 
 class FinalEvaluation:
-    """Judges once more when the fleet says that there will be no other weights.
+    """Evaluates once more when the learner marks its weights as final.
 
-    A learner that was resumed has other weights of the same numbers, and has not heard of any judgement.
+    A resumed learner has other weights under the same version numbers, and has received no evaluation of them.
     """
 
-    def __init__(self, link: FleetConnection, evaluator: Evaluator) -> None:
-        self.connection, self.evaluator = link, evaluator
-        self.epoch = link.welcome.epoch
+    def __init__(self, connection: FleetConnection, evaluator: Evaluator) -> None:
+        self.connection, self.evaluator = connection, evaluator
+        self.epoch = connection.welcome.epoch
         self.done = False
 
     def step(self) -> bool:

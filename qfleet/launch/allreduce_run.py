@@ -1,10 +1,10 @@
-"""Runs whose learners are several and average their gradients: what each rank does, and who starts torchrun's.
+"""Synchronous data-parallel training: the main function of a rank, and the driver that starts torchrun.
 
-    torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; the first makes the run
+    torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; rank 0 creates the run
     srun ... qfleet train RECIPE gradients=allreduce              the same
-    qfleet train RECIPE gradients=allreduce cells=N               we make the run and start torchrun, which starts them
+    qfleet train RECIPE gradients=allreduce cells=N               the driver creates the run and starts torchrun
 
-The first rank keeps directory, records and checkpoints; the others add their parts. All see the same folder.
+Rank 0 owns directory, metrics and checkpoints; the others contribute their parts. All ranks share the run's folder.
 """
 
 from __future__ import annotations
@@ -56,70 +56,72 @@ log = logging.getLogger(__name__)
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run: as a rank, if torchrun started this process; else by starting torchrun, if there are several."""
-    place = RankInfo.from_environment()
-    if place is None and config.cells > 1:
+    """Train a new run: as a rank if torchrun started this process, otherwise by starting torchrun."""
+    rank_info = RankInfo.from_environment()
+    if rank_info is None and config.cells > 1:
         return driver.start(config, sinks, provenance, TorchrunDriver)
-    size = place.size if place else 1
-    if place and config.cells not in (1, size):
+    size = rank_info.size if rank_info else 1
+    if rank_info and config.cells not in (1, size):
         raise UserError(f"cells={config.cells}, but {size} ranks were started: leave cells out, or call qfleet "
-                        "without torchrun or srun, and it starts them itself")
-    with connect_ranks(config, place) as peers, open_env(config, size) as env:
+                        "without torchrun or srun, so that it starts the ranks itself")
+    with connect_ranks(config, rank_info) as peers, open_env(config, size) as env:
         config = resolve_auto(config.model_copy(update={"cells": size}), env.spec)
         source = initial_weights(config, env.spec)
         with ExitStack() as stack:
-            directory = _made(config, peers, stack)
-            part = Replica(
-                config, env, directory, peers, None if peers.rank else _newest(config, directory), RankContext(place)
-            )
+            directory = _run_directory(config, peers, stack)
+            replica = Replica(
+                config, env, directory, peers, None if peers.rank else _newest(config, directory),
+                RankContext(rank_info))
             origin = {"sources": dict(provenance), **_job()}
-            return part.run(sinks, origin, source)
+            return replica.run(sinks, origin, source)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
-    """Continue a run from its newest valid checkpoint, with as many ranks as there are now."""
-    place = RankInfo.from_environment()
-    if place is None and config.cells > 1:
+    """Continue a run from its newest valid checkpoint, with the current number of ranks."""
+    rank_info = RankInfo.from_environment()
+    if rank_info is None and config.cells > 1:
         return driver.resume(directory, config, sinks, TorchrunDriver)
-    size = place.size if place else 1
-    with connect_ranks(config, place) as peers, ExitStack() as stack:
-        checkpoint, before = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
-        if any(peers.exchange(b"" if before is None else b"ended")):
-            return before or _follower_result(directory, "total_steps")
+    size = rank_info.size if rank_info else 1
+    with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
+        checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
+        if any(peers.exchange(b"" if finished is None else b"ended")):
+            return finished or _follower_result(directory, "total_steps")
         with open_env(config, size) as env:
             config = resolve_auto(config.model_copy(update={"cells": size}), env.spec)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
-            return Replica(config, env, directory, peers, checkpoint, RankContext(place)).run(sinks, _job(), source)
+            return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
 
 
 def run_rank(private: Path) -> int:
-    """Be a rank of a run that was prepared by `Launch`: begin it, or go on with it if this is not the first attempt.
+    """Main function of a rank under `TorchrunDriver`: start the run, or resume it if this is not the first attempt.
 
-    torchrun starts anew whoever fails. What no other attempt would mend is left for the head to read, and none is made.
+    torchrun restarts all ranks when one fails. An error that a restart cannot fix is written to a file for the driver,
+    and the rank exits with 0 so that no restart follows.
     """
-    place = RankInfo.from_environment()
-    if place is None:
-        raise UserError("a rank is started by torchrun")
+    rank_info = RankInfo.from_environment()
+    if rank_info is None:
+        raise UserError("a rank must be started by torchrun")
     if not (private / TorchrunDriver.UNRECOVERABLE_FILE).exists():
         try:
-            if place.rank == 0:
+            if rank_info.rank == 0:
                 replace_text(private / TorchrunDriver.PID_FILE, str(os.getpid()))
-            result = train_rank(RunRequest.read(private), RankContext(place))
-            if place.rank == 0:
+            result = train_rank(RunRequest.read(private), RankContext(rank_info))
+            if rank_info.rank == 0:
                 replace_text(private / RunRequest.RESULT_FILE, result_json(result))
         except (UserError, RunLost, Diverged, BadOutput) as error:
             log.error("%s", error)
-            what = {UserError: "", BadOutput: "environment failed: "}.get(type(error), "training failed: ")
-            told = {"text": f"{what}{error}", "ours": not isinstance(error, UserError)}
-            replace_text(private / TorchrunDriver.UNRECOVERABLE_FILE, json.dumps(told))
+            prefix = {UserError: "", BadOutput: "environment failed: "}.get(type(error), "training failed: ")
+            failure = {"text": f"{prefix}{error}", "ours": not isinstance(error, UserError)}
+            replace_text(private / TorchrunDriver.UNRECOVERABLE_FILE, json.dumps(failure))
     return 0
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where a rank stands: which of them it is, who may ask it to leave, and how its evaluator comes to the first.
+    """Environment of a rank: its position, its heartbeat, and the way the evaluator connects to rank 0.
 
-    Without a tie it leaves when whoever started it is gone; without an opening the first rank starts the evaluator.
+    Without a heartbeat a rank stops when its parent process is gone; without `serve_evaluator` rank 0 starts the
+    evaluator.
     """
 
     rank_info: RankInfo | None
@@ -127,18 +129,18 @@ class RankContext:
     serve_evaluator: ServeEvaluator | None = None
 
 
-def train_rank(run_request: RunRequest, post: RankContext) -> TrainResult:
-    """Be a rank of a run that a head has prepared, from its newest checkpoint on if there is one."""
+def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
+    """Train as one rank of a run that a driver has prepared, from its newest checkpoint if there is one."""
     directory = RunDirectory(Path(run_request.directory))
     config = resolution.resolve(str(directory.config), []).config
-    with connect_ranks(config, post.rank_info) as peers, open_env(config, peers.size) as env:
+    with connect_ranks(config, context.rank_info) as peers, open_env(config, peers.size) as env:
         source = initial_weights(config, env.spec)
-        part = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), post)
-        return part.run((), run_request.origin, source)
+        replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
+        return replica.run((), run_request.origin, source)
 
 
 class TorchrunDriver(driver.Driver):
-    """A head whose cell is torchrun, with a rank for each cell. Restarts are torchrun's."""
+    """Driver whose learner child is torchrun, with one rank for each learner. torchrun does the restarts."""
 
     PID_FILE = "rank.pid"
     UNRECOVERABLE_FILE = "hopeless.json"
@@ -146,28 +148,28 @@ class TorchrunDriver(driver.Driver):
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
         super().__init__(config, spec, directory, sinks, origin)
-        # torchrun has no heartbeat; it watches the ranks, and they watch each other.
+        # torchrun sends no heartbeat; it watches the ranks, and they watch each other.
         self.supervisor.policy = replace(self.supervisor.policy, first_beat_s=math.inf)
 
     def _children(self) -> list[ChildSpec]:
         rule = self.config.allreduce
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                  str(self.config.cells), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
                  "-m", "qfleet", "_member", "rank", str(self.private)]
-        # torchrun would set 1. What torch itself takes, each rank sets; this is the most that a rank may take.
+        # torchrun would set 1. Each rank sets the threads that torch uses; this is the upper limit.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(make_plan(self.config).decode_threads))}
-        return [ChildSpec(driver.LEARNER, words, child_environment() | threads,
+        return [ChildSpec(driver.LEARNER, argv, child_environment() | threads,
                           self.directory.path / "logs" / "ranks.log", 0)]
 
     def _result(self, failure: ChildFailure | None) -> TrainResult:
         try:
-            told = json.loads((self.private / self.UNRECOVERABLE_FILE).read_text())
+            report = json.loads((self.private / self.UNRECOVERABLE_FILE).read_text())
         except FileNotFoundError:
             return super()._result(failure)
-        raise ProcessFault(told["text"]) if told["ours"] else UserError(told["text"])
+        raise ProcessFault(report["text"]) if report["ours"] else UserError(report["text"])
 
     def _pid(self) -> int | None:
-        """Whom to tell: one rank tells the others. Before it lives, torchrun, which then gives up."""
+        """Process to signal: rank 0, which stops the others. Before it exists, torchrun, which then gives up."""
         try:
             return int((self.private / self.PID_FILE).read_text())
         except (FileNotFoundError, ValueError):
@@ -175,14 +177,14 @@ class TorchrunDriver(driver.Driver):
 
 
 @contextmanager
-def connect_ranks(config: RunConfig, place: RankInfo | None) -> Iterator[ProcessGroup]:
-    with process_group(place, _device(config, place), config.allreduce.timeout_s) as peers:
+def connect_ranks(config: RunConfig, rank_info: RankInfo | None) -> Iterator[ProcessGroup]:
+    with process_group(rank_info, _device(config, rank_info), config.allreduce.timeout_s) as peers:
         yield peers
 
 
 @contextmanager
 def open_env(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
-    """The first environment of this rank; ranks share the cores."""
+    """First environment of this rank; ranks share the CPU cores."""
     with closing(make_env(_shared_cores(config, ranks).env, config.env.lanes,
                           stall_timeout_s=config.run.stall_timeout_s)) as env:
         yield env
@@ -194,22 +196,22 @@ def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
-def _device(config: RunConfig, place: RankInfo | None) -> torch.device:
-    """Every rank of a host has a GPU of its own, if they train on GPUs."""
+def _device(config: RunConfig, rank_info: RankInfo | None) -> torch.device:
+    """Device of a rank: on GPUs each rank of a host has its own."""
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and place is not None:
-        return torch.device("cuda", place.local_rank % max(1, torch.cuda.device_count()))
+    if name == "cuda" and rank_info is not None:
+        return torch.device("cuda", rank_info.local_rank % max(1, torch.cuda.device_count()))
     return torch.device(name)
 
 
-def _made(config: RunConfig, peers: ProcessGroup, stack: ExitStack) -> RunDirectory:
-    """The run's directory: the first rank makes it, or finds the one that an earlier attempt of this job made."""
+def _run_directory(config: RunConfig, peers: ProcessGroup, stack: ExitStack) -> RunDirectory:
+    """Run directory: rank 0 creates it, or finds the one of an earlier attempt of this job."""
     path = b""
     if peers.rank == 0:
         place = RankInfo.from_environment()
-        directory = _earlier(config) if place is not None and place.attempt else None
+        directory = _directory_of_earlier_attempt(config) if place is not None and place.attempt else None
         if directory is not None:
             directory.lock()
         else:
@@ -220,16 +222,16 @@ def _made(config: RunConfig, peers: ProcessGroup, stack: ExitStack) -> RunDirect
 
 
 def _job() -> dict[str, str]:
-    """What tells this job from all others: the agent that started this process, or the step of Slurm's that it is."""
+    """Identity of this job: the torchrun agent that started this process, or its Slurm step."""
     if RankInfo.from_environment() is None:
         return {}
     agent = f"{os.uname().nodename}/{os.getppid()}"
-    if "SLURM_STEP_ID" in os.environ:  # whose agents are several, and the first rank may be anybody's
+    if "SLURM_STEP_ID" in os.environ:  # a step has several agents, and rank 0 may belong to any
         agent = f"slurm/{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
     return {"torchrun": f"{agent}/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"}
 
 
-def _earlier(config: RunConfig) -> RunDirectory | None:
+def _directory_of_earlier_attempt(config: RunConfig) -> RunDirectory | None:
     for name in run_names(config.run.root):
         directory = RunDirectory(Path(config.run.root).expanduser() / name)
         try:
@@ -246,19 +248,19 @@ def _newest(config: RunConfig, directory: RunDirectory) -> Checkpoint | None:
 
 
 def _follower_result(directory: RunDirectory, reason: str) -> TrainResult:
-    """How a run ended, as a rank tells it that keeps no books."""
+    """Result of a run as returned by a rank other than 0, which keeps no metrics."""
     return TrainResult(directory.path, 0, 0, 0, 0.0, None, reason, session.EXIT_CODES.get(reason, 0))
 
 
 class Replica:
-    """One rank's part of a run. Only the first is given the checkpoint; it tells the others which one it is."""
+    """One rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others."""
 
     def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, peers: ProcessGroup,
-                 checkpoint: Checkpoint | None, post: RankContext) -> None:
-        self.config, self.env, self.directory, self.peers, self.context = config, env, directory, peers, post
+                 checkpoint: Checkpoint | None, context: RankContext) -> None:
+        self.config, self.env, self.directory, self.peers, self.context = config, env, directory, peers, context
         chosen = peers.exchange(b"" if checkpoint is None else checkpoint.path.name.encode())[0].decode()
         if peers.rank and chosen:
-            checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # the first one did
+            checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # rank 0 did
         if checkpoint is not None:
             require_same_env(checkpoint, env.spec)
         self.checkpoint = checkpoint
@@ -274,7 +276,7 @@ class Replica:
     def _run_rank_zero(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None,
                        stack: ExitStack) -> TrainResult:
         spec, checkpoint = self.env.spec, self.checkpoint
-        attempt = Attempt(self.config, spec, self.directory, sinks, lambda outside: self._build(outside, stack),
+        attempt = Attempt(self.config, spec, self.directory, sinks, lambda hooks: self._build(hooks, stack),
                           checkpoint)
         stack.callback(attempt.close)
         if checkpoint is None and source is not None:
@@ -293,17 +295,17 @@ class Replica:
             reason = rank.run()
         return _follower_result(self.directory, reason)
 
-    def _build(self, outside: Hooks, stack: ExitStack) -> ReplicaRun:
-        cast = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
-        stack.callback(cast.close)
-        inline = SingleProcessRun(cast, self._plan(), replace(outside, save=self.checkpoints.saver(outside.save)))
-        bench, opening = None, self.context.serve_evaluator
-        if self.peers.rank == 0 and (opening is not None or self.peers.size > 1):
-            bench = RemoteEvaluator(
-                self.config, self.env.spec, inline.core, opening or supervised_evaluator(self.directory)
+    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+        setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
+        stack.callback(setup.close)
+        run = SingleProcessRun(setup, self._plan(), replace(hooks, save=self.checkpoints.saver(hooks.save)))
+        remote_evaluator, serve_evaluator = None, self.context.serve_evaluator
+        if self.peers.rank == 0 and (serve_evaluator is not None or self.peers.size > 1):
+            remote_evaluator = RemoteEvaluator(
+                self.config, self.env.spec, run.core, serve_evaluator or supervised_evaluator(self.directory)
             )
-            stack.callback(bench.close)
-        rank = ReplicaRun(inline, self.peers, self.config.allreduce, bench)
+            stack.callback(remote_evaluator.close)
+        rank = ReplicaRun(run, self.peers, self.config.allreduce, remote_evaluator)
         self.checkpoints.rank_sync = rank.rank_sync
         self._stop_when_orphaned(lambda: setattr(rank.core.stop, "reason", "preempted"), stack)
         return rank
@@ -315,7 +317,7 @@ class Replica:
             stack.callback(on_parent_exit(leave))
 
     def _plan(self) -> TrainingPlan:
-        """Nothing is drawn from the same numbers on two ranks; the first draws as a run of one process would."""
+        """Training plan of this rank. Ranks draw from different seeds; rank 0 draws as a single-process run would."""
         plan, rank = make_plan(self.config), self.peers.rank
         seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
         return replace(plan, seed=seed, device=_device(self.config, self.context.rank_info))

@@ -1,4 +1,4 @@
-"""One attempt at a run: directory, writers and checkpoints around the roles, from the first step to the exit code."""
+"""One attempt at a run: directory, metric writers and checkpoints around the roles, from start to exit code."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ BAD_BATCHES_KEPT = 3
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a training ended. `exit_code` is what the command line returns for it.
+    """Result of a training run. `exit_code` is returned by the command line.
 
-    `saved_at` is the step of the checkpoint that it would go on from, None if there is none. `before` says that it had
-    ended before it was to be resumed: nothing was done.
+    `saved_at` is the step of the checkpoint to resume from, None if there is none. `already_finished`: the run had
+    ended before it was resumed, and nothing was done.
     """
 
     directory: Path
@@ -69,8 +69,8 @@ RunModifier = Callable[[RunConfig, SingleProcessRun, RunDirectory, ExitStack], N
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          arrange: RunModifier | None = None) -> TrainResult:
-    """Train a new run. `arrange` may change its roles before it begins; the stack is closed when it has ended."""
+          modify: RunModifier | None = None) -> TrainResult:
+    """Train a new run. `modify` may change its roles before it starts; the stack is closed when it has ended."""
     with ExitStack() as stack:
         stack.enter_context(advise_on_oom(config))
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
@@ -79,34 +79,34 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         source = initial_weights(config, env.spec)
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the caller's, not ours
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # restores the caller's setting
         try:
-            build = _single_process(config, env, directory, arrange, stack)
+            build = _single_process(config, env, directory, modify, stack)
             attempt = Attempt(config, env.spec, directory, sinks, build)
             stack.callback(attempt.close)
             unfit = attempt.load_initial_weights(source) if source else []
             attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
         except BaseException:
-            directory.discard()  # or its name would be taken by a run that never began
+            directory.discard()  # otherwise its name would stay taken by a run that never started
             raise
         return record_outcome(directory, attempt.execute)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-           arrange: RunModifier | None = None) -> TrainResult:
-    """Continue a run from its newest valid checkpoint, with a config that may have changed in what may change."""
+           modify: RunModifier | None = None) -> TrainResult:
+    """Continue a run from its newest valid checkpoint, possibly with a changed config."""
     with ExitStack() as stack:
         stack.enter_context(advise_on_oom(config))
-        checkpoint, before = open_for_resume(directory, config, stack)
-        if before is not None:
-            return before
+        checkpoint, finished = open_for_resume(directory, config, stack)
+        if finished is not None:
+            return finished
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
         stack.callback(env.close)
         if checkpoint is not None:
             require_same_env(checkpoint, env.spec)
         config = resolve_auto(config, env.spec)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        build = _single_process(config, env, directory, arrange, stack)
+        build = _single_process(config, env, directory, modify, stack)
         attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
         stack.callback(attempt.close)
         if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
@@ -116,16 +116,16 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
 
 
 def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
-    """Do the work of an attempt, and write into the run how it ended, for those who look at it later."""
+    """Execute an attempt, and record in the run directory how it ended."""
     try:
         result = work()
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             directory.conclude("interrupted")
         elif not isinstance(error, RunLost) and directory.ending() is None:
-            words = headline(error)
+            text = headline(error)
             kind = "" if isinstance(error, UserError | ProcessFault) else f"{type(error).__name__}: "
-            directory.conclude("failed", f"{kind}{words}".removesuffix(": "))
+            directory.conclude("failed", f"{kind}{text}".removesuffix(": "))
         raise
     if result.exit_code == 1:
         directory.conclude("failed", "the last checkpoint could not be saved")
@@ -135,16 +135,16 @@ def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> 
 
 
 def headline(error: BaseException) -> str:
-    """The first line of an error's text, and the next one where the first only introduces it."""
+    """First line of an error's text, and the next one if the first ends with a colon."""
     first, _, rest = str(error).partition("\n")
     return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
 
 
 def open_for_resume(directory: RunDirectory, config: RunConfig,
                     stack: ExitStack) -> tuple[Checkpoint | None, TrainResult | None]:
-    """Hold a run, and look where it stands: its newest valid checkpoint, and how it ended if nothing is left to do.
+    """Lock a run, and return its newest valid checkpoint, and its result if nothing is left to do.
 
-    A run that died before its first checkpoint has none, and starts again from its beginning.
+    A run that died before its first checkpoint has none, and starts again from its first step.
     """
     directory.lock()
     stack.callback(directory.unlock)
@@ -156,25 +156,25 @@ def open_for_resume(directory: RunDirectory, config: RunConfig,
         return checkpoint, finished_result(directory, config, checkpoint)
     if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
         raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
-                        f"anew with `qfleet train {directory.config}` and another run.name")
+                        f"a new run with `qfleet train {directory.config}` and another run.name")
     log.warning("%s has no checkpoint yet: it starts again from its first step", directory.path)
     return None, None
 
 
 def finished_result(directory: RunDirectory, config: RunConfig, checkpoint: Checkpoint) -> TrainResult | None:
-    """How a run ended that has nothing left to do under this config; None if there is, be it the last evaluation."""
+    """Result of a run that has nothing left to do under this config; None if work remains, be it an evaluation."""
     steps, updates = moment = checkpoint.manifest.moment
     records = [record for record in read_metrics(directory.metrics) if moment_of(record) <= moment]
-    judged = next((record for record in reversed(records) if "eval/mean_reward" in record), None)
-    if judged is None:
+    evaluated = next((record for record in reversed(records) if "eval/mean_reward" in record), None)
+    if evaluated is None:
         return None
-    best = judged.get("eval/best_reward")
+    best = evaluated.get("eval/best_reward")
     solved = config.stop_at is not None and best is not None and best >= config.stop_at
     ends = {"stop_at": solved, "total_steps": steps >= config.total_steps,
             "total_updates": config.total_updates is not None and updates >= config.total_updates}
     reason = next((name for name, reached in ends.items() if reached), None)
-    version = judged.get("eval/updates", judged.get("updates"))  # of the weights: a score may come later than they
-    if reason is None or not (solved or (judged.get("step"), version) == (steps, updates)):
+    version = evaluated.get("eval/updates", evaluated.get("updates"))  # of the weights: a score may arrive later
+    if reason is None or not (solved or (evaluated.get("step"), version) == (steps, updates)):
         return None
     return TrainResult(directory.path, steps, updates, records[-1].get("episodes", 0), records[-1].get("time_s", 0.0),
                        best, reason, 0, steps, already_finished=True)
@@ -182,12 +182,12 @@ def finished_result(directory: RunDirectory, config: RunConfig, checkpoint: Chec
 
 @contextmanager
 def advise_on_oom(config: RunConfig) -> Iterator[None]:
-    """Say beside a lack of memory which keys ask for it."""
+    """Add the config keys that determine memory use to an out-of-memory error."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         error.add_note(f"lower learner.batch_size={config.learner.batch_size} or the widths of agent.hidden, set "
-                       "replay.store=host, make room on the GPU (nvidia-smi lists who uses it), or set device=cpu")
+                       "replay.store=host, free memory on the GPU (nvidia-smi lists its processes), or set device=cpu")
         raise
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and out_of_memory_text(error) is None:
@@ -198,22 +198,22 @@ def advise_on_oom(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory, arrange: RunModifier | None,
+def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory, modify: RunModifier | None,
                     stack: ExitStack) -> Callable[[Hooks], SingleProcessRun]:
-    """How all roles come to life in this process; the stack closes their environments."""
-    def build(outside: Hooks) -> SingleProcessRun:
-        cast = make_acting_setup(config, env)
-        stack.callback(cast.close)
-        inline = SingleProcessRun(cast, make_plan(config), outside)
-        if arrange is not None:
-            arrange(config, inline, directory, stack)
-        return inline
+    """Builder of a run with all roles in this process; the stack closes their environments."""
+    def build(hooks: Hooks) -> SingleProcessRun:
+        setup = make_acting_setup(config, env)
+        stack.callback(setup.close)
+        run = SingleProcessRun(setup, make_plan(config), hooks)
+        if modify is not None:
+            modify(config, run, directory, stack)
+        return run
 
     return build
 
 
-def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any], known: str | None) -> str:
-    """Write down what is about to be run; the run's id, which is known from a checkpoint if not from run.json."""
+def _record_attempt(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any], known: str | None) -> str:
+    """Write config and attempt to the run directory; returns the run's id. `known` is the id in a checkpoint."""
     try:
         run = directory.ensure_id(known)
         replace_text(directory.config, to_yaml(config))
@@ -225,12 +225,12 @@ def _introduce(directory: RunDirectory, config: RunConfig, origin: Mapping[str, 
 
 
 def require_same_env(checkpoint: Checkpoint, spec: EnvSpec) -> None:
-    """Refuse weights that were trained on other observations or actions."""
+    """UserError for weights that were trained on other observations or actions."""
     require_same_spaces(f"checkpoint {checkpoint.path} was trained on", checkpoint.spec, "the environment", spec)
 
 
 def require_same_spaces(there: str, was: EnvSpec, here: str, now: EnvSpec) -> None:
-    """UserError that shows both sides, unless they observe and act alike."""
+    """UserError that describes both sides, unless their observation and action spaces are equal."""
     if was.observation != now.observation or was.num_actions != now.num_actions or was.box != now.box:
         raise UserError(f"{there} {was.id} with {was.action_text}, observing {was.observation_text}; "
                         f"{here} {now.id} has {now.action_text}, observing {now.observation_text}")
@@ -244,12 +244,12 @@ def initial_weights(config: RunConfig, spec: EnvSpec) -> Checkpoint | None:
         if not config.init_partial:
             require_same_env(checkpoint, spec)
     except UserError as error:
-        raise UserError(f"{error}; init_partial=true takes over the weights that fit all the same") from None
+        raise UserError(f"{error}; init_partial=true loads the weights that fit") from None
     return checkpoint
 
 
 class TrainingRun(Protocol):
-    """The roles of a run, wherever they live: those of one process, or a cell whose actors are elsewhere."""
+    """Roles of a run: all in one process, or a learner whose actors are in other processes."""
 
     core: LearnerCore
     checkpointer: Checkpointer
@@ -259,7 +259,7 @@ class TrainingRun(Protocol):
 
 
 def show_plan(sinks: Sequence[Sink], rows: list[tuple[str, str]]) -> None:
-    """Tell those who look on what is to come: (name, text) pairs."""
+    """Pass (name, text) rows about the coming run to the sinks that display them."""
     for sink in sinks:
         show: Callable[[list[tuple[str, str]]], None] | None = getattr(sink, "plan", None)
         if show is not None:
@@ -267,7 +267,7 @@ def show_plan(sinks: Sequence[Sink], rows: list[tuple[str, str]]) -> None:
 
 
 class Attempt:
-    """The roles of a run, which `build` makes, and all that surrounds them, ready to go."""
+    """The roles of a run, made by `build`, with directory, writers and checkpoints around them."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  build: Callable[[Hooks], TrainingRun], checkpoint: Checkpoint | None = None) -> None:
@@ -280,17 +280,17 @@ class Attempt:
         self.user_sinks, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
         self.id = checkpoint.manifest.run if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
-            self._resume = (0, 0)  # an attempt that died before its first checkpoint
+            self._resume = (0, 0)  # the previous attempt died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec, directory.path)])
         self.video_recorder, self.presence = EvalVideoRecorder(config, directory.videos), DirectoryGuard(directory)
-        self.run = build(Hooks(self.sinks, self._save, self._save_best, self._keep_bad, self._record_video,
+        self.run = build(Hooks(self.sinks, self._save, self._save_best, self._save_bad_batch, self._record_video,
                                partial(write_members, directory.path), lambda remembered: self.store.best_score()))
         self.core = self.run.core
         if checkpoint is not None:
             self._restore(checkpoint)
 
     def load_initial_weights(self, checkpoint: Checkpoint) -> list[str]:
-        """Start from trained weights instead of random ones; returns the tensors that did not fit, a line for each."""
+        """Start from trained weights instead of random ones. Returns one line for each tensor that did not fit."""
         learner, source = self.core.learner, self.config.init_from
         mine, given = learner.flat.state(), checkpoint.policy()
         wanted = {
@@ -302,16 +302,16 @@ class Attempt:
             raise UserError(f"init_from={source}: {error}") from None
         learner.load_weights(mine | found.taken)
         if found.unfit:
-            log.warning("init_from=%s: %d of %d tensors are taken over, these differ: %s", source, len(found.taken),
+            log.warning("init_from=%s: %d of %d tensors are loaded, these differ: %s", source, len(found.taken),
                         len(mine), "; ".join(found.unfit))
         return found.unfit
 
     def open(self, origin: Mapping[str, Any]) -> None:
-        """Write down what is about to be run and open its records; before this, nothing on the disk has changed."""
-        if self.config.run.wandb:  # first, since it may be missing
+        """Record the attempt and open the metric writers; before this, nothing on disk has changed."""
+        if self.config.run.wandb:  # first, since the package may be missing
             self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
                                           self.config.model_dump(mode="json")))
-        self.id = _introduce(self.directory, self.config, origin, self.id)
+        self.id = _record_attempt(self.directory, self.config, origin, self.id)
         if self.config.run.tensorboard:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
@@ -319,14 +319,13 @@ class Attempt:
         self.sinks.insert(0, self.presence)
 
     def close(self) -> None:
-        """Let go of the records."""
+        """Close the metric writers."""
         self.core.meter.close()
 
     def execute(self) -> TrainResult:
-        """Train until the run ends or is told to."""
-        with stop_on_signal(
-            self.core.stop, second_sigint_raises=self.config.placement == "inline"
-        ):  # a fleet has a head for that
+        """Train until the run ends or is stopped."""
+        # In a run of several processes the driver handles the second SIGINT.
+        with stop_on_signal(self.core.stop, second_sigint_raises=self.config.placement == "inline"):
             reason = self.run.run()
         self.presence.check()
         now = self.core.progress()
@@ -364,8 +363,8 @@ class Attempt:
     def _record_video(self, policy: Policy, evaluation: int) -> None:
         self.video_recorder.record(policy, evaluation, self.core.progress().steps, lambda: self.core.stop.is_external)
 
-    def _keep_bad(self, sample: Sample, update: int) -> None:
-        """Keep the first batches whose loss was not finite, for people to look at."""
+    def _save_bad_batch(self, sample: Sample, update: int) -> None:
+        """Save the first batches whose loss was not finite, for inspection."""
         folder = self.directory.path / "faults"
         path = folder / f"bad-batch-after-update-{update}.safetensors"
         if path.exists() or (folder.exists() and len(list(folder.iterdir())) >= BAD_BATCHES_KEPT):
@@ -377,4 +376,4 @@ class Attempt:
                                         path)
             log.warning("loss or gradient was not finite after update %d; the batch is in %s", update, path)
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-            log.warning("a bad batch could not be kept (%s)", error)
+            log.warning("a bad batch could not be saved (%s)", error)

@@ -1,7 +1,7 @@
-"""The head of a fleet: prepares the run, starts its processes, keeps them alive, shows what they do, and ends them.
+"""Driver of a run with several processes: prepares the run, starts and supervises its processes, shows their metrics.
 
-    head ──▶ cell (learner, replay, records)        it computes nothing itself, and what it shows it reads from the
-         ──▶ actors, evaluator ──▶ cell             run's records, as anybody could
+    driver ──▶ learner (with replay, metrics, checkpoints)    the driver computes nothing itself, and displays the
+           ──▶ actors, evaluator ──▶ learner                  metrics that it reads from the run directory
 """
 
 from __future__ import annotations
@@ -59,63 +59,61 @@ LEARNER = "cell"
 GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 60.0
-"""After so long without a record, and again and again, people are told that there was none."""
+"""Seconds without a new record after which, repeatedly, the user is notified."""
 
 PRESENCE_S = 1.0
-"""So often the head looks whether the run's directory is still there."""
+"""Period of the check that the run directory still exists."""
 
 REBUILD_S = 120.0
-"""The longest that the process of an isolated environment may take to start."""
+"""Seconds that the process of an isolated environment may take to start."""
 
 SIGNALS = {"interrupted": signal.SIGINT, "preempted": signal.SIGTERM}
 SIGNALLED_EXIT_CODES = (-signal.SIGINT, -signal.SIGTERM, 130)
-"""How a cell ends that hears a signal before it can do anything about it."""
+"""Exit codes of a learner that receives a signal before it installs its handlers."""
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          kind: type[Driver] | None = None) -> TrainResult:
-    """Train a new run in processes, under a head of some kind."""
-    spec = _look_at(config)
+          driver_class: type[Driver] | None = None) -> TrainResult:
+    """Train a new run in several processes, under a driver class."""
+    spec = _env_spec(config)
     config = require_startable(resolve_auto(config, spec))
-    initial_weights(config, spec)  # refused here, before there is a run
+    initial_weights(config, spec)  # raises before the run directory is created
     with ExitStack() as stack:
         directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
         stack.callback(directory.unlock)
         try:
             replace_text(directory.config, to_yaml(config))
-            head = (kind or Driver)(config, spec, directory, sinks, {"sources": dict(provenance)})
-            return record_outcome(directory, head.run)
+            driver = (driver_class or Driver)(config, spec, directory, sinks, {"sources": dict(provenance)})
+            return record_outcome(directory, driver.run)
         except BaseException as error:
-            if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # which names a log in there
-                directory.discard()  # or its name would be taken by a run that never began
+            if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # it names a log in there
+                directory.discard()  # otherwise its name would stay taken by a run that never started
             raise
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-           kind: type[Driver] | None = None) -> TrainResult:
-    """Continue a run, in processes, from its newest valid checkpoint."""
+           driver_class: type[Driver] | None = None) -> TrainResult:
+    """Continue a run in several processes from its newest valid checkpoint."""
     with ExitStack() as stack:
-        checkpoint, before = open_for_resume(directory, config, stack)
-        if before is not None:
-            return before
-        spec = _look_at(config)
+        checkpoint, finished = open_for_resume(directory, config, stack)
+        if finished is not None:
+            return finished
+        spec = _env_spec(config)
         if checkpoint is not None:
             require_same_env(checkpoint, spec)
         config = require_startable(resolve_auto(config, spec))
-        directory.ensure_id(
-            None if checkpoint is None else checkpoint.manifest.run
-        )  # it makes a run.json that was lost
+        directory.ensure_id(None if checkpoint is None else checkpoint.manifest.run)  # restores a lost run.json
         replace_text(directory.config, to_yaml(config))
-        return record_outcome(directory, (kind or Driver)(config, spec, directory, sinks, {}).run)
+        return record_outcome(directory, (driver_class or Driver)(config, spec, directory, sinks, {}).run)
 
 
-def _look_at(config: RunConfig) -> EnvSpec:
+def _env_spec(config: RunConfig) -> EnvSpec:
     with closing(make_env(config.env, 1)) as env:
         return env.spec
 
 
 def require_startable(config: RunConfig) -> RunConfig:
-    """Refuse what could only fail in a child."""
+    """Check settings that would otherwise only fail in a child process."""
     fleet = config.fleet
     if fleet.token_file is not None:
         read_token(fleet.token_file)
@@ -127,13 +125,19 @@ def require_startable(config: RunConfig) -> RunConfig:
 
 
 def heartbeat_timeout_of(config: RunConfig) -> float:
-    """An isolated environment that hangs is replaced by its own watcher: who plays must be given time for it."""
+    """Heartbeat timeout of an acting process.
+
+    Longer if its environment is isolated, which replaces a hung one itself.
+    """
     env = config.env
     return config.fleet.heartbeat_timeout_s + (env.step_timeout_s + REBUILD_S) * env.isolate
 
 
 class Driver:
-    """One attempt of a fleet. `told` is what a signal asked for. With the child called `main` all ends."""
+    """One attempt of a run with several processes.
+
+    `reason` is set by a signal. The run ends when the child `main_child` ends.
+    """
 
     main_child = LEARNER
 
@@ -142,31 +146,31 @@ class Driver:
         self.config, self.directory, self.sinks = config, directory, sinks
         self.reason: str | None = None  # set by a signal
         self.plan_rows = [("run", str(directory.path)), *describe_plan(config, spec, directory.path)]
-        self.private = self._folder()
+        self.private = self._make_private_folder()
         self.run_request = RunRequest(str(directory.path.resolve()), spec.to_json(), describe_machine() | dict(origin))
         self.run_request.write(self.private)
         write_token(self.private / RunRequest.TOKEN_FILE)
         write_token(self.private / RunRequest.JOIN_TOKEN_FILE)
         self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
         fleet = config.fleet
-        patience = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
-        self.supervisor = self._make_supervisor(patience)
+        policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+        self.supervisor = self._make_supervisor(policy)
         self._forwarded = self._invitation_shown = False
-        self._news_at = self._said_at = self._checked_at = time.monotonic()
+        self._last_record_at = self._last_notice_at = self._checked_at = time.monotonic()
 
     def run(self) -> TrainResult:
-        """Until the cell has ended in order; raises what made it impossible."""
+        """Run until the learner has ended in order; raises the error that prevented it."""
         try:
             show_plan(self.sinks, self.plan_rows)
             with stop_on_signal(self):
                 drive([self.supervisor, self], self._is_over, lambda nap_s: idle(TURN_S))
-            self.presence.check()  # the cause, if a child failed for it
+            self.presence.check()  # a lost directory is the cause of further failures
             self.step()
             failure = self.supervisor.failure
             if failure is not None and not (self._ending and failure.name == self.main_child):
                 self._fail(failure)
             return self._result(failure)
-        except KeyboardInterrupt:  # for the second time: nobody wants to wait
+        except KeyboardInterrupt:  # the second one: do not wait
             self.supervisor.terminate(0.0)
             raise
         finally:
@@ -177,17 +181,18 @@ class Driver:
                 sink.close()
 
     def step(self) -> bool:
-        """Show what is new, and pass on what we were told."""
+        """Display new metrics, and forward a received signal."""
         if time.monotonic() - self._checked_at >= PRESENCE_S:
             self._checked_at = time.monotonic()
             self.presence.check()
         for record in self.tail.new_records():
-            self._news_at = self._said_at = time.monotonic()
+            self._last_record_at = self._last_notice_at = time.monotonic()
             for sink in self.sinks:
                 sink.write(record)
-        if time.monotonic() - self._said_at >= SILENCE_S:
-            self._said_at = time.monotonic()
-            show_plan(self.sinks, [("waiting", f"nothing new for {self._said_at - self._news_at:.0f} s"), *(
+        if time.monotonic() - self._last_notice_at >= SILENCE_S:
+            self._last_notice_at = time.monotonic()
+            waited_s = self._last_notice_at - self._last_record_at
+            show_plan(self.sinks, [("waiting", f"nothing new for {waited_s:.0f} s"), *(
                 [] if self.config.fleet.local_actors else self._invitation())])
         if not self._invitation_shown and (self.private / RunRequest.ENDPOINT_FILE).exists():
             self._invitation_shown = True
@@ -197,22 +202,22 @@ class Driver:
         return False
 
     def _is_over(self) -> bool:
-        gone = self._ending and self.supervisor.pid(self.main_child) is None
-        return gone or self.supervisor.failure is not None or self.supervisor.done(self.main_child)
+        exited = self._ending and self.supervisor.pid(self.main_child) is None
+        return exited or self.supervisor.failure is not None or self.supervisor.done(self.main_child)
 
     @property
     def _ending(self) -> bool:
-        """Whether a cell that dies now is not started again: we were told to stop, or it has said its last word."""
+        """True if a learner that exits now is not restarted: a signal was received, or it has reported its result."""
         return self.reason is not None or (self.private / RunRequest.RESULT_FILE).exists()
 
-    def _folder(self) -> Path:
+    def _make_private_folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="qfleet-"))  # readable by its owner only
 
     def _clean(self) -> None:
         shutil.rmtree(self.private, ignore_errors=True)
 
-    def _make_supervisor(self, patience: RestartPolicy) -> Supervisor:
-        return Supervisor(self._children(), log.warning, patience, lambda name: None, self.private,
+    def _make_supervisor(self, policy: RestartPolicy) -> Supervisor:
+        return Supervisor(self._children(), log.warning, policy, lambda name: None, self.private,
                           on_death=partial(record_exit, self.directory.path))
 
     def _forward_signal(self, number: signal.Signals) -> bool:
@@ -225,7 +230,7 @@ class Driver:
         return self.supervisor.pid(self.main_child)
 
     def _fail(self, failure: ChildFailure) -> None:
-        """Let the cell save what there is, then say what went wrong."""
+        """Let the learner save a checkpoint, then raise the failure."""
         if failure.name != self.main_child:
             self.supervisor.terminate(60.0)
         raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
@@ -233,7 +238,7 @@ class Driver:
     def _result(self, failure: ChildFailure | None) -> TrainResult:
         try:
             data = json.loads((self.private / RunRequest.RESULT_FILE).read_text())
-        except FileNotFoundError:  # told to stop before the cell had begun, or it died while it saved
+        except FileNotFoundError:  # stopped before the learner started, or it died while saving
             if (
                 failure is not None
                 and failure.code not in SIGNALLED_EXIT_CODES
@@ -248,21 +253,21 @@ class Driver:
 
     def _children(self) -> list[ChildSpec]:
         logs = self.directory.path / "logs"
-        words = [sys.executable, "-m", "qfleet", "_member"]
+        argv = [sys.executable, "-m", "qfleet", "_member"]
         env = child_environment()
         fleet = self.config.fleet
-        cell = ChildSpec(LEARNER, [*words, LEARNER, str(self.private)], env, logs / "cell.log", fleet.restarts,
+        learner = ChildSpec(LEARNER, [*argv, LEARNER, str(self.private)], env, logs / "cell.log", fleet.restarts,
                          "replay.capacity or learner.batch_size")
         local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
         members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._video_args())]
         return [
-            cell,
+            learner,
             *(
                 ChildSpec(
-                    name, [*words, role, *self._endpoint_of(name).to_argv(), *more], env,
+                    name, [*argv, role, *self._endpoint_of(name).to_argv(), *extra_args], env,
                     logs / f"{name.replace('local/', 'actor-')}.log",
                     silence_s=heartbeat_timeout_of(self.config))
-                for role, name, more in members
+                for role, name, extra_args in members
             ),
         ]
 
@@ -275,18 +280,18 @@ class Driver:
             self.config.fleet.patience_s, siblings=self.config.actors)
 
     def _invitation(self) -> list[tuple[str, str]]:
-        """How other hosts join, if they can."""
+        """Command by which other hosts join, if they can."""
         fleet = self.config.fleet
         if fleet.address is None or not (self.private / RunRequest.ENDPOINT_FILE).exists():
             return []
         port = json.loads((self.private / RunRequest.ENDPOINT_FILE).read_text())["port"]
         host = os.uname().nodename if fleet.address.is_wildcard else fleet.address.host
-        words = ["qfleet", "join", fleet.advertise or str(Address(host, port)),
+        argv = ["qfleet", "join", fleet.advertise or str(Address(host, port)),
                  "--token-file", fleet.token_file or str(self.private / RunRequest.JOIN_TOKEN_FILE)]
         if fleet.tls_cert:
-            words += ["--tls-ca", fleet.tls_cert]
+            argv += ["--tls-ca", fleet.tls_cert]
         if fleet.tls_ca:
-            words += ["--tls-cert", "YOUR.pem", "--tls-key", "YOUR.key"]
+            argv += ["--tls-cert", "YOUR.pem", "--tls-key", "YOUR.key"]
         if not fleet.tls_cert and not fleet.address.is_loopback and foreign_names(self.config.model_dump(mode="json")):
-            words += ["--trust"]
-        return [("join", shlex.join(words))]
+            argv += ["--trust"]
+        return [("join", shlex.join(argv))]

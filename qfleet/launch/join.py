@@ -1,4 +1,4 @@
-"""Actors of this host for a fleet that runs elsewhere: the same processes as the head starts, over TCP."""
+"""Actors on this host for a run on another host: the same processes that the driver starts, connected over TCP."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 210.0
-"""Long enough for an isolated environment to be found hanging and replaced: what the fleet allows is not known here."""
+"""Heartbeat timeout, long enough to replace an isolated environment: the run's own setting is not known here."""
 
 
 class JoinedActors:
-    """N actors, kept alive until the fleet says that its run is over or somebody asks them to leave."""
+    """N supervised actors that run until the run ends or a signal arrives."""
 
-    def __init__(self, contact: GrpcEndpoint, actors: int) -> None:
+    def __init__(self, endpoint: GrpcEndpoint, actors: int) -> None:
         self.reason: str | None = None  # set by a signal
         self.logs = Path(tempfile.mkdtemp(prefix="qfleet-join-"))
-        claim = write_token(self.logs / "claim")  # the names are ours as long as this process lives
-        members = [replace(contact, name=claimed_name(os.uname().nodename, claim, index), siblings=actors,
+        claim = write_token(self.logs / "claim")  # proves that this process owns the names
+        endpoints = [replace(endpoint, name=claimed_name(os.uname().nodename, claim, index), siblings=actors,
                            claim_file=str(self.logs / "claim")) for index in range(actors)]
-        words = [sys.executable, "-m", "qfleet", "_member", "actor"]
-        children = [ChildSpec(member.name, [*words, *member.to_argv()], child_environment(),
-                              self.logs / f"actor-{index}.log") for index, member in enumerate(members)]
-        patience = RestartPolicy(heartbeat_timeout_s=SILENCE_S)
-        self.supervisor = Supervisor(children, log.warning, patience, lambda name: None, self.logs)
+        argv = [sys.executable, "-m", "qfleet", "_member", "actor"]
+        children = [ChildSpec(actor.name, [*argv, *actor.to_argv()], child_environment(),
+                              self.logs / f"actor-{index}.log") for index, actor in enumerate(endpoints)]
+        policy = RestartPolicy(heartbeat_timeout_s=SILENCE_S)
+        self.supervisor = Supervisor(children, log.warning, policy, lambda name: None, self.logs)
 
     def run(self) -> str | None:
-        """Until it is over; the reason if we were told to leave."""
+        """Run until the end; returns the reason if a signal stopped it."""
         try:
             with stop_on_signal(self):
                 drive([self.supervisor], lambda: self.reason is not None or self.supervisor.failure is not None
@@ -58,9 +58,12 @@ class JoinedActors:
         return self.reason
 
 
-def probe(contact: GrpcEndpoint) -> None:
-    """See whether the fleet is there and knows us, before any process is started; a fleet may also come later."""
-    why = probe_error(parse_address(contact.address), read_token(contact.token_file), contact.credentials())
-    if why is not None:
-        log.warning("nobody answers at %s yet (%s); the actors will ask for %.0f s", contact.address, why,
-                    contact.patience_s)
+def probe(endpoint: GrpcEndpoint) -> None:
+    """Check the connection and the token before any process is started.
+
+    No answer is a warning: the run may start later.
+    """
+    reason = probe_error(parse_address(endpoint.address), read_token(endpoint.token_file), endpoint.credentials())
+    if reason is not None:
+        log.warning("no answer from %s yet (%s); the actors will retry for %.0f s", endpoint.address, reason,
+                    endpoint.patience_s)

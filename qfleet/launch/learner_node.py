@@ -1,4 +1,4 @@
-"""What the learning process of a fleet runs: it takes its orders from the head, and leaves word how it ended."""
+"""Main function of the learner process: reads its request from the driver, trains, and writes its result."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from qfleet.transport.shard_client import RemoteShard
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
-"""How long a cell that is done waits until everybody has heard so."""
+"""Seconds that a finished learner waits for its members to receive STOP."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the head tells its cell, as a file in their private folder."""
+    """Request of the driver to its learner process, as a file in their private folder."""
 
     directory: str
     spec: dict[str, Any]
@@ -60,7 +60,7 @@ class RunRequest:
     ENDPOINT_FILE: ClassVar = "door.json"
     SOCKET_FILE: ClassVar = "fleet.sock"
     TOKEN_FILE: ClassVar = "token"  # of the run's own processes
-    JOIN_TOKEN_FILE: ClassVar = "join-token"  # for members that join, where the config names no file
+    JOIN_TOKEN_FILE: ClassVar = "join-token"  # for joining members, if the config names no file
 
     def write(self, private: Path) -> None:
         replace_text(private / self.REQUEST_FILE, json.dumps(asdict(self)))
@@ -71,38 +71,39 @@ class RunRequest:
 
 
 def run_learner(private: Path) -> int:
-    """Learn until the run ends; how it ended is left in the private folder."""
-    run_request, tether = RunRequest.read(private), HeartbeatSender.from_env()
+    """Main function: train until the run ends, and write the result to the private folder."""
+    run_request, heartbeat = RunRequest.read(private), HeartbeatSender.from_env()
     try:
-        with (
-            exit_on_signal(sys.exit),
-            exclusive_writer(Path(run_request.directory))):  # told to stop before there is anything to save
-            learn(run_request, tether, GrpcServing(private), lambda config: connect_shards(config, private))
+        # A signal before there is anything to save ends the process.
+        with exit_on_signal(sys.exit), exclusive_writer(Path(run_request.directory)):
+            learn(run_request, heartbeat, GrpcServing(private), lambda config: connect_shards(config, private))
         return 0
     except (Diverged, RunLost) as error:
-        log.error("training failed: %s", error)  # here, where no restart would be of use
+        log.error("training failed: %s", error)  # a restart would not help
         return EXIT_UNRECOVERABLE
 
 
 class Serving(Protocol):
-    """How others come to a cell while the context is open, and whom it tells its result."""
+    """Serves the RPCs of members while the context is open, and reports the result of the run."""
 
-    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig
+    def __call__(self, published: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig
                  ) -> AbstractContextManager[None]: ...
     def report_result(self, result: TrainResult) -> None: ...
 
 
 class GrpcServing:
-    """Calls come by gRPC; what others must know lies in the private folder."""
+    """Serves by gRPC; port and result are written to the private folder."""
 
     def __init__(self, private: Path) -> None:
         self._private = private
 
     @contextmanager
-    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
+    def __call__(self, published: PublishedState, registry: Registry, inbox: Inbox,
+                 config: RunConfig) -> Iterator[None]:
         private = self._private
-        fleet = config.fleet.at_port(_former_port(private))  # of a cell that died: those who joined know no other
-        server = FleetServer(desk, registry, inbox, fleet, private / RunRequest.SOCKET_FILE, _tokens(config, private))
+        fleet = config.fleet.at_port(_former_port(private))  # joined actors only know the port of a learner that died
+        server = FleetServer(published, registry, inbox, fleet, private / RunRequest.SOCKET_FILE,
+                             _tokens(config, private))
         try:
             server.start()
             replace_text(private / RunRequest.ENDPOINT_FILE, json.dumps({"port": server.port}))
@@ -118,27 +119,31 @@ def result_json(result: TrainResult) -> str:
     return json.dumps(asdict(result) | {"directory": str(result.directory)})
 
 
-def learn(run_request: RunRequest, tether: Heartbeat | None, reception: Serving,
+def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving,
           shard_clients: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
-    """Learn until the run ends; the reception hears how. `shelves` finds the shards of a parameter server."""
+    """Train until the run ends, and report the result.
+
+    `shard_clients` connects to the shards of a parameter server.
+    """
     directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
     config = resolution.resolve(str(directory.config), []).config
-    desk = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
+    published = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
     if config.gradients != "server":
         shard_clients = None
     inbox = Inbox(config.fleet.inbox_messages, *([] if shard_clients else [config.waiting_steps(config.env.lanes)]))
     stall_s = config.run.stall_timeout_s
-    # A replay takes long to load and to save; a loop that hangs for ever is another matter.
-    over = heartbeat_thread(tether, math.inf, lambda: time.monotonic() - desk.status.updated_at < stall_s)
+    # Loading and saving a replay takes long, so a thread beats; it stops if the main loop hangs.
+    stop_heartbeat = heartbeat_thread(
+        heartbeat, math.inf, lambda: time.monotonic() - published.status.updated_at < stall_s)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
 
-    def build(outside: Hooks) -> RemoteActorsRun | Coordinator:
+    def build(hooks: Hooks) -> RemoteActorsRun | Coordinator:
         plan = make_plan(config)
         if shard_clients is None:
-            return RemoteActorsRun(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+            return RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
         plan = replace(plan, device=torch.device("cpu"), learner=plan.learner.model_copy(update={"parts": 1}))
-        fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, outside, desk, registry, inbox)
+        fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
         return Coordinator(fleet, shard_clients(config), config.cells, directory.path / "parts")
 
     with advise_on_oom(config), ExitStack() as stack:
@@ -146,32 +151,31 @@ def learn(run_request: RunRequest, tether: Heartbeat | None, reception: Serving,
         stack.callback(attempt.close)
         if checkpoint is None and (source := initial_weights(config, spec)) is not None:
             attempt.load_initial_weights(source)
-        attempt.open(
-            run_request.origin if checkpoint is None else run_request.origin | {"resumed_from": checkpoint.path.name}
-        )
-        stack.enter_context(reception(desk, registry, inbox, config))
-        if tether is not None:
-            tether.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
-        stack.callback(over.set)
+        resumed = {} if checkpoint is None else {"resumed_from": checkpoint.path.name}
+        attempt.open(run_request.origin | resumed)
+        stack.enter_context(serving(published, registry, inbox, config))
+        if heartbeat is not None:
+            heartbeat.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
+        stack.callback(stop_heartbeat.set)
         result = attempt.execute()
-        reception.report_result(result)
+        serving.report_result(result)
         if not config.fleet.lasting:
-            desk.stop()
+            published.stop()
         _wait_until_members_left(registry)
 
 
 @contextmanager
 def exclusive_writer(run: Path) -> Iterator[None]:
-    """Wait until nobody else writes here: the cell of a head that was killed may be saving its last checkpoint.
+    """Wait until no other process writes to the run: the learner of a killed driver may be saving its last checkpoint.
 
-    The system lets go of the folder when its holder dies; where it cannot hold folders at all, nobody waits.
+    The system releases the lock when its holder dies; on file systems without folder locks there is no wait.
     """
-    holder = os.open(run, os.O_RDONLY)
+    fd = os.open(run, os.O_RDONLY)
     try:
         deadline = time.monotonic() + ORPHAN_GRACE_S + 2
         while time.monotonic() < deadline:
             try:
-                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 time.sleep(0.05)
@@ -179,11 +183,11 @@ def exclusive_writer(run: Path) -> Iterator[None]:
                 break
         yield
     finally:
-        os.close(holder)
+        os.close(fd)
 
 
 def _tokens(config: RunConfig, private: Path) -> list[str]:
-    """First that of the run's own processes, then that of members that join, if they can."""
+    """Token of the run's own processes, then that of joining members, if they can join."""
     own = read_token(private / RunRequest.TOKEN_FILE)
     if config.fleet.address is None:
         return [own]
@@ -199,7 +203,7 @@ def _former_port(private: Path) -> int | None:
 
 
 def _wait_until_members_left(registry: Registry) -> None:
-    """Everybody who asks now is told to leave; wait until those who were here a moment ago have asked."""
+    """Wait until all recently active members have sent a message, and so have received STOP."""
     ended = time.monotonic()
     while time.monotonic() - ended < LEAVE_TIMEOUT_S:
         if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in registry.members()):

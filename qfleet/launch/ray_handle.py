@@ -1,11 +1,11 @@
-"""A life of a supervisor's child that is lived in a Ray actor.
+"""`ProcessHandle` of a supervised child that runs in a Ray actor.
 
-    awaited ──▶ the host answers ──▶ begin ──▶ at work ──▶ it says how its job ended
-       ▲                                          └──────▶ another process answers, or none has a job: it died
-       └── as long as it takes: Ray starts a process anew where there is room, and perhaps there is none yet
+    starting ──▶ the host answers ──▶ begin ──▶ running ──▶ the host reports how its job ended
+       ▲                                           └──────▶ another process answers, or one without a job: it died
+       └── no time limit: Ray starts a new process where resources are free, and perhaps none are yet
 
-Ray restarts the actor (`max_restarts=-1`), be it on another node; whether and when it is given a job again is decided
-by the supervisor, as for processes. Its place in the fleet is its name's.
+Ray restarts the actor (`max_restarts=-1`), possibly on another node; the supervisor decides whether and when it gets a
+job again, as for local processes. Its index in the fleet belongs to its name.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from qfleet.process.handle import ChildSpec, open_log, read_log_tail
 from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE, EXIT_USER_ERROR
 from qfleet.transport.ray_host import HostStatus
 
-LOOK_S = 0.25
-"""How often a host is looked at."""
+POLL_S = 0.25
+"""Period of polling a host."""
 
-GONE = "is gone: its process died, or its node"
+GONE = "is gone: its process or its node died"
 FINAL_EXIT_CODES = (EXIT_USER_ERROR, EXIT_UNRECOVERABLE)
 EXIT_PEER_LOST = 3
-"""What a job ends with that cannot go on since another one was lost."""
+"""Exit code of a job that cannot continue because another one was lost."""
 
 CULPRIT_S = 10.0
-"""So long after a job says so, the one that was lost is waited for: Ray takes a while to notice."""
+"""Seconds to wait for the failure of the lost peer itself after a job reports it: Ray takes a while to notice."""
 
 
 class RayActorSlot:
-    """A Ray actor that is there for a child as long as the run lasts, whatever becomes of its process."""
+    """A Ray actor reserved for a child during the whole run, whatever happens to its process."""
 
     def __init__(self, create: Callable[[], Any], job: Callable[..., int], *args: Any) -> None:
         self._create, self.job, self.args = create, job, args
         self._handle: Any = None
-        self.killed_process = ""  # the process that was ended last: it may answer once more
+        self.killed_process = ""  # token of the process killed last: it may answer once more
 
     @property
     def handle(self) -> Any:
@@ -54,31 +54,31 @@ class RayActorSlot:
 
         self.killed_process = process
         if self._handle is not None:
-            with contextlib.suppress(Exception):  # it is dead already, or Ray is
+            with contextlib.suppress(Exception):  # the actor is dead already, or Ray is
                 ray.kill(self._handle, no_restart=for_good)
 
     def discard_handle(self) -> None:
-        """Ray will not start it again: the next life has another actor."""
+        """Forget an actor that Ray will not restart: the next instance gets a new one."""
         self._handle = None
 
 
 class RayProcessHandle:
-    """Implements `life.Life`. `heard` gets every word that the host says."""
+    """Implements `ProcessHandle`. `on_message` receives every new message of the host."""
 
     def __init__(
-        self, stand: RayActorSlot, child: ChildSpec, number: int, now: float, heard: Callable[[str], object]
+        self, slot: RayActorSlot, child: ChildSpec, number: int, now: float, on_message: Callable[[str], object]
     ) -> None:
         self.beats, self.first_beat, self.last_beat = False, now, now
         self.kill_reason: str | None = None
         self.pid = 0
-        self._slot, self._number, self._heard = stand, number, heard
+        self._slot, self._number, self._on_message = slot, number, on_message
         self._path = child.log_path
         with open_log(child, number) as log:
             self._log_start = log.tell()
-        self._asked = self._killed = self._missed = False
-        self._self = ""
-        self._count = self._noted = 0
-        self._word = ""
+        self._stop_requested = self._killed = self._no_answer = False
+        self._process_token = ""
+        self._beat_count = self._counted_beats = 0
+        self._message = ""
         self._code: int | None = None
         self._call: Any = None
         self._not_before = 0.0
@@ -86,119 +86,121 @@ class RayProcessHandle:
 
     @property
     def code(self) -> int | None:
-        """How the job ended, if it has."""
+        """Exit code of the job, or None while it runs."""
         return self._code
 
     @property
     def is_starting(self) -> bool:
-        """Whether there is no process yet: Ray looks for a node with room."""
-        return not self._self
+        """True while there is no process: Ray waits for a node with free resources."""
+        return not self._process_token
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether nobody answers at present."""
-        return self.is_starting or self._missed
+        """True if the host does not answer at present."""
+        return self.is_starting or self._no_answer
 
     @property
     def exited(self) -> bool:
         if self._killed:
             return True
-        self._look()
+        self._poll()
         return self._code is not None
 
     def poll_heartbeat(self, now: float) -> None:
-        """Take note of the child's beats; as long as there is no process, nobody is silent."""
-        self._look()
+        """Update the beat times; while there is no process, no heartbeat is late."""
+        self._poll()
         if self.is_starting:
             self.first_beat = self.last_beat = now
-        elif self._count > self._noted:  # also by a look of `exited`
-            self._noted = self._count
+        elif self._beat_count > self._counted_beats:  # may also come from a poll in `exited`
+            self._counted_beats = self._beat_count
             self.first_beat = self.first_beat if self.beats else now
             self.last_beat, self.beats = now, True
 
     def request_stop(self) -> None:
-        if self.is_starting and not self._asked:
+        if self.is_starting and not self._stop_requested:
             self._code = -signal.SIGTERM
-        self._asked = True
+        self._stop_requested = True
         with contextlib.suppress(Exception):
             self._slot.handle.leave.remote()
 
     def kill(self, for_good: bool | None = None) -> None:
-        """End the process; Ray starts another, unless this child was asked to leave, or has done what it could."""
+        """Kill the process; Ray starts another unless the child was asked to stop or its job ended for good."""
         if self._killed:
             return
         self._killed = True
         if for_good is None:
-            for_good = self._asked or self._code in (EXIT_OK, *FINAL_EXIT_CODES)
+            for_good = self._stop_requested or self._code in (EXIT_OK, *FINAL_EXIT_CODES)
         if for_good or self.kill_reason != GONE:
-            self._slot.kill(self._self, for_good)
+            self._slot.kill(self._process_token, for_good)
         else:
-            self._slot.killed_process = self._self  # another process is there already, and has no job yet
+            self._slot.killed_process = self._process_token  # its replacement runs already, without a job
 
     def reap(self) -> int:
         return -signal.SIGKILL if self._code is None else self._code
 
     def log_tail(self) -> str:
-        """Its log, where this node can read it; else what the process said last."""
+        """The log, if this node can read it; otherwise the last message of the process."""
         found = read_log_tail(self._path, self._log_start)
-        return found if self._word in found else f"{found}{self._word}"
+        return found if self._message in found else f"{found}{self._message}"
 
-    def _look(self) -> None:
-        """Take in an answer, and ask again after a while; never waits."""
+    def _poll(self) -> None:
+        """Process a received status and request the next one after a while; never blocks."""
         import ray
 
         if self._call is not None:
             if not ray.wait([self._call], timeout=0)[0]:
                 return
             call, self._call = self._call, None
-            self._not_before = time.monotonic() + LOOK_S
-            self._missed = True
+            self._not_before = time.monotonic() + POLL_S
+            self._no_answer = True
             try:
-                self._take(ray.get(call))
-                self._missed = False
+                self._handle_status(ray.get(call))
+                self._no_answer = False
             except ray.exceptions.ActorUnavailableError:
-                pass  # between two processes, or the call was lost: the next answer tells
+                pass  # between two processes, or a lost call: the next answer decides
             except ray.exceptions.ActorDiedError as error:
                 self._slot.discard_handle()
-                self._code, self.kill_reason, self._word = -signal.SIGKILL, GONE, str(error)
+                self._code, self.kill_reason, self._message = -signal.SIGKILL, GONE, str(error)
             except ray.exceptions.RayError:
                 pass
         if self._code is None and time.monotonic() >= self._not_before:
             with contextlib.suppress(Exception):
-                if self._asked:  # the call may have been lost, and to be asked twice changes nothing
+                if self._stop_requested:  # the call may have been lost, and a repetition has no effect
                     self._slot.handle.leave.remote()
                 self._call = self._slot.handle.look.remote()
 
-    def _take(self, look: HostStatus) -> None:
-        if self._code is not None or look.process_token == self._slot.killed_process:
+    def _handle_status(self, status: HostStatus) -> None:
+        if self._code is not None or status.process_token == self._slot.killed_process:
             return
-        if self._self and look.process_token != self._self:
+        if self._process_token and status.process_token != self._process_token:
             self._code, self.kill_reason = -signal.SIGKILL, GONE
             return
-        self._self, self.pid = look.process_token, look.pid
-        if look.number != self._number:
+        self._process_token, self.pid = status.process_token, status.pid
+        if status.number != self._number:
             if self.may_start():
                 self._slot.start_job(self._number)
             return
-        self._count = look.beats
-        if look.message != self._word:
-            self._word = look.message
-            self._heard(look.message)
-        self._code = look.code
+        self._beat_count = status.beats
+        if status.message != self._message:
+            self._message = status.message
+            self._on_message(status.message)
+        self._code = status.code
 
 
 class RestartGroup:
-    """Implements `life.Life`: several that are one. Their jobs begin when all hosts are there; with the first that
-    fails all end, and they are done when all are."""
+    """Implements `ProcessHandle` for several actors as one child.
 
-    def __init__(self, lives: Sequence[RayProcessHandle], now: float) -> None:
+    Their jobs begin when all hosts are up; when one fails, all end; the group is done when all are.
+    """
+
+    def __init__(self, handles: Sequence[RayProcessHandle], now: float) -> None:
         self.beats, self.first_beat, self.last_beat = False, now, now
         self.kill_reason: str | None = None
-        self._handles = lives
-        self._asked = self._killed = False
+        self._handles = handles
+        self._stop_requested = self._killed = False
         self._failed_at: float | None = None
-        for life in lives:
-            life.may_start = lambda: not self.is_starting
+        for handle in handles:
+            handle.may_start = lambda: not self.is_starting
 
     @property
     def pid(self) -> int:
@@ -206,17 +208,17 @@ class RestartGroup:
 
     @property
     def is_starting(self) -> bool:
-        return any(life.is_starting for life in self._handles)
+        return any(handle.is_starting for handle in self._handles)
 
     @property
     def is_unreachable(self) -> bool:
-        return any(life.is_unreachable for life in self._handles)
+        return any(handle.is_unreachable for handle in self._handles)
 
     @property
     def exited(self) -> bool:
         if self._killed:
             return True
-        codes = [life.code for life in self._handles if life.exited]
+        codes = [handle.code for handle in self._handles if handle.exited]
         if (
             len(codes) < len(self._handles)
             and all(code in (EXIT_OK, EXIT_PEER_LOST) for code in codes)
@@ -225,54 +227,54 @@ class RestartGroup:
             return False
         number, culprit = self._culprit()
         if culprit.code == EXIT_PEER_LOST:
-            self.kill_reason = "lost the connection between its members"
+            self.kill_reason = "lost the connection between its ranks"
         elif culprit.code is None or culprit.kill_reason is not None:
-            self.kill_reason = f"lost its member {number}, which {culprit.kill_reason or 'does not answer'}"
+            self.kill_reason = f"lost its rank {number}, which {culprit.kill_reason or 'does not answer'}"
         return True
 
     def poll_heartbeat(self, now: float) -> None:
-        """As long as somebody is awaited, nobody is silent: their jobs have not begun."""
-        for life in self._handles:
-            life.poll_heartbeat(now)
+        """Update the beat times. While one host is starting, no heartbeat is late: the jobs have not begun."""
+        for handle in self._handles:
+            handle.poll_heartbeat(now)
             if self.is_starting:
-                life.first_beat = life.last_beat = now
-        self.beats = all(life.beats for life in self._handles)
-        self.first_beat = max(life.first_beat for life in self._handles)
-        self.last_beat = min(life.last_beat for life in self._handles)
+                handle.first_beat = handle.last_beat = now
+        self.beats = all(handle.beats for handle in self._handles)
+        self.first_beat = max(handle.first_beat for handle in self._handles)
+        self.last_beat = min(handle.last_beat for handle in self._handles)
 
     def request_stop(self) -> None:
-        self._asked = True
-        for life in self._handles:
-            life.request_stop()
+        self._stop_requested = True
+        for handle in self._handles:
+            handle.request_stop()
 
     def kill(self) -> None:
         if self._killed:
             return
         self._killed = True
         code = self._culprit()[1].code
-        for life in self._handles:
-            life.kill(self._asked or code in (EXIT_OK, *FINAL_EXIT_CODES))
+        for handle in self._handles:
+            handle.kill(self._stop_requested or code in (EXIT_OK, *FINAL_EXIT_CODES))
 
     def reap(self) -> int:
         code = self._culprit()[1].reap()
-        return -signal.SIGKILL if code == EXIT_PEER_LOST else code  # so that our verdict is what people read
+        return -signal.SIGKILL if code == EXIT_PEER_LOST else code  # so that `kill_reason` is reported
 
     def log_tail(self) -> str:
         return self._culprit()[1].log_tail()
 
     def _overdue(self, codes: Sequence[int | None]) -> bool:
-        """Whether somebody has been lost for long, and nobody says who."""
+        """True if a peer was lost long ago and its own failure has not been seen."""
         if EXIT_PEER_LOST in codes and self._failed_at is None:
             self._failed_at = time.monotonic()
         return self._failed_at is not None and time.monotonic() - self._failed_at > CULPRIT_S
 
     def _culprit(self) -> tuple[int, RayProcessHandle]:
-        """Who has failed for a reason of its own; or else who does not answer, or was silent for longest."""
-        def guilt(member: tuple[int, RayProcessHandle]) -> tuple[bool, bool, bool, float]:
-            life = member[1]
-            silent = life.code is None and (life.is_unreachable or self.kill_reason is not None)
+        """Member that failed for a reason of its own; otherwise one that does not answer, or was silent for longest."""
+        def blame(member: tuple[int, RayProcessHandle]) -> tuple[bool, bool, bool, float]:
+            handle = member[1]
+            silent = handle.code is None and (handle.is_unreachable or self.kill_reason is not None)
             return (
-                life.code in FINAL_EXIT_CODES, life.code not in (None, EXIT_OK, EXIT_PEER_LOST), silent,
-                -life.last_beat)
+                handle.code in FINAL_EXIT_CODES, handle.code not in (None, EXIT_OK, EXIT_PEER_LOST), silent,
+                -handle.last_beat)
 
-        return max(enumerate(self._handles), key=guilt)
+        return max(enumerate(self._handles), key=blame)

@@ -1,7 +1,7 @@
-"""What the Ray actors of a run do: each function is a job, in a thread of its `Host`, and calls come to it by Ray.
+"""Jobs of the Ray actors of a run: each function runs in a thread of its `RayHost`, and receives RPCs by Ray.
 
-A cell learns from what actors send (`lead`); ranks play, learn and average their gradients (`average`); cells of a
-parameter server play, learn and push (`bundle`) to those who hold its shards (`hold_shard`).
+A learner trains on what actors send (`learner_job`); ranks act, train and average gradients (`rank_job`);
+parameter-server workers act, train and push gradients (`worker_job`) to shards (`shard_job`).
 """
 
 from __future__ import annotations
@@ -47,33 +47,34 @@ SHARDS = ".shards"
 
 @dataclass(frozen=True)
 class RayEndpoint:
-    """The `Way` of a Ray actor to its cell, which is another."""
+    """`Endpoint` of a Ray actor: its learner is another Ray actor."""
 
     learner: Any
     name: str
     address: str
     patience_s: float
     cores: int
-    line: Heartbeat | None = None
-    trusted: bool = True  # whoever may call Ray actors may do anything here
+    host_heartbeat: Heartbeat | None = None
+    trusted: bool = True  # access to Ray implies code execution
 
     def heartbeat(self) -> Heartbeat | None:
-        return self.line
+        return self.host_heartbeat
 
     def connect(self, role: str) -> FleetConnection:
         return FleetConnection(RayChannel(self.learner, self.address), self.name, role, self.patience_s)
 
 
 class RayServing:
-    """A cell's: calls come to its Ray actor, which keeps its result for whoever looks."""
+    """`Serving` by Ray calls to the learner's actor, which keeps the result for the driver."""
 
     def __init__(self, host: RayHost) -> None:
         self._host = host
 
     @contextmanager
-    def __call__(self, desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig) -> Iterator[None]:
+    def __call__(self, published: PublishedState, registry: Registry, inbox: Inbox,
+                 config: RunConfig) -> Iterator[None]:
         with serve_calls(
-            self._host, fleet_methods(FleetService(desk, registry, inbox, config.fleet.max_message_bytes))
+            self._host, fleet_methods(FleetService(published, registry, inbox, config.fleet.max_message_bytes))
         ):
             yield
 
@@ -87,9 +88,9 @@ def ray_shard_clients(handles: Sequence[Any]) -> Callable[[RunConfig], list[Remo
 
 
 def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = ()) -> int:
-    """What the cell's Ray actor does; or the registrar's, where there are shards."""
+    """Job of the learner; with shards, of the coordinator."""
     try:
-        with exclusive_writer(_seen(run_request)):
+        with exclusive_writer(_require_directory(run_request)):
             learn(run_request, host.heartbeat, RayServing(host), ray_shard_clients(shards))
     except (Diverged, RunLost) as error:
         host.message = f"training failed: {error}"
@@ -97,20 +98,20 @@ def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = 
     return EXIT_OK
 
 
-def rank_job(host: RayHost, run_request: RunRequest, place: RankInfo) -> int:
-    """Be a rank. The first one keeps directory, records and checkpoints, and hears the evaluator."""
-    first = place.rank == 0
-    run, reception = _seen(run_request), RayServing(host)
+def rank_job(host: RayHost, run_request: RunRequest, rank_info: RankInfo) -> int:
+    """Job of a rank. Rank 0 owns directory, metrics and checkpoints, and serves the evaluator."""
+    first = rank_info.rank == 0
+    run, serving = _require_directory(run_request), RayServing(host)
     if (name := network_interface(node_address())) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the name of a host may mean another of its addresses
-    over = heartbeat_thread(host.heartbeat, math.inf)  # that it goes forward, too, the ranks see from each other
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host name may resolve to another interface
+    stop_heartbeat = heartbeat_thread(host.heartbeat, math.inf)  # the ranks detect a hang from each other
     try:
         with exclusive_writer(run) if first else nullcontext():
             result = train_rank(
                 run_request,
-                RankContext(replace(place, attempt=host.number), host.heartbeat, reception if first else None))
+                RankContext(replace(rank_info, attempt=host.number), host.heartbeat, serving if first else None))
         if first:
-            reception.report_result(result)
+            serving.report_result(result)
     except (Diverged, RunLost) as error:
         host.message = f"training failed: {error}"
         return EXIT_UNRECOVERABLE
@@ -118,20 +119,20 @@ def rank_job(host: RayHost, run_request: RunRequest, place: RankInfo) -> int:
         host.message = str(error)
         return EXIT_PEER_LOST
     finally:
-        over.set()
+        stop_heartbeat.set()
     return EXIT_OK
 
 
-def _seen(run_request: RunRequest) -> Path:
+def _require_directory(run_request: RunRequest) -> Path:
     run = Path(run_request.directory)
     if not run.is_dir():
-        raise UserError(f"the node of the learner does not see {run}: with ray.cell_anywhere=true all nodes must share "
+        raise UserError(f"the node of the learner cannot read {run}: with ray.cell_anywhere=true all nodes must share "
                         "the disk of run.root")
     return run
 
 
 def actor_job(host: RayHost, endpoint: RayEndpoint) -> int:
-    return run_actor(replace(endpoint, line=host.heartbeat))
+    return run_actor(replace(endpoint, host_heartbeat=host.heartbeat))
 
 
 def shard_job(host: RayHost, run_request: RunRequest, index: int) -> int:
@@ -143,10 +144,11 @@ def shard_job(host: RayHost, run_request: RunRequest, index: int) -> int:
 
 
 def worker_job(host: RayHost, endpoint: RayEndpoint, run_request: RunRequest, shards: Sequence[Any]) -> int:
-    return train_worker(replace(endpoint, line=host.heartbeat), Path(run_request.directory), ray_shard_clients(shards))
+    return train_worker(replace(endpoint, host_heartbeat=host.heartbeat), Path(run_request.directory),
+                        ray_shard_clients(shards))
 
 
 def evaluator_job(host: RayHost, endpoint: RayEndpoint, videos: str | None) -> int:
-    return run_evaluator(replace(endpoint, line=host.heartbeat), None if videos is None else Path(videos))
+    return run_evaluator(replace(endpoint, host_heartbeat=host.heartbeat), None if videos is None else Path(videos))
 
 

@@ -1,7 +1,7 @@
-"""The Ray that a run uses: one that is there, or one of its own, which ends with it.
+"""Ray connection of a run: an existing cluster, or a local Ray that ends with the run.
 
-A Ray of our own asks everybody for a token, listens where Ray must, has no dashboard unless asked for one, and takes no
-more memory for its object store than the config says. Its files lie in the run's private folder.
+A local Ray requires a token, listens only where Ray must, has no dashboard unless configured, and limits its object
+store as configured. Its files are in the run's private folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qfleet.transport.security import write_token
 log = logging.getLogger(__name__)
 
 MAX_FOLDER_BYTES = 40
-"""Bytes: below it Ray makes sockets, whose paths the system limits to 107."""
+"""Longest folder path, bytes: Ray creates sockets below it, whose paths the system limits to 107."""
 
 CALLS_AT_ONCE = 64
 HEAD = "node:__internal_head__"
@@ -46,20 +46,20 @@ def address_of(cfg: RayConfig) -> str | None:
 
 
 def node_address() -> str:
-    """This node's, as Ray knows it."""
+    """Address of this node, as known to Ray."""
     import ray
 
     return str(ray.util.get_node_ip_address())
 
 
 class RaySession:
-    """Connected while it lives. `own`: whether this Ray is the run's, and ends with it."""
+    """Connection to Ray. `own`: this Ray was started for the run, and ends with it."""
 
     def __init__(self, cfg: RayConfig, folder: Path, cpus: float) -> None:
         require_ray()
         address = address_of(cfg)
         self.own = address is None and not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
-        self._shared = not self.own and address is None  # the caller's own connection
+        self._shared = not self.own and address is None  # the caller had connected already
         self._groups: list[Any] = []
         quiet: dict[str, Any] = {"namespace": "qfleet", "log_to_driver": False, "configure_logging": False}
         if self.own:
@@ -81,7 +81,7 @@ class RaySession:
                             "(ray status), and is its token in RAY_AUTH_TOKEN_PATH?") from None
 
     def reserve(self, bundles: Sequence[Mapping[str, float]], strategy: str, here: bool) -> Any:
-        """Reserve what belongs together; `here`: on this very node. UserError if the cluster has no such place."""
+        """Reserve a placement group; `here`: on this node. UserError if the cluster lacks the resources."""
         import ray
         from ray.util import placement_group, remove_placement_group
 
@@ -89,17 +89,17 @@ class RaySession:
         names = (name for node in ray.nodes() if node["NodeID"] == mine for name in node["Resources"])
         pin = {name: 0.001 for name in names if name.startswith("node:") and name != HEAD} if here else {}
         group = placement_group([dict(bundle) | pin for bundle in bundles], strategy=strategy)
-        if not any(group.wait(1) for _ in range(PLACED_S)):  # between two of them Ctrl-C is heard
+        if not any(group.wait(1) for _ in range(PLACED_S)):  # Ctrl-C takes effect between two waits
             remove_placement_group(group)
-            asked = "; ".join(", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles)
+            needed = "; ".join(", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles)
             raise UserError(f"the cluster has no room{' on this node' * here} for the learner and the evaluator, which "
-                            f"ask for {asked}: free it, or lower ray.cell_cpus, ray.cell_gpus and ray.evaluator_cpus"
-                            + ", or let them live elsewhere, ray.cell_anywhere=true" * here)
+                            f"need {needed}: free resources, or lower ray.cell_cpus, ray.cell_gpus and "
+                            "ray.evaluator_cpus" + ", or allow other nodes with ray.cell_anywhere=true" * here)
         self._groups.append(group)
         return group
 
     def create(self, name: str, log_path: Path, needs: Mapping[str, float], group: Any = None, bundle: int = 0) -> Any:
-        """A Ray actor, in its bundle of a group or spread over the nodes; it is there when there is room for it."""
+        """Create a Ray actor, in its bundle of a group or spread over the nodes; it starts when resources are free."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -113,7 +113,7 @@ class RaySession:
         return ray.remote(**options)(RayHost).remote(str(log_path.resolve()), paths)
 
     def room(self, needs: Mapping[str, float], group: Any, bundles: Sequence[Mapping[str, float]]) -> int:
-        """How many who need so much the living nodes have room for, each by itself, beside the bundles of a group."""
+        """Number of actors with these needs that the live nodes have resources for, besides the bundles of a group."""
         import ray
         from ray.util import placement_group_table
 
@@ -125,7 +125,7 @@ class RaySession:
                    for node in free.values())
 
     def close(self) -> None:
-        """Leave nothing behind in a cluster that goes on, and no Ray that was ours."""
+        """Remove the placement groups, and shut down a Ray of our own."""
         import ray
         from ray.util import remove_placement_group
 
@@ -139,9 +139,9 @@ class RaySession:
 
 
 def _require_listener(address: str) -> None:
-    """OSError at once where nothing listens at HOST:PORT: Ray itself tries for a minute and writes warnings meanwhile.
+    """OSError at once if nothing listens at HOST:PORT: Ray itself would retry for a minute and print warnings.
 
-    What listens on this host may do so under the node's address only.
+    A Ray on this host may listen on the node's address only.
     """
     found = re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+?)\]?:(\d+)", address)
     if found is None:  # auto, for instance
@@ -158,17 +158,18 @@ def _require_listener(address: str) -> None:
 
 
 def _secure() -> None:
-    """Have a Ray of our own ask for a token. Ray reads these variables when it is first imported."""
+    """Make a local Ray require a token. Ray reads these variables when it is first imported."""
     if os.environ.get("RAY_AUTH_MODE"):
-        return  # the user has decided
+        return  # set by the user
     if "ray" in sys.modules and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        raise UserError("placement=ray starts a Ray that asks for a token, to be settled before ray is imported: "
-                        "set RAY_AUTH_MODE yourself, import ray later, or connect by ray.init to a Ray of yours")
+        raise UserError("placement=ray starts a Ray that requires a token, which must be set before ray is imported: "
+                        "set RAY_AUTH_MODE yourself, import ray later, or connect to your own Ray with ray.init")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     token = cache / "qfleet" / "ray_token"
     if not token.exists():
         token.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=token.parent) as folder, suppress(FileExistsError):  # another run's first
+        # FileExistsError: another run was first.
+        with tempfile.TemporaryDirectory(dir=token.parent) as folder, suppress(FileExistsError):
             write_token(fresh := Path(folder) / "token")
             os.link(fresh, token)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}

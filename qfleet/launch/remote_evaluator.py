@@ -1,5 +1,8 @@
-"""An evaluator as a process of its own, for those who play for themselves: the first rank of a crew, or a run that is
-one process otherwise (`eval.beside`). They listen to it, and mostly start it."""
+"""Evaluator in a separate process, for runs whose actors share the learner's process.
+
+Used by rank 0 of an allreduce run, and by a single-process run with `eval.beside=true`. They serve it, and usually
+start it as well.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +52,15 @@ GRACE_S = 5.0
 ServeEvaluator = Callable[
     [PublishedState, Registry, Inbox, RunConfig], AbstractContextManager[Callable[[], object] | None]
 ]
-"""How the evaluator comes to the desk while the context is open; what it yields is called at every turn."""
+"""Serves the evaluator's RPCs while the context is open; the yielded function is called on every turn."""
 
 
 def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
-    """An evaluator that this process starts and looks after."""
+    """`ServeEvaluator` that also starts and supervises the evaluator process."""
 
     @contextmanager
-    def opened(
-        desk: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig
+    def serve(
+        published: PublishedState, registry: Registry, inbox: Inbox, config: RunConfig
     ) -> Iterator[Callable[[], object]]:
         fleet = config.fleet
         with ExitStack() as stack:
@@ -65,53 +68,53 @@ def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
             stack.callback(shutil.rmtree, private, ignore_errors=True)
             token, socket = private / RunRequest.TOKEN_FILE, private / RunRequest.SOCKET_FILE
             write_token(token)
-            server = FleetServer(desk, registry, inbox, FleetConfig(max_message_mb=fleet.max_message_mb), socket,
+            server = FleetServer(published, registry, inbox, FleetConfig(max_message_mb=fleet.max_message_mb), socket,
                                  [read_token(token)])
             stack.callback(server.close, 0.0)
             server.start()
-            films = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
-            contact = GrpcEndpoint(f"unix:{socket}", NAME, str(token), fleet.patience_s)
+            video_args = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
+            endpoint = GrpcEndpoint(f"unix:{socket}", NAME, str(token), fleet.patience_s)
             child = ChildSpec(
-                NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *contact.to_argv(), *films],
+                NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *endpoint.to_argv(), *video_args],
                 child_environment(), directory.path / "logs" / f"{NAME}.log",
                 silence_s=heartbeat_timeout_of(config))
-            patience = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
-            supervisor = Supervisor([child], log.warning, patience, lambda name: None, private)
+            policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+            supervisor = Supervisor([child], log.warning, policy, lambda name: None, private)
             stack.callback(supervisor.terminate, GRACE_S)
 
-            def look() -> None:
+            def check() -> None:
                 supervisor.step()
                 if (failure := supervisor.failure) is not None:
                     raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
 
-            yield look
+            yield check
 
-    return opened
+    return serve
 
 
 class RemoteEvaluator:
-    """Implements `rank.Bench`: training goes on while others watch. Only the last weights are waited for.
+    """Implements `replica.EvaluatorBackend`: training continues during an evaluation; only the final one is awaited.
 
-    Weights are handed out whenever an evaluation is due, while they are `promising`; the newest of these is judged.
+    Weights are published whenever an evaluation is due and `promising()`; the evaluator takes the newest.
     """
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, cell: LearnerCore, opening: ServeEvaluator,
+    def __init__(self, config: RunConfig, spec: EnvSpec, core: LearnerCore, serve: ServeEvaluator,
                  promising: Callable[[], bool] = lambda: True) -> None:
-        self.core, self.promising = cell, promising
+        self.core, self.promising = core, promising
         self.schedule = Schedule(config.eval.period_steps, config.eval.period_updates)
         self.published = PublishedState(to_yaml(config), json.dumps(spec.to_json()), 0)
         self.registry = Registry(0, config.fleet.heartbeat_timeout_s)
         inbox = Inbox(config.fleet.inbox_messages)
-        self.message_handler = MessageHandler(cell, self.registry, inbox, TimeShares())
-        self._serving = opening(self.published, self.registry, inbox, config)
+        self.message_handler = MessageHandler(core, self.registry, inbox, TimeShares())
+        self._serving = serve(self.published, self.registry, inbox, config)
         self._open = ExitStack()
-        self._look: Callable[[], object] | None = None
-        self._begun = False
-        self._pending = False  # an evaluation that was under way when the run was left
+        self._check: Callable[[], object] | None = None
+        self._started = False
+        self._pending = False  # an evaluation was in progress when the run stopped
 
     def step(self) -> bool:
-        """Hand out the newest weights if they are to be judged, and book what was."""
-        if not self._begun:
+        """Publish the newest weights if an evaluation is due, and process received scores."""
+        if not self._started:
             self.schedule.resume(self.core.progress())
         learner = self.core.learner
         if self._pending or (self.promising() and self.schedule.due(self.core.progress())):
@@ -123,7 +126,7 @@ class RemoteEvaluator:
         return False
 
     def evaluate(self) -> None:
-        """The last weights; waits for the score."""
+        """Evaluate the final weights; waits for the score."""
         learner = self.core.learner
         self.published.publish(learner.finite_state(learner.flat), learner.updates)
         await_evaluation(self.core, self.message_handler, self.registry, self.published, self._serve)
@@ -142,31 +145,31 @@ class RemoteEvaluator:
 
     def _serve(self, nap_s: float) -> None:
         self.published.update_progress(*self.core.progress(), "training")
-        if not self._begun:
-            self._begun = True
-            self._look = self._open.enter_context(self._serving)
-        if self._look is not None:
-            self._look()
+        if not self._started:
+            self._started = True
+            self._check = self._open.enter_context(self._serving)
+        if self._check is not None:
+            self._check()
         if nap_s:
             idle(nap_s)
 
 
 class RemoteEvaluatorSlot:
-    """Implements `inline.Judge`: what `Evaluator` would do in the loop of the run, a gallery does beside it.
+    """Implements `single_process.EvaluatorSlot` by a `RemoteEvaluator` instead of the `Evaluator` in the training loop.
 
-    If it cannot, the run stops as if it were told to, with a checkpoint, and `failure` says why.
+    If it fails, the run stops with a checkpoint, as after a signal, and `failure` holds the error.
     """
 
-    def __init__(self, evaluator: Evaluator, gallery: RemoteEvaluator) -> None:
-        self.evaluator, self.remote = evaluator, gallery
+    def __init__(self, evaluator: Evaluator, remote: RemoteEvaluator) -> None:
+        self.evaluator, self.remote = evaluator, remote
         self.policy, self.count, self.resume = evaluator.policy, evaluator.count, evaluator.resume
         self.failure: UserError | ProcessFault | None = None
 
     def step(self) -> bool:
-        return self._tried(self.remote.step)
+        return self._stop_on_failure(self.remote.step)
 
     def evaluate(self) -> None:
-        self._tried(self.remote.evaluate)
+        self._stop_on_failure(self.remote.evaluate)
 
     def state_dict(self) -> dict[str, Any]:
         return self.evaluator.state_dict() | {"beside": self.remote.state_dict()}
@@ -176,7 +179,7 @@ class RemoteEvaluatorSlot:
         if "beside" in state:
             self.remote.load_state_dict(state["beside"])
 
-    def _tried(self, work: Callable[[], object]) -> bool:
+    def _stop_on_failure(self, work: Callable[[], object]) -> bool:
         try:
             return bool(work())
         except (UserError, ProcessFault) as error:
@@ -186,20 +189,20 @@ class RemoteEvaluatorSlot:
 
 
 class RemoteEvaluatorInstaller:
-    """Puts a run's evaluator beside it; afterwards `checked` raises what kept it from its work."""
+    """`RunModifier` that replaces a run's evaluator by a remote one; `check_result` raises its failure afterwards."""
 
     def __init__(self) -> None:
         self.slot: RemoteEvaluatorSlot | None = None
 
-    def __call__(self, config: RunConfig, inline: SingleProcessRun, directory: RunDirectory, stack: ExitStack) -> None:
-        evaluator = inline.evaluator
+    def __call__(self, config: RunConfig, run: SingleProcessRun, directory: RunDirectory, stack: ExitStack) -> None:
+        evaluator = run.evaluator
         assert isinstance(evaluator, Evaluator)
-        spec = inline.setup.actor_specs[0].env.spec
-        gallery = RemoteEvaluator(
-            config, spec, inline.core, supervised_evaluator(directory), evaluator.reached_from_return
+        spec = run.setup.actor_specs[0].env.spec
+        remote = RemoteEvaluator(
+            config, spec, run.core, supervised_evaluator(directory), evaluator.reached_from_return
         )
-        stack.callback(gallery.close)
-        self.slot = inline.evaluator = RemoteEvaluatorSlot(evaluator, gallery)
+        stack.callback(remote.close)
+        self.slot = run.evaluator = RemoteEvaluatorSlot(evaluator, remote)
 
     def check_result(self, result: TrainResult) -> TrainResult:
         if self.slot is not None and (failure := self.slot.failure) is not None:
@@ -209,12 +212,12 @@ class RemoteEvaluatorInstaller:
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run in one process, with an evaluator beside it."""
-    seating = RemoteEvaluatorInstaller()
-    return seating.check_result(attempt.start(config, sinks, provenance, seating))
+    """Train a new run in one process, with the evaluator in another."""
+    installer = RemoteEvaluatorInstaller()
+    return installer.check_result(attempt.start(config, sinks, provenance, installer))
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
-    """Continue one."""
-    seating = RemoteEvaluatorInstaller()
-    return seating.check_result(attempt.resume(directory, config, sinks, seating))
+    """Continue a run with the evaluator in another process."""
+    installer = RemoteEvaluatorInstaller()
+    return installer.check_result(attempt.resume(directory, config, sinks, installer))

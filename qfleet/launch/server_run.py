@@ -1,9 +1,9 @@
-"""Runs whose learners meet at a parameter server: who starts its shards, its cells and its registrar.
+"""Driver of an asynchronous parameter-server run.
 
-    head ──▶ registrar        run directory, clock, end, checkpoints        shards ⇄ cells: gradients up, weights down
-         ──▶ shards           weights and optimizer, a slice each           cells, evaluator ──▶ registrar: their deeds
-         ──▶ cells            actors, learner and replay, all in one process
-         ──▶ evaluator        plays with the weights that the registrar has collected
+    driver ──▶ coordinator    run directory, clock, end, checkpoints     shards ⇄ workers: gradients up, weights down
+           ──▶ shards         weights and optimizer, one slice each      workers, evaluator ──▶ coordinator: progress
+           ──▶ workers        actors, learner and replay in one process
+           ──▶ evaluator      evaluates the weights that the coordinator has collected
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
-    """Continue a run from its newest valid checkpoint, with as many cells and shards as there shall be now."""
+    """Continue a run from its newest valid checkpoint, with the configured numbers of learners and shards."""
     return driver.resume(directory, config, sinks, ServerDriver)
 
 
 class ServerDriver(driver.Driver):
-    """A head whose cells are several. Whoever dies is replaced; only without the registrar nothing goes on."""
+    """Driver with several workers. Any child that dies is replaced; only the coordinator is indispensable."""
 
     main_child = "registrar"
 
     def _children(self) -> list[ChildSpec]:
         config, logs = self.config, self.directory.path / "logs"
-        words = [sys.executable, "-m", "qfleet", "_member"]
+        argv = [sys.executable, "-m", "qfleet", "_member"]
         env = child_environment()
-        registrar = ChildSpec(self.main_child, [*words, driver.LEARNER, str(self.private)], env, logs / "registrar.log",
-                              config.fleet.restarts, "agent.hidden")
-        shards = [ChildSpec(name, [*words, "shard", str(self.private), name], env, _log(self.directory, name),
+        coordinator = ChildSpec(self.main_child, [*argv, driver.LEARNER, str(self.private)], env,
+                                logs / "registrar.log", config.fleet.restarts, "agent.hidden")
+        shards = [ChildSpec(name, [*argv, "shard", str(self.private), name], env, _log(self.directory, name),
                             memory_hint="agent.hidden")
                   for name in (f"shard/{index}" for index in range(config.server.shards))]
-        members: list[tuple[str, str, list[str]]] = [
+        clients: list[tuple[str, str, list[str]]] = [
             *(("bundle", f"cell/{index}", []) for index in range(config.cells)),
             ("evaluator", "evaluator", self._video_args())]
         return [
-            registrar,
+            coordinator,
             *shards,
             *(
                 ChildSpec(
-                    name, [*words, role, *self._endpoint_of(name).to_argv(), *more], env,
+                    name, [*argv, role, *self._endpoint_of(name).to_argv(), *extra_args], env,
                     _log(self.directory, name), memory_hint="cells, env.lanes or replay.capacity",
                     silence_s=driver.heartbeat_timeout_of(self.config))
-                for role, name, more in members
+                for role, name, extra_args in clients
             ),
         ]
 

@@ -1,4 +1,4 @@
-"""The main function of a parameter-server shard process."""
+"""Main function of a parameter-server shard process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 QUIET_S = 2.0
-"""A shard that is told to stop serves until no call has arrived for this long: a checkpoint may still need it."""
+"""A shard that is asked to stop serves until no call has arrived for this long: a checkpoint may still need it."""
 
 
 def run_shard(private: Path, index: int) -> int:
@@ -47,44 +47,44 @@ def run_shard(private: Path, index: int) -> int:
     return serve_shard(config, RunRequest.read(private).spec, index, private, HeartbeatSender.from_env(), serve)
 
 
-def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: Path, tether: Heartbeat | None,
+def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: Path, heartbeat: Heartbeat | None,
                 serve: Callable[[ShardService], AbstractContextManager[object]]) -> int:
-    """Hold a slice of the weights until the run ends; after a death, the slice as it was last copied to the folder."""
+    """Hold a slice of the weights until the run ends. A restarted shard loads the last snapshot in the folder."""
     torch.set_num_threads(1)
-    copy, optimizer, server = folder / f"shard-{index}.state", config.learner, config.server
-    parts = _parts_of(config, EnvSpec.from_json(spec), index)
+    snapshot_file, optimizer, server = folder / f"shard-{index}.state", config.learner, config.server
+    slices = _param_slices(config, EnvSpec.from_json(spec), index)
     writing = threading.Lock()
 
     def build(state: Mapping[str, Any]) -> Shard:
-        shard = Shard(f"shard {index}", state["weights"], optimizer, server, parts)
+        shard = Shard(f"shard {index}", state["weights"], optimizer, server, slices)
         shard.load_state_dict(state)
         return shard
 
-    def keep(state: State) -> None:
-        fresh = copy.with_suffix(".new")
+    def save_snapshot(state: State) -> None:
+        fresh = snapshot_file.with_suffix(".new")
         with writing:
             fresh.write_bytes(state.SerializeToString())
-            os.replace(fresh, copy)
+            os.replace(fresh, snapshot_file)
 
-    service = ShardService(build, keep)
-    if copy.exists():
-        service.shard = build(unpack_shard(State.FromString(copy.read_bytes())))
+    service = ShardService(build, save_snapshot)
+    if snapshot_file.exists():
+        service.shard = build(unpack_shard(State.FromString(snapshot_file.read_bytes())))
         log.info("restored at version %d", service.shard.version)
-    told = threading.Event()
-    if tether is not None:
-        tether.on_orphan(told.set)
-    with exit_on_signal(told.set), serve(service):
-        copier = ShardSnapshotter(service, server.copy_period_updates, keep)
-        while not service.leaving and not (told.is_set() and time.monotonic() - service.called_at > QUIET_S):
-            if tether is not None:
-                tether.beat()
-            copier.step()
+    stop_requested = threading.Event()
+    if heartbeat is not None:
+        heartbeat.on_orphan(stop_requested.set)
+    with exit_on_signal(stop_requested.set), serve(service):
+        snapshotter = ShardSnapshotter(service, server.copy_period_updates, save_snapshot)
+        while not service.leaving and not (stop_requested.is_set() and time.monotonic() - service.called_at > QUIET_S):
+            if heartbeat is not None:
+                heartbeat.beat()
+            snapshotter.step()
             time.sleep(0.02)
     return 0 if service.leaving else EXIT_CODES["preempted"]
 
 
-def _parts_of(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSlice, ...]:
-    """Which numbers of a shard's slice move at rates of their own, as the agent says."""
+def _param_slices(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSlice, ...]:
+    """Slices of this shard whose parameters have their own learning rates, as the agent defines."""
     agent = make_agent(config, spec)
     if not agent.param_groups:
         return ()
@@ -94,10 +94,10 @@ def _parts_of(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSlice,
 
 
 class ShardSnapshotter:
-    """Copies a shard to the disk every so many updates. One that was just loaded is there already."""
+    """Writes a snapshot of a shard to disk every `period` updates. A state that was just loaded is there already."""
 
-    def __init__(self, service: ShardService, period: int, keep: Callable[[State], None]) -> None:
-        self.service, self.period, self.keep = service, period, keep
+    def __init__(self, service: ShardService, period: int, save: Callable[[State], None]) -> None:
+        self.service, self.period, self.save = service, period, save
         self._epoch, self._version = "", 0
 
     def step(self) -> None:
@@ -110,14 +110,14 @@ class ShardSnapshotter:
             return
         self._version = shard.version
         held = shard.state_dict()
-        if not is_finite(held["weights"]):  # a shard that dies is restored from the copy before
+        if not is_finite(held["weights"]):  # keep the previous snapshot to restore from
             return
         state = pack_shard(held)
         try:
-            if self.service.shard is shard:  # and not another, which was loaded meanwhile
-                self.keep(state)
+            if self.service.shard is shard:  # not replaced by a load meanwhile
+                self.save(state)
         except OSError as error:
-            log.warning("the shard could not be copied to the disk (%s); if it dies, it forgets more", error)
+            log.warning("the snapshot of the shard could not be written (%s); a restart would lose more updates", error)
 
 
 def _config_of(private: Path) -> RunConfig:

@@ -1,6 +1,6 @@
-"""A run as a job of Slurm: the text of its batch script, and how it is handed over.
+"""Runs a training as a Slurm job: generates its batch script and submits it.
 
-The script is a head of `#SBATCH` lines, the settings of this job, and `slurm.sh`, which is the same for all jobs.
+The script consists of `#SBATCH` lines, the settings of this job, and `slurm.sh`, which is the same for all jobs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from qfleet.core.errors import UserError
 JobLayout = Literal["node", "fleet", "ranks", "ray"]
 
 WARNING_S = 120
-"""So long before the end of its time a job is told to save."""
+"""Seconds before the end of its time limit at which a job is signalled to save."""
 
 ANSWER_S = 120.0
-CANCELLED = "cancelled() { :; }  # scancel has told all tasks; and a function of the user's environment is not called\n"
+CANCELLED = "cancelled() { :; }  # scancel signals all tasks; masks a function of the user's environment\n"
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class JobSize:
-    """What a job asks Slurm for: `tasks` in all, at most `per_node` on a node, `cpus` for each, `gpus` for a node."""
+    """Resources of a job: `tasks` in all, at most `per_node` on a node, `cpus` for each, `gpus` for a node."""
 
     nodes: int = 1
     tasks: int = 1
@@ -39,17 +39,18 @@ class JobSize:
 
     @property
     def steps(self) -> tuple[int, int, int]:
-        """Tasks, tasks on a node and CPUs of each, where one process on a node sees to all that is done there."""
+        """Tasks, tasks on a node and CPUs of each, for layouts with one process per node."""
         return self.nodes, 1, self.per_node * self.cpus
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One run under Slurm. `train` begins it and `resume` goes on with it, as words for qfleet; no `train`: it exists.
+    """One run under Slurm.
 
-    `join` are further words for those who join, `actors` is how many they start together, `restarts` how often
-    ranks are started anew, `object_store_mb` how much Ray may keep under way, `sbatch` are options for Slurm as they
-    are.
+    `train` and `resume` are qfleet arguments to start and to continue it; no `train`: it exists.
+
+    `join` are further arguments of joining tasks, `actors` the number that they start together, `restarts` the limit
+    of restarts of the ranks, `object_store_mb` Ray's object store, `sbatch` further options for Slurm, verbatim.
     """
 
     layout: JobLayout
@@ -68,7 +69,7 @@ class SlurmJob:
 
     @property
     def folder(self) -> Path:
-        """What belongs to the job and not to the run: script, output, and while it lives its token."""
+        """Folder of the job, not of the run: script, output, and the token while it runs."""
         return self.run.parent / "slurm" / self.run.name
 
     @property
@@ -81,7 +82,7 @@ class SlurmJob:
 
 
 def script(job: SlurmJob, local: bool = False) -> str:
-    """The batch script; `local` runs the same without Slurm."""
+    """Batch script; `local` runs the same without Slurm."""
     parts = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job)), "", *_settings(job), ""]
     parts += [(HERE / "slurm_local.sh").read_text() if local else CANCELLED]
     return "\n".join([*parts, (HERE / "slurm.sh").read_text()])
@@ -96,11 +97,11 @@ def _options(job: SlurmJob) -> list[str]:
     found += [f"--time={job.time}"] if job.time else []
     found += [f"--chdir={Path.cwd()}", f"--output={job.output}", "--open-mode=append", "--requeue",
               f"--signal=B:USR1@{WARNING_S}"]
-    return [*map(_sbatch_word, found), *job.sbatch]
+    return [*map(_sbatch_option, found), *job.sbatch]
 
 
-def _sbatch_word(option: str) -> str:
-    """sbatch splits at blanks and takes % for a number of the job; both are put in their place."""
+def _sbatch_option(option: str) -> str:
+    """Quote an option: sbatch splits at blanks and expands % in file names."""
     name, _, value = option.partition("=")
     if name == "--output":
         value = value.replace("%", "%%")
@@ -116,12 +117,12 @@ def _settings(job: SlurmJob) -> list[str]:
             f"tasks={tasks} tasks_per_node={per_node} task_cpus={cpus}",
             f"actors={job.actors} restarts={job.restarts} object_store_mb={job.object_store_mb}",
             f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{job.size.cpus}}}",
-            *(f"{name}=({shlex.join(words)})" for name, words in (
+            *(f"{name}=({shlex.join(args)})" for name, args in (
                 ("qfleet", job.qfleet), ("train", job.train), ("resume", job.resume), ("join", job.join)))]
 
 
 def write(job: SlurmJob, local: bool = False) -> Path:
-    """Put the script where all nodes find it."""
+    """Write the script to a folder that all nodes see."""
     try:
         job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _place(job, script(job, local))
@@ -133,20 +134,20 @@ def write(job: SlurmJob, local: bool = False) -> Path:
 
 def _place(job: SlurmJob, text: str | None) -> None:
     """Replace the script, or remove it."""
-    beside = job.script.with_suffix(".new")
+    temporary = job.script.with_suffix(".new")
     try:
         if text is None:
             job.script.unlink(missing_ok=True)
         else:
-            beside.write_text(text)
-            beside.replace(job.script)  # the shell of an earlier job may still read the old one
+            temporary.write_text(text)
+            temporary.replace(job.script)  # the shell of an earlier job may still be reading the old one
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def script_written(job: SlurmJob, local: bool = False) -> Iterator[None]:
-    """The script lies in its place; if what is done with it fails, everything is as it was before."""
+    """While inside, the script exists; if an error occurs, everything is restored."""
     new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
     before = job.script.read_text() if job.script.is_file() else None
     try:
@@ -155,30 +156,30 @@ def script_written(job: SlurmJob, local: bool = False) -> Iterator[None]:
     except BaseException:
         with suppress(OSError):
             _place(job, before)
-        with suppress(OSError):  # a folder in which something has been put meanwhile stays
+        with suppress(OSError):  # a folder that is no longer empty stays
             for path in new:
                 path.rmdir()
         raise
 
 
 def submit_job(job: SlurmJob) -> str:
-    """Give a written job to Slurm; its number there."""
+    """Submit a written job to Slurm; returns its job id."""
     if shutil.which("sbatch") is None:
-        raise UserError("sbatch is not found: call this on a login node of a Slurm cluster; or see the script with "
+        raise UserError("sbatch is not found: call this on a login node of a Slurm cluster; or show the script with "
                         "--dry-run, or run its tasks on this machine with --local")
     try:
-        done = subprocess.run(["sbatch", "--parsable", str(job.script)], capture_output=True, text=True,
+        result = subprocess.run(["sbatch", "--parsable", str(job.script)], capture_output=True, text=True,
                               timeout=ANSWER_S)
     except subprocess.TimeoutExpired:
-        raise UserError(f"sbatch did not answer for {ANSWER_S:.0f} s: `scontrol ping` says whether slurmctld lives, "
-                        "`squeue --me` whether it took the job all the same, which would then fail") from None
-    if done.returncode:
-        why = "; ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.strip().splitlines())
-        raise UserError(f"sbatch refused the job: {why}; `sinfo` lists partitions and what their nodes have, --sbatch "
-                        "OPTION adds what your cluster asks for, --sbatch=--account=NAME for instance")
-    return done.stdout.strip().partition(";")[0]
+        raise UserError(f"sbatch did not answer for {ANSWER_S:.0f} s: `scontrol ping` shows whether slurmctld is up, "
+                        "`squeue --me` whether it accepted the job all the same, which would then fail") from None
+    if result.returncode:
+        reason = "; ".join(line.removeprefix("sbatch: error: ") for line in result.stderr.strip().splitlines())
+        raise UserError(f"sbatch refused the job: {reason}; `sinfo` lists partitions and what their nodes have, "
+                        "--sbatch OPTION adds what your cluster requires, --sbatch=--account=NAME for instance")
+    return result.stdout.strip().partition(";")[0]
 
 
 def exec_locally(job: SlurmJob) -> NoReturn:
-    """Become the batch shell of a job without Slurm."""
+    """Replace this process by the batch shell of a job, without Slurm."""
     os.execvp("bash", ["bash", str(job.script)])

@@ -1,24 +1,24 @@
-# The life of a job, the same for all. Slurm runs this as the batch shell, on the first node; `srun` starts it once more
-# for each task, with the word "task". The run's directory and "$job" are on a file system that all nodes see.
+# Body of every batch script. Slurm runs it as the batch shell on the first node; `srun` starts it again for each task,
+# with the argument "task". The run directory and "$job" are on a file system that all nodes share.
 
-# Wait for a child to its end, whatever we are told meanwhile; its exit code.
+# Wait until a child has ended, across signals; returns its exit code.
 outlast() {
     local code last
     wait "$1"; code=$?
     while kill -0 "$1" 2> /dev/null; do wait "$1"; code=$?; done
     wait "$1" 2> /dev/null; last=$?
-    ((last == 127)) || code=$last  # 127: its end was heard of before
+    ((last == 127)) || code=$last  # 127: it was reaped before
     return "$code"
 }
 
 # ---- A task ----
 
-# The first task is the one that the batch shell tells to stop, and whose end is the end of all.
+# Task 0 receives the stop signal of the batch shell, and the job ends when it ends.
 lead() {
-    "$@" & local head=$! code
-    echo "$head" > "$job/pid"
-    [[ ! -e $job/told ]] || kill -USR1 "$head"
-    outlast "$head"; code=$?
+    "$@" & local main=$! code
+    echo "$main" > "$job/pid"
+    [[ ! -e $job/told ]] || kill -USR1 "$main"
+    outlast "$main"; code=$?
     rm -f "$job/pid"
     [[ ! -s $job/stopped ]] || read -r code < "$job/stopped"
     conclude "$code"
@@ -32,7 +32,7 @@ conclude() {
 
 follow() { [[ $leaving ]] || { "$@" & outlast $!; }; }
 
-train_or_resume() {  # with further words
+train_or_resume() {  # with further arguments
     local words=("${resume[@]}")
     [[ $mode == resume ]] || words=("${train[@]}")
     "$turn" "${qfleet[@]}" "${words[@]}" "$@"
@@ -52,8 +52,8 @@ layout_fleet() {
     fi
 }
 
-# A torchrun on each node, and under it the ranks of that node. It knows no exit code but 0 and 1: ranks that were told
-# to stop, or misused, say so in a file.
+# One torchrun per node, which starts the ranks of that node. Its exit code is 0 or 1 only, so ranks that were signalled
+# or misconfigured write theirs to a file.
 layout_ranks() {
     local torchrun=("${qfleet[0]}" -m torch.distributed.run --nnodes "$nodes" --nproc-per-node "$per_node"
         --max-restarts 0 --monitor-interval 0.2 --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"
@@ -63,11 +63,11 @@ layout_ranks() {
     train_or_resume
 }
 
-# A Ray of this job alone: every port and folder is its own, and nobody without the token is let in.
+# A Ray cluster for this job alone, with its own ports and folders; access requires the token.
 layout_ray() {
     local cluster code
     export RAY_ADDRESS=$host:$port RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$job/token
-    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # when Ray is told to end, nobody is left who would need it
+    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # Ray is stopped last, so nothing needs draining
     if ((SLURM_PROCID > 0)); then
         until [[ $leaving ]]; do
             ! listens "$host" $((port + 1)) || follow raylet --address="$RAY_ADDRESS"
@@ -82,9 +82,9 @@ layout_ray() {
     return "$code"
 }
 
-raylet() {  # with further words
+raylet() {  # with further arguments
     local own=$port
-    while listens 127.0.0.1 $((own + 1)); do own=$((own + 10)); done  # another node of the job may be this very host
+    while listens 127.0.0.1 $((own + 1)); do own=$((own + 10)); done  # another node of the job may be on the same host
     exec "${qfleet[0]}" -m ray.scripts.scripts start "$@" --block --temp-dir="$TMPDIR" --num-cpus=$((per_node * cpus)) \
         --num-gpus="$gpus" --object-store-memory=$((object_store_mb << 20)) --node-manager-port=$((own + 1)) \
         --object-manager-port=$((own + 2)) --metrics-export-port=$((own + 3)) --disable-usage-stats \
@@ -94,9 +94,9 @@ raylet() {  # with further words
 
 listens() { (exec 3<> "/dev/tcp/$1/$2") 2> /dev/null; }
 
-# Ray gives itself 30 s to start, which are not enough on a busy node: tried again until $ray_s have passed. Its process is
-# then "$cluster"; what it says is shown if it fails.
-await_ray() {  # with further words
+# Ray's start times out after 30 s, which is too short on a busy node, so it is retried until $ray_s have passed. Sets
+# "$cluster" to its process id; its output is shown if it fails.
+await_ray() {  # with further arguments
     local said=$TMPDIR/ray.txt deadline=$((SECONDS + ray_s))
     while ((SECONDS < deadline)); do
         raylet "$@" & cluster=$!
@@ -106,7 +106,7 @@ await_ray() {  # with further words
             sleep 0.2
         done
         [[ ! $leaving ]] || return 75
-        echo "$(date +%T) ray did not start on $(hostname), once more" >&2
+        echo "$(date +%T) ray did not start on $(hostname), retrying" >&2
         sleep 2
     done
     tail -n 20 "$said" >&2
@@ -117,14 +117,14 @@ await_ray() {  # with further words
 
 task() {
     leaving=
-    trap 'leaving=1' TERM  # a cancelled job: every process has been told, and whoever leads saves before it ends
+    trap 'leaving=1' TERM  # the job was cancelled: every process was signalled, and task 0 saves before it ends
     trap : USR1 INT
     local base=${TMPDIR:-/tmp}
-    ((${#base} <= 20)) || base=/tmp  # the name of a socket in there has at most 107 bytes
+    ((${#base} <= 20)) || base=/tmp  # the path of a unix socket below it has at most 107 bytes
     export TMPDIR=$base/qf-$SLURM_JOB_ID.$SLURM_PROCID
-    rm -rf "$TMPDIR"  # of an earlier life that was not given time to clean up
+    rm -rf "$TMPDIR"  # left by an earlier start that was killed
     mkdir -m 700 "$TMPDIR" || exit 1
-    trap 'trap "" TERM; rm -rf "$TMPDIR"' EXIT  # Slurm tells everybody once more that the job is over, also rm
+    trap 'trap "" TERM; rm -rf "$TMPDIR"' EXIT  # Slurm sends TERM again at the end of the job, also to rm
     turn=follow
     ((SLURM_PROCID > 0)) || turn=lead
     "layout_$layout"
@@ -133,8 +133,8 @@ task() {
 
 # ---- The batch shell ----
 
-# Whom to tell: the first task's command, or one of torchrun's ranks on this node, which tells the others.
-heads() {
+# Processes to signal: the command of task 0, or the ranks of torchrun on this node, which stop the others.
+main_pids() {
     local pid
     read -r pid < "$job/pid" || return
     if [[ $layout != ranks ]] || ! grep -lsx "PPid:[[:space:]]*$pid" /proc/[0-9]*/status | cut -d / -f 3 | grep .; then
@@ -142,18 +142,18 @@ heads() {
     fi
 }
 
-# Slurm says, by USR1, that the time is nearly up.
-tell() {
+# Slurm sends USR1 shortly before the time limit.
+request_stop() {
     local pids
     told=1
     echo "$(date +%T) the time is nearly up: saving"
     touch "$job/told"
-    [[ ! -e $job/pid ]] || { mapfile -t pids < <(heads); kill -USR1 "${pids[@]}" 2> /dev/null; }
+    [[ ! -e $job/pid ]] || { mapfile -t pids < <(main_pids); kill -USR1 "${pids[@]}" 2> /dev/null; }
 }
 
 begin() {
     rm -f "$job"/{pid,exit,told,stopped,token}
-    ((before == 0)) || rm -f "$run/lock"  # Slurm has ended whoever wrote there, be it on another host
+    ((before == 0)) || rm -f "$run/lock"  # Slurm has ended the previous writer, even on another host
     mode=resume
     if ((${#train[@]})) && ! compgen -G "$run/checkpoints/step-*" > /dev/null; then
         mode=train
@@ -162,17 +162,17 @@ begin() {
     (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$job/token")
     host=127.0.0.1 listen=127.0.0.1
     ((nodes == 1)) || host=$(hostname) listen=0.0.0.0
-    port=$((20000 + SLURM_JOB_ID % 1000 * 10))  # ten for each job, below those that systems hand out
+    port=$((20000 + SLURM_JOB_ID % 1000 * 10))  # ten for each job, below the ephemeral ports
     while listens 127.0.0.1 "$port"; do port=$((port + 10)); done
     export mode host listen port ray_s=${ray_s:-300}
-    echo "$(date +%T) job $SLURM_JOB_ID, life $((lives + 1)): $mode $run"
+    echo "$(date +%T) job $SLURM_JOB_ID, start $((earlier + 1)): $mode $run"
 }
 
 batch() {
-    local code lives=${SLURM_RESTART_COUNT:-0} before=${SLURM_RESTART_COUNT:-0}
+    local code earlier=${SLURM_RESTART_COUNT:-0} before=${SLURM_RESTART_COUNT:-0}
     told='' over=''
-    trap tell USR1
-    trap 'told="" over=1; cancelled' TERM INT  # it is not to come back
+    trap request_stop USR1
+    trap 'told="" over=1; cancelled' TERM INT  # not to be requeued
     while true; do
         begin
         srun --ntasks="$tasks" --ntasks-per-node="$tasks_per_node" --cpus-per-task="$task_cpus" --kill-on-bad-exit=0 \
@@ -180,14 +180,14 @@ batch() {
         outlast $!; code=$?
         [[ ! -s $job/exit ]] || read -r code < "$job/exit"
         rm -f "$job"/{pid,exit,told,stopped,token}
-        # A rank was lost: all begin anew. Torchruns of several nodes count restarts each for itself, and do not meet again.
+        # A rank was lost: restart all. Torchruns of several nodes count restarts separately, and would not reconnect.
         [[ $layout == ranks && ! $told && ! $over && $code == 1 ]] || break
-        ((before < lives + restarts)) || break
+        ((before < earlier + restarts)) || break
         before=$((before + 1))
     done
-    # Told to stop, whatever is not done (0) nor misused (2) goes on in another life.
+    # Signalled at the time limit: requeue unless the run is done (0) or misconfigured (2).
     if [[ $told ]] && ((code != 0 && code != 2)); then
-        scontrol requeue "$SLURM_JOB_ID" || echo "it cannot be requeued; go on with: qfleet submit slurm $run"
+        scontrol requeue "$SLURM_JOB_ID" || echo "the job cannot be requeued; resume with: qfleet submit slurm $run"
     fi
     exit "$code"
 }

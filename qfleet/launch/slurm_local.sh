@@ -1,4 +1,4 @@
-# What Slurm would do, on this machine: tasks as processes, a signal to all of them, and another life.
+# Slurm's commands emulated on this machine: tasks as processes, signals to all of them, and requeuing.
 : "${SLURM_JOB_ID:=$$}" "${SLURM_RESTART_COUNT:=0}"
 export SLURM_JOB_ID SLURM_RESTART_COUNT
 
@@ -9,7 +9,7 @@ srun() {
             setsid bash "$job/job.sh" task & pids+=($!)
     done
     echo "${pids[*]}" > "$job/tasks"
-    trap : USR1 TERM INT  # which the shell that called us passes on
+    trap : USR1 TERM INT  # the calling shell forwards them
     for each in "${pids[@]}"; do
         outlast "$each"; code=$?
         ((code <= worst)) || worst=$code
@@ -25,4 +25,4 @@ scancel() {
 
 scontrol() { SLURM_RESTART_COUNT=$((SLURM_RESTART_COUNT + 1)) exec bash "$job/job.sh"; }
 
-cancelled() { scancel; }  # whoever stops this shell alone means all of it
+cancelled() { scancel; }  # a signal to this shell alone stops all tasks

@@ -1,7 +1,7 @@
-"""Main functions of parameter-server processes: shards, and workers with actors, learner and replay in one process.
+"""Main function of a parameter-server worker: actors, learner and replay in one process.
 
-A worker pushes gradients to the shards and pulls weights from them on its own schedule. It reports its progress to the
-coordinator (see launch/coordinator.py), which returns the global step count, requests the worker's part of a
+A worker pushes gradients to the shards and pulls weights from them on its own schedule. It reports its progress to
+the coordinator (see launch/coordinator.py), which returns the global step count, requests the worker's part of a
 checkpoint, and ends the run.
 """
 
@@ -46,26 +46,29 @@ from qfleet.transport.shard_client import RemoteShard
 
 log = logging.getLogger(__name__)
 
-TALK_S = 0.1
+REPORT_S = 0.1
 GAUGES_S = 1.0
 PAUSE_S = 0.005
 
 
 class RunEnded(Exception):
-    """The run ended while somebody was waited for."""
+    """The run ended during a call to a shard."""
 
 
 class CoordinatedStop(StopRule):
-    """Ends with the run's clocks, or when the registrar, or whoever started this process, says so."""
+    """Stop rule of a worker: the run's clocks, a stop by the coordinator, or a signal."""
 
-    def __init__(self, plan: TrainingPlan, inline: SingleProcessRun, member: FleetClient) -> None:
-        super().__init__(plan, inline.core.progress)
-        self.member, self.epoch = member, member.connection.welcome.epoch
+    def __init__(self, plan: TrainingPlan, run: SingleProcessRun, client: FleetClient) -> None:
+        super().__init__(plan, run.core.progress)
+        self.member, self.epoch = client, client.connection.welcome.epoch
         self.asked_at = time.monotonic()
 
     @property
     def run_ended(self) -> bool:
-        """Another registrar has taken over, and the run is back at its last checkpoint: so must we be."""
+        """True if the run is over, or another coordinator has resumed it from its last checkpoint.
+
+        In the second case this process must restart from that checkpoint as well.
+        """
         self.asked_at = time.monotonic()
         return self.member.is_over() or self.member.connection.welcome.epoch != self.epoch
 
@@ -76,7 +79,7 @@ class CoordinatedStop(StopRule):
 
 
 class NoEvaluator:
-    """In the place of an evaluator, where another process evaluates."""
+    """Evaluator that does nothing, for runs that another process evaluates."""
 
     count = 0
 
@@ -96,17 +99,20 @@ class NoEvaluator:
 
 
 class CoordinatorClient:
-    """A worker between a cell and the registrar: tells what was done, hears how far the others are, obeys orders."""
+    """Connects a worker's training loop to the coordinator.
 
-    def __init__(self, inline: SingleProcessRun, member: FleetClient, stop: CoordinatedStop, folder: Path) -> None:
-        self.local_run, self.connection, self.index, self.stop = inline, member.connection, member.index, stop
-        self.stage = StagingArea(folder, member.index)
+    Reports progress; receives the global step count and checkpoint requests.
+    """
+
+    def __init__(self, run: SingleProcessRun, client: FleetClient, stop: CoordinatedStop, folder: Path) -> None:
+        self.local_run, self.connection, self.index, self.stop = run, client.connection, client.index, stop
+        self.stage = StagingArea(folder, client.index)
         self._written: tuple[int, set[str]] = (0, set())
-        self._spoke_at = self._gauged_at = 0.0
+        self._reported_at = self._gauged_at = 0.0
         self._reported_steps = self._base = 0
 
     def begin(self) -> None:
-        """From now on the run's clock is what the registrar knew when it greeted us, and what came on top of it."""
+        """Set the global clock to the coordinator's at the hello, plus everything since."""
         clock, welcome = self.local_run.core.clock, self.connection.welcome
         self._reported_steps = clock.local_steps
         self._base = welcome.steps - clock.local_steps - welcome.elsewhere
@@ -114,7 +120,7 @@ class CoordinatorClient:
 
     def step(self) -> bool:
         self._update_remote_steps()
-        if time.monotonic() - self._spoke_at >= TALK_S:
+        if time.monotonic() - self._reported_at >= REPORT_S:
             self.report()
         if self.connection.requested_checkpoint > self._written[0]:
             self._send_checkpoint_part(self.connection.requested_checkpoint)
@@ -123,29 +129,32 @@ class CoordinatorClient:
     def _update_remote_steps(self) -> None:
         self.local_run.core.clock.remote_steps = self._base + self.connection.remote_steps
 
-    def report(self, stand: bool = False) -> None:
-        """Tell what is new; how things stand only now and then, unless `stand` asks for it."""
-        cell, outbox = self.local_run.core, self.connection.metrics
-        now = self._spoke_at = time.monotonic()
-        if stand or (cell.stop.reason is None and now - self._gauged_at >= GAUGES_S):
+    def report(self, with_gauges: bool = False) -> None:
+        """Report new steps, episodes and metrics; gauges at most every `GAUGES_S`, unless `with_gauges`."""
+        core, outbox = self.local_run.core, self.connection.metrics
+        now = self._reported_at = time.monotonic()
+        if with_gauges or (core.stop.reason is None and now - self._gauged_at >= GAUGES_S):
             self._gauged_at = now
-            for gauge in cell.gauges:
-                cell.meter.write(gauge())
-        handed = cell.meter.drain()
-        for tag, (total, count) in handed["sums"].items():
+            for gauge in core.gauges:
+                core.meter.write(gauge())
+        drained = core.meter.drain()
+        for tag, (total, count) in drained["sums"].items():
             outbox.add(tag, total, count)
-        for tag, by in handed["counters"].items():
+        for tag, by in drained["counters"].items():
             if by:
                 outbox.count(tag, by)
-        for ret, length in handed["episodes"]:
+        for ret, length in drained["episodes"]:
             outbox.episode(0, ret, length)
-        if steps := cell.clock.local_steps - self._reported_steps:
+        if steps := core.clock.local_steps - self._reported_steps:
             self._reported_steps += steps
             outbox.count_steps(steps)
 
     def _send_checkpoint_part(self, save: int) -> None:
-        """Our part of a checkpoint; then wait until everybody has given theirs. It may be the last that is heard."""
-        self.report(stand=True)
+        """Send this worker's part of a checkpoint, then wait for the others'.
+
+        It may be the last message of the run.
+        """
+        self.report(with_gauges=True)
         snapshot = self.local_run.snapshot()
         segments = [
             Segment(rank_segment_name(self.index, segment.name), segment.blocks) for segment in snapshot.segments
@@ -156,7 +165,7 @@ class CoordinatorClient:
         try:
             self.stage.write(segments)
         except OSError as error:
-            log.warning("this cell's part of a checkpoint could not be written (%s)", error)
+            log.warning("this learner's part of a checkpoint could not be written (%s)", error)
         buffers = dict(self.local_run.core.learner.flat.net.named_buffers())
         self.connection.metrics.set_checkpoint_part(save, pack_state(_checkpoint_part(snapshot, self.index, buffers)),
                                                     [segment.name for segment in segments])
@@ -167,58 +176,58 @@ class CoordinatorClient:
 
 
 def _checkpoint_part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> dict[str, Any]:
-    """What this cell remembers for itself; the first one's target network and running figures stand for all."""
+    """State of this worker; the first one's target network and buffers stand for all."""
     learner = snapshot.state["learner"]
     common = {"target": learner["target"], "buffers": {name: learner["net"][name] for name in buffers}}
     return {name: snapshot.state[name] for name in PER_RANK_KEYS} | {"learner": {"rng": learner["rng"]} | (
         {} if index else common)}
 
 
-def run_worker(contact: GrpcEndpoint) -> int:
-    private = Path(parse_address(contact.address).path).parent
+def run_worker(endpoint: GrpcEndpoint) -> int:
+    private = Path(parse_address(endpoint.address).path).parent
     return train_worker(
-        contact, Path(RunRequest.read(private).directory), lambda config: connect_shards(config, private)
+        endpoint, Path(RunRequest.read(private).directory), lambda config: connect_shards(config, private)
     )
 
 
-def train_worker(contact: Endpoint, run: Path, shard_clients: Callable[[RunConfig], list[RemoteShard]]) -> int:
-    """Act, learn and push until the run is over."""
-    member = FleetClient(contact, LEARNER)
-    member.on_orphan = lambda: setattr(member.connection, "patience_s", 1.0)  # the registrar may still want our part
-    config, directory = member.config, RunDirectory(run)
+def train_worker(endpoint: Endpoint, run: Path, shard_clients: Callable[[RunConfig], list[RemoteShard]]) -> int:
+    """Act, train and push gradients until the run is over."""
+    client = FleetClient(endpoint, LEARNER)
+    client.on_orphan = lambda: setattr(client.connection, "patience_s", 1.0)  # the coordinator may still request a part
+    config, directory = client.config, RunDirectory(run)
     torch.set_num_threads(config.run.threads or 1)
     try:
-        with member.deregister_on_error(), advise_on_oom(config), _open_env(config) as env, ExitStack() as stack:
-            member.require_spec(env.spec)
+        with client.deregister_on_error(), advise_on_oom(config), _open_env(config) as env, ExitStack() as stack:
+            client.require_spec(env.spec)
             checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
-            inline, stop = _build_run(config, env, member, checkpoint is None, stack)
-            coordinator_client = CoordinatorClient(inline, member, stop, directory.path / "parts")
-            _attach_to_server(config, inline, member, shard_clients(config), stop)
-            _restore(config, inline, member, checkpoint)
-            member.connection.start()
+            local_run, stop = _build_run(config, env, client, checkpoint is None, stack)
+            coordinator_client = CoordinatorClient(local_run, client, stop, directory.path / "parts")
+            _attach_to_server(config, local_run, client, shard_clients(config), stop)
+            _restore(config, local_run, client, checkpoint)
+            client.connection.start()
             coordinator_client.begin()
-            inline.extra_workers.append(coordinator_client)
-            # The first update may take long: code is recorded and compiled; a loop that hangs is another matter.
+            local_run.extra_workers.append(coordinator_client)
+            # The first update may take long, for capture and compilation, so a thread beats unless the loop hangs.
             stall_s = config.run.stall_timeout_s
             stack.callback(
-                heartbeat_thread(member.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
+                heartbeat_thread(client.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
             )
-            with member.running():
-                _work(inline, coordinator_client, stop)
+            with client.running():
+                _work(local_run, coordinator_client, stop)
     except Diverged as error:
         log.error("training failed: %s", error)
         return EXIT_UNRECOVERABLE
-    member.connection.close()  # nobody has to hear what was done after the last checkpoint
-    if member.connection.failed is not None:
-        raise member.connection.failed
-    return 0 if member.connection.stopped else EXIT_CODES["preempted"]
+    client.connection.close()  # progress after the last checkpoint need not be reported
+    if client.connection.failed is not None:
+        raise client.connection.failed
+    return 0 if client.connection.stopped else EXIT_CODES["preempted"]
 
 
-def _work(inline: SingleProcessRun, coordinator_client: CoordinatorClient, stop: CoordinatedStop) -> None:
+def _work(run: SingleProcessRun, coordinator_client: CoordinatorClient, stop: CoordinatedStop) -> None:
     try:
-        inline.run()
-        coordinator_client.report(stand=True)
-        while not stop.run_ended:  # the others are still at it, or the registrar has to save
+        run.run()
+        coordinator_client.report(with_gauges=True)
+        while not stop.run_ended:  # other workers are still training, or the coordinator is saving
             coordinator_client.step()
             time.sleep(PAUSE_S)
     except RunEnded:
@@ -227,71 +236,75 @@ def _work(inline: SingleProcessRun, coordinator_client: CoordinatorClient, stop:
 
 @contextmanager
 def _open_env(config: RunConfig) -> Iterator[VectorEnv]:
-    with closing(make_env(_shared(config).env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)) as env:
+    env_config = _with_shared_cores(config).env
+    with closing(make_env(env_config, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)) as env:
         yield env
 
 
-def _shared(config: RunConfig) -> RunConfig:
-    """Cells share the cores."""
+def _with_shared_cores(config: RunConfig) -> RunConfig:
+    """Config with the host's cores divided among the workers."""
     threads = config.env.threads or max(1, usable_cores() // config.cells)
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
-def _build_run(config: RunConfig, env: VectorEnv, member: FleetClient, anew: bool,
+def _build_run(config: RunConfig, env: VectorEnv, client: FleetClient, fresh: bool,
                stack: ExitStack) -> tuple[SingleProcessRun, CoordinatedStop]:
-    """The roles of a cell. Nothing is drawn from the same numbers in two cells, nor in two lives of one that begin
-    without a checkpoint; the first life of the first cell draws as a run of one process would."""
-    cast = make_acting_setup(_shared(config), env, member.index, judged=False)
-    stack.callback(cast.close)
+    """Build the roles of a worker.
+
+    Workers draw from different seeds, and so do restarts without a checkpoint; the first process of worker 0 draws as
+    a single-process run would.
+    """
+    setup = make_acting_setup(_with_shared_cores(config), env, client.index, judged=False)
+    stack.callback(setup.close)
     plan = make_plan(config)
-    seed = seed_for(plan.seed, "rank", member.index) if member.index else plan.seed
-    if anew and member.incarnation > 1:
-        seed = seed_for(seed, "life", member.incarnation)
+    seed = seed_for(plan.seed, "rank", client.index) if client.index else plan.seed
+    if fresh and client.incarnation > 1:
+        seed = seed_for(seed, "life", client.incarnation)
     never = {"period_steps": None, "period_updates": None}
     plan = replace(plan, seed=seed, stop_at=None, log_period_steps=0, log_period_updates=None,
                    checkpoint=plan.checkpoint.model_copy(update=never))
-    quiet = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
-    inline = SingleProcessRun(cast, plan, quiet)
-    inline.evaluator = NoEvaluator(inline.evaluator.policy)
-    stop = inline.core.stop = CoordinatedStop(plan, inline, member)
-    return inline, stop
+    hooks = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
+    run = SingleProcessRun(setup, plan, hooks)
+    run.evaluator = NoEvaluator(run.evaluator.policy)
+    stop = run.core.stop = CoordinatedStop(plan, run, client)
+    return run, stop
 
 
 def _attach_to_server(
-    config: RunConfig, inline: SingleProcessRun, member: FleetClient, shard_clients: Sequence[RemoteShard],
+    config: RunConfig, run: SingleProcessRun, client: FleetClient, shard_clients: Sequence[RemoteShard],
     stop: CoordinatedStop) -> None:
-    """The learner's weights are the server's from now on; so is its count of updates."""
-    learner = inline.core.learner
+    """Make the shards the owner of the learner's weights and of its update count."""
+    learner = run.core.learner
 
     def wait(seconds: float) -> None:
         if stop.run_ended:
             raise RunEnded
         time.sleep(seconds)
 
-    for shelf in shard_clients:
-        shelf.wait = wait
-    rule = ParameterServerSync(
-        f"{member.connection.name}, life {member.incarnation}", shard_clients, config.server,
-        inline.core.meter, first=member.index == 0)
-    learner.set_sync(rule)
-    learner.next_update_count = rule.next_update_count
+    for shard in shard_clients:
+        shard.wait = wait
+    sync = ParameterServerSync(
+        f"{client.connection.name}, life {client.incarnation}", shard_clients, config.server,
+        run.core.meter, first=client.index == 0)
+    learner.set_sync(sync)
+    learner.next_update_count = sync.next_update_count
     learner.target.polyak_update(learner.flat)
-    learner.updates = rule.updates
+    learner.updates = sync.updates
     if config.server.outlier_deviations is not None:
         learner.filter_outliers(config.server.outlier_deviations)
-    inline.core.gauges.append(rule.gauges)
+    run.core.gauges.append(sync.gauges)
 
 
-def _restore(config: RunConfig, inline: SingleProcessRun, member: FleetClient, checkpoint: Checkpoint | None) -> None:
-    """With our part of the newest checkpoint, as far as there is one."""
-    welcome = member.connection.welcome
+def _restore(config: RunConfig, run: SingleProcessRun, client: FleetClient, checkpoint: Checkpoint | None) -> None:
+    """Load this worker's part of the newest checkpoint, if there is one."""
+    welcome = client.connection.welcome
     if checkpoint is None:
-        inline.core.republish()
+        run.core.republish()
         return
     state = checkpoint.state()
     net = state["learner"]["net"]
     state |= {"weights": {"version": welcome.updates, "state": net}, "evaluator": {}}
-    restore_rank(inline, state, checkpoint.segments(), member.index, config.cells, welcome.steps)
-    learner = inline.core.learner
+    restore_rank(run, state, checkpoint.segments(), client.index, config.cells, welcome.steps)
+    learner = run.core.learner
     learner.updates = learner.next_update_count(learner.updates)
-    inline.core.republish()
+    run.core.republish()

@@ -1,4 +1,4 @@
-"""Children that a supervisor keeps alive, and a life of such a child: a process of this host, or what acts like one."""
+"""Supervised child processes: `ChildSpec` describes one, `ProcessHandle` controls one running instance of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from qfleet.process.heartbeat import HeartbeatReceiver
 from qfleet.process.reaper import exited, kill_group
 
 LOG_BYTES = 1 << 18
-"""So much of a log's end is searched for a traceback: an old one, long survived, explains nothing."""
+"""Bytes at the end of a log that are searched for a traceback: one further back was survived and explains nothing."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A process to be kept alive. `env` is added to this process's own; what it writes is appended to `log_path`.
+    """Specification of a supervised process. `env` is added to the environment; output is appended to `log_path`.
 
-    `max_restarts` of its own are all that it gets, however healthy it was between them; None: as many in a row as the
-    others. `appetite` names the settings that ask for its memory.
+    `max_restarts` limits all restarts of this child, however healthy it was between them; None applies the supervisor's
+    limit of restarts in a row. `memory_hint` names the config keys to lower if the process is OOM-killed.
     """
 
     name: str
@@ -33,21 +33,21 @@ class ChildSpec:
     log_path: Path
     max_restarts: int | None = None
     memory_hint: str = "env.lanes or actors"
-    silence_s: float | None = None  # None: as long as the others may be silent
+    silence_s: float | None = None  # heartbeat timeout of this child; None = the supervisor's
 
 
 def child_environment() -> dict[str, str]:
-    """For a fresh interpreter of ours: it finds modules where this process does, beside a user's script, too."""
+    """Environment of a new Python child: it imports modules from the same paths, including a user script's folder."""
     return {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class ProcessHandle(Protocol):
-    """One life of a child's, from its start to its end, wherever it is lived. Times are the supervisor's."""
+    """One running instance of a child, local or remote, from start to exit. Times are on the supervisor's clock."""
 
     beats: bool
     first_beat: float
     last_beat: float
-    kill_reason: str | None  # why it was killed, if we did it
+    kill_reason: str | None  # set if the supervisor killed it
 
     @property
     def pid(self) -> int: ...
@@ -61,7 +61,7 @@ class ProcessHandle(Protocol):
 
 
 class LocalProcess:
-    """A life as a process of this host."""
+    """`ProcessHandle` of a process on this host."""
 
     def __init__(self, child: ChildSpec, number: int, now: float) -> None:
         self.beats, self.first_beat, self.last_beat = False, now, now
@@ -71,7 +71,7 @@ class LocalProcess:
         try:
             with open_log(child, number) as log:
                 self._log_start = log.tell()
-                # A session of its own: Ctrl-C at the terminal is for us, and one kill reaches the whole group.
+                # A separate session: Ctrl-C at the terminal does not reach it, and one kill reaches the whole group.
                 self.process = subprocess.Popen(
                     child.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                     env={**os.environ, **child.env, **self._heartbeat.environment}, pass_fds=self._heartbeat.child_fds)
@@ -89,47 +89,47 @@ class LocalProcess:
         return exited(self.process)
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """Kill the process and everything it started."""
         kill_group(self.process)
 
     def poll_heartbeat(self, now: float) -> None:
-        """Take note of the child's beats."""
+        """Read heartbeats of the child and update the beat times."""
         if self._heartbeat.received():
             self.first_beat = self.first_beat if self.beats else now
             self.last_beat, self.beats = now, True
 
     def request_stop(self) -> None:
-        """Ask the child to leave. What it started is its own to end."""
+        """Send SIGTERM to the child. Processes that it started are the child's to end."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
 
     def reap(self) -> int:
-        """Reap a child that was killed or ended; its exit status."""
+        """Reap a child that was killed or exited; return its exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5.0)
         self._heartbeat.close()
         return -signal.SIGKILL if self.process.returncode is None else self.process.returncode
 
     def log_tail(self) -> str:
-        """What the process wrote, the last of it if that is much."""
+        """Output of this instance, at most the last `LOG_BYTES`."""
         return read_log_tail(self._log_path, self._log_start)
 
 
 def open_log(child: ChildSpec, number: int) -> IO[bytes]:
-    """The log of a child, with a line in it that says that another life begins."""
+    """Open the log of a child for appending, and write a line that marks start `number`."""
     child.log_path.parent.mkdir(parents=True, exist_ok=True)
-    log = open(child.log_path, "ab")  # noqa: SIM115 (for the caller, to be closed there)
+    log = open(child.log_path, "ab")  # noqa: SIM115 (the caller closes it)
     log.write(f"=== {child.name}: start {number} ===\n".encode())
     log.flush()
     return log
 
 
 def read_log_tail(path: Path, start: int) -> str:
-    """What a log holds from some place on, the last of it if that is much."""
+    """Text of a log from byte `start`, at most the last `LOG_BYTES`."""
     try:
         with open(path, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(start, end - LOG_BYTES))
             return log.read().decode("utf-8", "replace")
     except OSError as error:
-        return f"(its log cannot be read: {error})"
+        return f"(the log cannot be read: {error})"

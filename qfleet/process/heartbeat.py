@@ -1,10 +1,10 @@
-"""The thin line between a process and the one that started it: signs of life up, the news of a death down (POSIX).
+"""Heartbeat pipes between a child process and its parent (POSIX).
 
-    Leash, in the parent                          Tether, in the child
-      reads, never waits          ◀── beats ──      a byte now and then, from the loop that must not hang
-      writes nothing, ever        ──  life  ──▶     the end of the pipe says that the parent is gone
+    HeartbeatReceiver, in the parent              HeartbeatSender, in the child
+      reads, never blocks         ◀── beats ──      one byte per period, written by the main loop
+      never writes                ──  alive ──▶     end of file means that the parent is gone
 
-Two pipes and an environment variable that names them. The kernel closes the parent's ends whatever becomes of it.
+Two pipes, named by an environment variable. The kernel closes the parent's ends however the parent ends.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ ORPHAN_GRACE_S = 8.0
 
 
 class Heartbeat(Protocol):
-    """What a process has of whoever watches it: it shows life, and hears when to leave."""
+    """Connection of a process to its supervisor: sends heartbeats, and calls back when the process should exit."""
 
     def beat(self) -> None: ...
     def on_orphan(self, callback: Callable[[], object]) -> None: ...
 
 
 class HeartbeatSender:
-    """The child's end."""
+    """The child's end of the pipes."""
 
-    def __init__(self, beats: int, life: int) -> None:
-        self._beats, self._life = beats, life
+    def __init__(self, beats: int, alive: int) -> None:
+        self._beats, self._alive = beats, alive
         self._next = 0.0
         os.set_blocking(beats, False)
-        for fd in (beats, life):
+        for fd in (beats, alive):
             os.set_inheritable(fd, False)
 
     @classmethod
     def from_env(cls) -> HeartbeatSender | None:
-        """The line that the parent left in the environment, taken from there: it is not for children of ours."""
+        """Take the pipes from the environment; None if there are none.
+
+        The variable is removed, so that children of this process do not inherit it.
+        """
         fds = [int(fd) for fd in os.environ.pop(VARIABLE, "").split(",") if fd]
         try:
-            # A variable without its pipes was meant for an ancestor that did not take it.
+            # A variable whose descriptors are not pipes was meant for an ancestor that did not read it.
             if len(fds) == 2 and all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in fds):
                 return cls(*fds)
         except OSError:
@@ -55,30 +58,30 @@ class HeartbeatSender:
         return None
 
     def beat(self) -> None:
-        """Say that the caller is alive. Call it as often as you like: it never waits and never fails."""
+        """Send a heartbeat if `BEAT_PERIOD_S` has passed since the last one. Never blocks and never fails."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + BEAT_PERIOD_S
-        with contextlib.suppress(OSError):  # the pipe is full: nobody looked for hours; or broken: nobody will
+        with contextlib.suppress(OSError):  # the pipe is full (unread for hours) or broken
             os.write(self._beats, b".")
 
     def on_orphan(self, callback: Callable[[], object], grace_s: float = ORPHAN_GRACE_S) -> None:
-        """When the parent is gone, call `callback` from a thread of its own, and end the process `grace_s` later.
+        """Call `callback` from a thread when the parent is gone, and end the process `grace_s` later.
 
-        The callback asks the main thread to leave in order. The hard end does not need Python's lock, so a main thread
-        that took it away meanwhile cannot prevent it; the stacks go to stderr. (PR_SET_PDEATHSIG would not let the
-        callback finish, and strikes when merely the parent's thread ends. What it would add, the end of a process that
-        is stopped or stuck with the lock in its hands, is the work of the supervisor's `Guard`.)
+        The callback asks the main thread to exit in order. The forced exit does not need the GIL, so a main thread
+        that holds it cannot prevent it; the stacks are written to stderr. (PR_SET_PDEATHSIG would not let the callback
+        finish, and fires when merely the parent's thread ends. Its one advantage, that it ends a process which is
+        stopped or stuck while it holds the GIL, is provided by the supervisor's `OrphanReaper`.)
         """
-        threading.Thread(target=self._watch, args=(callback, grace_s), name="tether", daemon=True).start()
+        threading.Thread(target=self._watch, args=(callback, grace_s), name="heartbeat", daemon=True).start()
 
     def _watch(self, callback: Callable[[], object], grace_s: float) -> None:
-        while os.read(self._life, 1):
+        while os.read(self._alive, 1):
             pass
         faulthandler.dump_traceback_later(grace_s, exit=True, file=2)
-        with contextlib.suppress(Exception):  # whatever became of stderr, the callback is what counts
-            print(f"the process that started this one is gone; the end comes within {grace_s:g} s",
+        with contextlib.suppress(Exception):  # stderr may be closed; the callback must run all the same
+            print(f"the parent process is gone; this process exits within {grace_s:g} s",
                   file=sys.stderr, flush=True)
         try:
             callback()
@@ -87,28 +90,31 @@ class HeartbeatSender:
 
 
 class HeartbeatReceiver:
-    """The parent's end. Give `child_fds` and `environment` to the child, then `passed`; in the end `close`."""
+    """The parent's end of the pipes.
+
+    Start the child with `child_fds` and `environment`, then call `close_child_fds`; at the end call `close`.
+    """
 
     def __init__(self) -> None:
         self._beats, beats = os.pipe()
         try:
-            life, self._life = os.pipe()
+            alive, self._alive = os.pipe()
         except OSError:
             os.close(self._beats)
             os.close(beats)
             raise
         os.set_blocking(self._beats, False)
-        self.child_fds: tuple[int, ...] = (beats, life)
-        self.environment = {VARIABLE: f"{beats},{life}"}
+        self.child_fds: tuple[int, ...] = (beats, alive)
+        self.environment = {VARIABLE: f"{beats},{alive}"}
 
     def close_child_fds(self) -> None:
-        """Close the child's ends here, where a second copy would hide its death."""
+        """Close the child's ends in this process: an open copy would hide the child's exit."""
         for fd in self.child_fds:
             os.close(fd)
         self.child_fds = ()
 
     def received(self) -> bool:
-        """Whether the child gave a sign of life since the last call."""
+        """True if the child sent a heartbeat since the last call."""
         try:
             return bool(os.read(self._beats, 1 << 16))
         except BlockingIOError:
@@ -117,4 +123,4 @@ class HeartbeatReceiver:
     def close(self) -> None:
         self.close_child_fds()
         os.close(self._beats)
-        os.close(self._life)
+        os.close(self._alive)

@@ -1,4 +1,4 @@
-"""Main memory of this process: how freed pages are kept for reuse, and how its lack is told from other errors."""
+"""Host memory of this process: allocator settings, and recognition of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def retain_freed_memory() -> None:
-    """Tell glibc's allocator to reuse large blocks instead of returning them; elsewhere nothing happens."""
+    """Make glibc's allocator keep large freed blocks for reuse. Without glibc, do nothing."""
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -23,9 +23,9 @@ def retain_freed_memory() -> None:
 
 
 def out_of_memory_text(error: BaseException) -> str | None:
-    """What torch says, in a RuntimeError, where a CPU's memory is short, in a few words; None for other errors."""
+    """Short text of torch's RuntimeError for a failed CPU allocation; None for any other error."""
     text = str(error)
     if not isinstance(error, RuntimeError) or not re.search(r"alloc_cpu\.cpp|can't allocate memory", text):
         return None
-    asked = re.search(r"allocate (\d+) bytes", text)
-    return f"{format_bytes(int(asked[1]))} could not be allocated" if asked else text.partition("\n")[0]
+    requested = re.search(r"allocate (\d+) bytes", text)
+    return f"{format_bytes(int(requested[1]))} could not be allocated" if requested else text.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""What outlives this process by a few seconds, to see that its children do not (POSIX)."""
+"""Kills the child processes of a process that died without ending them (POSIX)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ while [ "$left" -gt 0 ] && alive; do sleep 1; left=$((left - 1)); done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
 [ -z "$2" ] || rm -rf -- "$2"
 """
-"""The last whole line of stdin names the process groups; the end of stdin is this process's own. A shell of a megabyte
-does what no thread in the child can: end one that is stopped, stuck in native code or still importing, and all that it
-started. It ignores the signals that a cluster's scheduler sends to every process of a job."""
+"""Shell script that waits for the end of stdin, which means that this process is gone, and kills the process groups
+named by the last complete line. Unlike a thread in the child, it can end a child that is stopped, stuck in native
+code or still importing, with everything that the child started. It takes about a megabyte, and ignores the signals
+that a cluster's scheduler sends to every process of a job.
+"""
 
 
 class OrphanReaper:
-    """Kills the process groups it knows, `grace_s` seconds after this process ended without a word.
+    """Kills the watched process groups `grace_s` seconds after this process ended without calling `stop`.
 
-    `leavings` is a folder that this process would have removed itself at its end.
+    `cleanup_dir` is a folder that this process would have removed at its end; the reaper removes it instead.
     """
 
     def __init__(self, grace_s: int, cleanup_dir: Path | None = None) -> None:
@@ -35,16 +37,16 @@ class OrphanReaper:
         self._shell: subprocess.Popen[bytes] | None = None
 
     def watch(self, groups: Iterable[int]) -> None:
-        """From now on these are the groups. A guard that was itself killed is replaced."""
+        """Replace the watched groups. If the reaper's own process was killed, start another."""
         line = " ".join(str(group) for group in groups).encode() + b"\n"
-        if not self._tell(line):
+        if not self._send(line):
             self.stop()
-            with contextlib.suppress(OSError):  # no process to be had: the next call tries again
+            with contextlib.suppress(OSError):  # no process could be started: the next call tries again
                 self._start()
-                self._tell(line)
+                self._send(line)
 
     def stop(self) -> None:
-        """Let the guard go, and the groups live."""
+        """End the reaper without killing the groups."""
         if self._shell is not None:
             self._shell.kill()
             self._shell.wait()
@@ -58,18 +60,18 @@ class OrphanReaper:
         assert self._shell.stdin
         os.set_blocking(self._shell.stdin.fileno(), False)
 
-    def _tell(self, line: bytes) -> bool:
+    def _send(self, line: bytes) -> bool:
         if self._shell is None:
             return False
         assert self._shell.stdin
         try:
             return os.write(self._shell.stdin.fileno(), line) == len(line)
-        except OSError:  # it is dead, or does not read
+        except OSError:  # the shell is dead, or does not read
             return False
 
 
 def exited(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child is dead, without reaping it where the system can tell."""
+    """True if a child has exited. Does not reap it where the system has `waitid`."""
     if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -81,7 +83,7 @@ def exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child that leads a group, and the group: before it is reaped, so that the number is nobody else's."""
+    """Kill a child that leads a process group, and the group, before it is reaped and its id can be reused."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Signals end a run in order: the first one stops it at a whole step with a checkpoint, a second SIGINT at once."""
+"""Signal handling: the first signal stops a run at a whole step with a checkpoint, a second SIGINT stops it at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ REASONS = {"SIGINT": "interrupted", "SIGTERM": "preempted", "SIGUSR1": "preempte
 
 
 class Stoppable(Protocol):
-    """Whoever can be asked to stop, and why."""
+    """Object that stops when `reason` is set."""
 
     reason: str | None
 
 
 class LateSignalHandler:
-    """Handler for the time before and after a run, in a process that ends with it.
+    """Signal handler for the time before and after a run, in a process that exits with it.
 
-    Before a run has obeyed a signal, another one does what it does to any process. Afterwards it changes nothing: the
-    exit code of the run stands, also while the interpreter ends. Only a second late SIGINT ends the process at once.
+    Before a run has handled a signal, a signal has its default effect. Afterwards it has none: the exit code of the run
+    stands, also while the interpreter shuts down. Only a second late SIGINT ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ LATE_SIGNALS = LateSignalHandler()
 
 
 def keep_exit_code() -> None:
-    """From now on, signals after the one that ended this process's run do not change its exit code."""
+    """Install `LATE_SIGNALS`, so that signals after the one that ended the run do not change the exit code."""
     for number in _numbers():
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, LATE_SIGNALS)
 
 
 def ignore_late() -> None:
-    """The last call before the interpreter ends, which would give signals back to the system, each one deadly."""
+    """Ignore further signals. The last call before the interpreter exits and restores the default, fatal handlers."""
     if LATE_SIGNALS.stopping:
         for number in _numbers():
             signal.signal(number, signal.SIG_IGN)
@@ -63,9 +63,9 @@ def ignore_late() -> None:
 
 @contextmanager
 def stop_on_signal(stop: Stoppable, second_sigint_raises: bool = True) -> Iterator[None]:
-    """While inside, signals become reasons to stop. Only the main thread receives any; elsewhere nothing changes.
+    """While inside, signals set `stop.reason`. Has an effect in the main thread only, which receives all signals.
 
-    Without `hurry` a second SIGINT changes nothing either: somebody else decides when there is no more time.
+    Without `second_sigint_raises` a second SIGINT has no effect: the parent process decides when to kill.
     """
     def handle(number: int, frame: FrameType | None) -> None:
         LATE_SIGNALS.stopping = True
@@ -85,9 +85,9 @@ def stop_on_signal(stop: Stoppable, second_sigint_raises: bool = True) -> Iterat
 
 @contextmanager
 def exit_on_signal(leave: Callable[[], object]) -> Iterator[None]:
-    """While inside, every such signal asks to leave; for a process that has nothing of its own to save.
+    """While inside, every handled signal calls `leave`; for a process without state to save.
 
-    As with `obeyed`, that is so in the main thread only.
+    Like `stop_on_signal`, it has an effect in the main thread only.
     """
     with _handled(lambda number, frame: leave()):
         yield
@@ -95,8 +95,10 @@ def exit_on_signal(leave: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def sighup_ignored() -> Iterator[None]:
-    """Processes that are started inside ignore SIGHUP: a terminal that closes sends it to them, too, and this process
-    needs them to save. It ends them itself."""
+    """Processes started inside ignore SIGHUP.
+
+    A terminal that closes sends SIGHUP to them as well, but this process needs them to save, and ends them itself.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
         yield
         return
@@ -108,7 +110,7 @@ def sighup_ignored() -> Iterator[None]:
 
 
 def drop_closed_terminal() -> None:
-    """Write to nowhere instead of a terminal that was closed, where every write fails, also an environment's."""
+    """Redirect stdout and stderr to /dev/null if their terminal was closed and every write would fail."""
     with contextlib.suppress(ImportError):
         import termios
 
@@ -117,9 +119,9 @@ def drop_closed_terminal() -> None:
                 termios.tcgetattr(fd)
             except termios.error as error:
                 if error.args[0] == errno.EIO:
-                    nowhere = os.open(os.devnull, os.O_WRONLY)
-                    os.dup2(nowhere, fd)
-                    os.close(nowhere)
+                    null = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(null, fd)
+                    os.close(null)
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _handled(handle: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 
 def _numbers() -> list[int]:
-    """Those that this system has. A process that `nohup` has made ignore SIGHUP goes on ignoring it."""
+    """Handled signals of this system. SIGHUP stays ignored where `nohup` has set that."""
     found = [getattr(signal, name) for name in REASONS if hasattr(signal, name)]
     hangup = getattr(signal, "SIGHUP", None)
     return [number for number in found if number != hangup or signal.getsignal(number) != signal.SIG_IGN]

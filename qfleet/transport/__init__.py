@@ -1,6 +1,6 @@
-"""How the processes of a fleet talk: gRPC with typed messages, the same on one host and between hosts."""
+"""Messages between the processes of a run: gRPC with typed messages, within a host and between hosts."""
 
 import os
 
-# gRPC's core writes a line to stderr for every stranger who knocks at the port; what matters is raised or logged here.
+# gRPC's core writes a line to stderr for every failed connection to the port; errors that matter are raised or logged.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

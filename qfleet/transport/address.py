@@ -1,4 +1,4 @@
-"""Where a fleet can be reached: HOST:PORT, or a unix socket on the same machine."""
+"""Network addresses of a fleet: HOST:PORT, or a unix socket on the same machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qfleet.core.errors import UserError
 
 UNIX = "unix:"
 MAX_SOCKET_BYTES = 107
-"""Bytes that the kernel has room for in the name of a unix socket."""
+"""Longest path of a unix socket that the kernel accepts, bytes."""
 
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True)
 class Address:
-    """A host and port, or the path of a unix socket. `str` gives back what `parse_address` reads, and gRPC dials."""
+    """Host and port, or the path of a unix socket. `str` returns the text that `parse_address` and gRPC read."""
 
     host: str = ""
     port: int = 0
@@ -32,7 +32,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. Of names only `localhost` is trusted to mean that."""
+        """True if only this machine can reach it. `localhost` is the only host name that counts as such."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -42,12 +42,12 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for all addresses of this machine: good to listen at, not to dial."""
+        """True if it means all addresses of this machine: valid to listen on, not to connect to."""
         return self.host in ("0.0.0.0", "::")
 
 
 def parse_address(text: str, any_port: bool = False) -> Address:
-    """Read `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`; UserError names what is wrong. `any_port`: 0 = any free one."""
+    """Parse `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`. UserError if invalid. `any_port` allows 0, any free port."""
     if text.startswith(UNIX):
         return socket_address(Path(text[len(UNIX):]))
     host, colon, port = text.strip().rpartition(":")
@@ -60,26 +60,27 @@ def parse_address(text: str, any_port: bool = False) -> Address:
 
 
 def socket_address(path: Path) -> Address:
-    """The address of a unix socket; its path must be absolute and short enough for the kernel."""
+    """Address of a unix socket; its path must be absolute and short enough for the kernel."""
     if not path.is_absolute() or "\0" in str(path):
         raise UserError(f"unix socket {str(path)!r}: an absolute path is needed")
     if len(str(path).encode()) > MAX_SOCKET_BYTES:
-        raise UserError(f"unix socket {path} has a path of {len(str(path).encode())} bytes, and {MAX_SOCKET_BYTES} are "
-                        "possible: point TMPDIR at a folder with a shorter path")
+        raise UserError(f"unix socket {path} has a path of {len(str(path).encode())} bytes, above the limit of "
+                        f"{MAX_SOCKET_BYTES}: point TMPDIR at a folder with a shorter path")
     return Address(path=str(path))
 
 
 def require_free(address: Address) -> None:
-    """UserError unless one could listen there: said at once, and not by a process that was started for it."""
+    """UserError unless this process could listen there; checked before a process is started for it."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, socket_name = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: who just left is no hindrance
-            probe.bind(place)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: ports in TIME_WAIT count as free
+            probe.bind(socket_name)
             probe.listen()
     except OSError as error:
-        raise UserError(f"cannot listen at {address} ({error.strerror}): the port is in use, or the address is not one "
-                        "of this machine; choose another with fleet.listen") from None
+        raise UserError(f"cannot listen at {address} ({error.strerror}): the port is in use, or the address does not "
+                        "belong to this machine; choose another with fleet.listen") from None
 
 
 def _host(host: str, text: str) -> str:
@@ -88,7 +89,7 @@ def _host(host: str, text: str) -> str:
     try:
         version = ipaddress.ip_address(bare).version
     except ValueError:
-        # Digits and dots alone are a mistyped number, never a name.
+        # Digits and dots alone are a mistyped IP address, never a host name.
         if bracketed or not _NAME.fullmatch(bare) or re.fullmatch(r"[0-9.]+", bare):
             raise UserError(f"{text!r} is not an address: {host!r} is neither a host name nor an IP address") from None
         return bare

@@ -1,4 +1,4 @@
-"""The fleet section of a config."""
+"""Config section `fleet`."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class FleetConfig(Config):
             why = "without fleet.listen, since no other host can join"
             return dict.fromkeys(["advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "max_members"], why)
         if self.tls_cert is None and self.tls_key is None:
-            return {"tls_ca": "certificates are shown over TLS only, which fleet.tls_cert turns on"}
+            return {"tls_ca": "client certificates need TLS, which fleet.tls_cert turns on"}
         return {}
 
     def problems(self) -> list[str]:
-        """What contradicts itself: one sentence each, naming value and remedy."""
+        """Contradictions between settings: one sentence each, with the value and the remedy."""
         found = []
         address = self.address
         if address is None and not self.local_actors:
-            found.append("fleet.local_actors=false without fleet.listen: nobody could ever act; set fleet.listen, "
-                         "0.0.0.0:4440 for instance, so that actors can join")
+            found.append("fleet.local_actors=false without fleet.listen: the run would have no actors; set "
+                         "fleet.listen, 0.0.0.0:4440 for instance, so that actors can join")
         if address is not None and not address.is_loopback and self.token_file is None:
             found.append(f"fleet.listen={self.listen} can be reached from other machines and needs fleet.token_file: "
-                         "a file with one secret word, `(umask 077; openssl rand -hex 32 > FILE)`; or listen at "
+                         "a file with a secret token, `(umask 077; openssl rand -hex 32 > FILE)`; or listen at "
                          f"127.0.0.1:{address.port}")
         if (self.tls_cert is None) != (self.tls_key is None):
             given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
@@ -80,7 +80,7 @@ class FleetConfig(Config):
         return found
 
     def at_port(self, port: int | None) -> FleetConfig:
-        """The same at another port, if it listens anywhere."""
+        """Copy that listens at another port, if it listens at all."""
         if self.address is None or port is None:
             return self
         return self.model_copy(update={"listen": str(Address(self.address.host, port))})
@@ -91,7 +91,7 @@ class FleetConfig(Config):
 
     @property
     def lasting(self) -> bool:
-        """Whether those who joined find a run that is resumed: at the same port, with the same word."""
+        """True if joined actors can reconnect to a resumed run: it has the same port and the same token."""
         return self.address is not None and self.address.port != 0 and self.token_file is not None
 
     @property

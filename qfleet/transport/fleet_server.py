@@ -1,4 +1,4 @@
-"""The service that a cell offers its fleet. RPC threads only enqueue, or answer from facts that do not change."""
+"""gRPC server of the learner process. RPC threads only enqueue messages, or reply from immutable published state."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 
 WORKERS = 16
 MAX_CALLS = 256
-"""Calls under way at once; whoever comes on top of them is sent away and asks again."""
+"""Concurrent calls; further ones are rejected and retried by the client."""
 
 OTHER_CONNECTIONS = 64
-"""Beside those of the members: processes that look on, or are about to be refused."""
+"""Connections beyond those of members: for monitoring, and for clients that are about to be rejected."""
 
 OPTIONS = (
-    ("grpc.so_reuseport", 0),  # two fleets at one port would share its visitors
+    ("grpc.so_reuseport", 0),  # two fleets at one port would share its connections
     ("grpc.max_concurrent_streams", 64),
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for connections that say nothing
-    ("grpc.max_connection_idle_ms", 20_000),  # for those without calls: a member makes one every second
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for connections that send nothing
+    ("grpc.max_connection_idle_ms", 20_000),  # for connections without calls: a member makes one every second
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -70,7 +70,7 @@ _HOST = re.compile(r"[!-~]{0,253}")
 
 
 class CallRejected(Exception):
-    """A call that is answered with a status instead of a reply."""
+    """A call that is answered with an error status."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -78,13 +78,14 @@ class CallRejected(Exception):
 
 
 class FleetService:
-    """What each call is answered; runs in RPC threads."""
+    """Implementation of the RPC methods; runs in RPC threads."""
 
-    def __init__(self, desk: PublishedState, registry: Registry, inbox: Inbox, max_message_bytes: int) -> None:
-        self.published, self.registry, self.inbox, self.max_message_bytes = desk, registry, inbox, max_message_bytes
+    def __init__(self, published: PublishedState, registry: Registry, inbox: Inbox, max_message_bytes: int) -> None:
+        self.published, self.registry, self.inbox = published, registry, inbox
+        self.max_message_bytes = max_message_bytes
 
     def hello(self, request: HelloRequest, own: bool = True) -> bytes:
-        """`own`: one of the run's own processes says it, and not a member that joins."""
+        """Register a process. `own`: the run started it, it did not join."""
         check_peer(request)
         if not own:
             check_joiner(request)
@@ -93,50 +94,50 @@ class FleetService:
                                                      request.session, own)
         except FleetFull as error:
             raise CallRejected(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
-        desk, facts = self.published, self.published.status
+        published, status = self.published, self.published.status
         return Welcome(
-            index=index, incarnation=incarnation, epoch=desk.epoch, config_yaml=desk.config_yaml,
-            spec_json=desk.spec_json, actors=desk.actors, steps=facts.steps, updates=facts.updates,
-            version=desk.weights.version, max_message_bytes=self.max_message_bytes,
-            elsewhere=facts.remote_steps(index), memory=self.registry.member_state(index)).SerializeToString()
+            index=index, incarnation=incarnation, epoch=published.epoch, config_yaml=published.config_yaml,
+            spec_json=published.spec_json, actors=published.actors, steps=status.steps, updates=status.updates,
+            version=published.weights.version, max_message_bytes=self.max_message_bytes,
+            elsewhere=status.remote_steps(index), memory=self.registry.member_state(index)).SerializeToString()
 
     def exchange(self, request: ExchangeRequest) -> bytes:
         if request.epoch != self.published.epoch:
-            raise CallRejected(grpc.StatusCode.ABORTED, "another learner greeted you: say hello again")
+            raise CallRejected(grpc.StatusCode.ABORTED, "the learner was restarted: send hello again")
         known = self.registry.owns_session(request.index, request.incarnation, request.session)
-        standing = (
+        session_status = (
             self.registry.record_heartbeat(request.index, request.incarnation, request.total_steps, request.version)
             if known
             else "unknown"
         )
-        if standing == "unknown":
-            raise CallRejected(grpc.StatusCode.ABORTED, "your place is no longer yours: say hello again")
-        if standing == "superseded":
+        if session_status == "unknown":
+            raise CallRejected(grpc.StatusCode.ABORTED, "this member is no longer registered: send hello again")
+        if session_status == "superseded":
             raise CallRejected(grpc.StatusCode.ALREADY_EXISTS,
-                               "a newer process has taken the place of this one, which has to leave")
-        # First the facts, then the version: whoever hears that it is final must hear the version of the final weights.
-        verdict, facts = self._verdict(request), self.published.status
+                               "a newer process has replaced this one, which has to exit")
+        # Read the status before the version: a reply that says final must carry the version of the final weights.
+        verdict, status = self._verdict(request), self.published.status
         if request.leaving:
             self.registry.deregister(request.index, request.incarnation)
-        return ExchangeReply(verdict=verdict, version=self.published.weights.version, steps=facts.steps,
-                             updates=facts.updates, final=facts.final, elsewhere=facts.remote_steps(request.index),
-                             save=facts.save, saved=facts.saved.get(request.index, 0)).SerializeToString()
+        return ExchangeReply(verdict=verdict, version=self.published.weights.version, steps=status.steps,
+                             updates=status.updates, final=status.final, elsewhere=status.remote_steps(request.index),
+                             save=status.save, saved=status.saved.get(request.index, 0)).SerializeToString()
 
     def _verdict(self, request: ExchangeRequest) -> Any:
-        facts = self.published.status
-        if facts.stopped:
+        status = self.published.status
+        if status.stopped:
             return STOP
-        if facts.final and request.index >= 0:
-            return WAIT  # nothing is learnt any more: actors shall leave their cores to whoever judges the last weights
+        if status.final and request.index >= 0:
+            return WAIT  # training is over: actors pause, which leaves their cores to the final evaluation
         joined = self.registry.joined(request.index, request.incarnation)
-        took = self.inbox.offer(request, joined) if request.sequence else self.inbox.room(request.index, joined)
-        return TAKEN if took else WAIT
+        accepted = self.inbox.offer(request, joined) if request.sequence else self.inbox.room(request.index, joined)
+        return TAKEN if accepted else WAIT
 
     def fetch(self, request: FetchRequest) -> bytes:
-        bundle = self.published.weights
-        if bundle.version <= request.newer_than:
-            return FetchReply(version=bundle.version).SerializeToString()
-        reply = bundle.reply()
+        weights = self.published.weights
+        if weights.version <= request.newer_than:
+            return FetchReply(version=weights.version).SerializeToString()
+        reply = weights.reply()
         if len(reply) > self.max_message_bytes:
             raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
                                f"the weights take {len(reply) / 2**20:.0f} MB, above fleet.max_message_mb="
@@ -144,41 +145,42 @@ class FleetService:
         return reply
 
     def pulse(self, request: PulseRequest) -> bytes:
-        now, facts = time.monotonic(), self.published.status
+        now, status = time.monotonic(), self.published.status
         members = [Member(name=m.name, role=m.role, host=m.host, pid=m.pid, index=m.index, incarnation=m.incarnation,
                           silent_s=now - m.heard, steps=m.steps, version=m.version, restarts=m.incarnation - 1)
                    for m in self.registry.members()]
-        return PulseReply(steps=facts.steps, updates=facts.updates, version=self.published.weights.version,
-                          phase=facts.phase, idle_s=now - facts.updated_at, members=members,
+        return PulseReply(steps=status.steps, updates=status.updates, version=self.published.weights.version,
+                          phase=status.phase, idle_s=now - status.updated_at, members=members,
                           epoch=self.published.epoch).SerializeToString()
 
 
 def check_peer(request: HelloRequest) -> None:
-    """Refuse whoever would misunderstand us, naming both sides and the remedy."""
-    mine, theirs = f"qfleet {qfleet.__version__}", f"qfleet {request.version}"
+    """Reject a process with an incompatible version, naming both versions and the remedy."""
+    own_version, peer_version = f"qfleet {qfleet.__version__}", f"qfleet {request.version}"
     if request.protocol != PROTOCOL:
         raise CallRejected(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"{request.name} speaks protocol {request.protocol} ({theirs}), this fleet protocol {PROTOCOL} "
-            f"({mine}): install the same version of qfleet on both hosts",
+            f"{request.name} speaks protocol {request.protocol} ({peer_version}), this fleet protocol {PROTOCOL} "
+            f"({own_version}): install the same version of qfleet on both hosts",
         )
     if request.version != qfleet.__version__:
         raise CallRejected(grpc.StatusCode.FAILED_PRECONDITION,
-                           f"{request.name} runs {theirs}, this fleet {mine}: install the same version on both hosts")
+                           f"{request.name} runs {peer_version}, this fleet {own_version}: install the same version "
+                           "on both hosts")
     given = {"name": (_NAME, request.name), "session": (_SESSION, request.session), "host": (_HOST, request.host)}
     if wrong := [what for what, (pattern, text) in given.items() if not pattern.fullmatch(text)]:
-        raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"a proper {' and '.join(wrong)} is needed")
+        raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"a valid {' and '.join(wrong)} is needed")
     if request.role not in ROLES:
         raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"a role of {', '.join(ROLES)} is needed")
-    for what, told, here in (("torch", request.torch, torch.__version__),
+    for what, theirs, here in (("torch", request.torch, torch.__version__),
                              ("Python", request.python, platform.python_version())):
-        # Numbers on the wire mean the same in all of them, so a difference is worth a line and no refusal.
-        if told.split("+")[0] != here.split("+")[0]:
-            log.info("%s on %s runs %s %s, and %s is used here", request.name, request.host, what, told, here)
+        # The message format does not depend on these versions, so a difference is logged and accepted.
+        if theirs.split("+")[0] != here.split("+")[0]:
+            log.info("%s on %s runs %s %s, the learner runs %s", request.name, request.host, what, theirs, here)
 
 
 def check_joiner(request: HelloRequest) -> None:
-    """A member that joins is an actor, under a name that is its own: other places are for what the run starts."""
+    """Reject a joining process that is not an actor, or uses a name that is not its own."""
     if request.role != ACTOR:
         raise CallRejected(
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -189,14 +191,14 @@ def check_joiner(request: HelloRequest) -> None:
 
 
 class AuthInterceptor(grpc.ServerInterceptor):
-    """Lets no call in without credentials. It is turned away before its message is read: it holds up no thread.
+    """Rejects calls without valid credentials before their message is read, so that they occupy no thread.
 
-    The one exception is the call by which the server proves that it knows the token, whose message is never read.
+    The one exception is the call by which the server proves that it knows the token; its message is never read.
     """
 
     def __init__(self, keys: Keyring, prove: str | None = None) -> None:
         self._keys, self._prove = keys, prove
-        # Of streaming calls the handler is run at once, and not when the message has come, which may be never.
+        # The handler of a streaming call runs at once, not when the message has arrived, which may be never.
         self._denied = grpc.stream_unary_rpc_method_handler(_deny)
         self._proved = grpc.stream_unary_rpc_method_handler(self._answer)
 
@@ -221,13 +223,13 @@ def rpc_handler(kind: type[Message], answer: Callable[[Any], bytes]) -> grpc.Rpc
     return grpc.unary_unary_rpc_method_handler(lambda data, context: _served(kind, answer, data, context))
 
 
-def hello_handler(answers: FleetService, keys: Keyring) -> grpc.RpcMethodHandler:
-    """A hello, whose answer depends on the token that the caller knows, and is signed by it."""
+def hello_handler(service: FleetService, keys: Keyring) -> grpc.RpcMethodHandler:
+    """Handler of Hello: the reply depends on the token that the caller knows, and is signed with it."""
 
     def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
         metadata = context.invocation_metadata()
         own = keys.token_index(metadata) == 0
-        reply = _served(HelloRequest, lambda request: answers.hello(request, own), data, context)
+        reply = _served(HelloRequest, lambda request: service.hello(request, own), data, context)
         context.set_trailing_metadata(((PROOF, keys.sign_reply(metadata, data, reply)),))
         return reply
 
@@ -235,60 +237,62 @@ def hello_handler(answers: FleetService, keys: Keyring) -> grpc.RpcMethodHandler
 
 
 def _served(kind: type[Message], answer: Callable[[Any], bytes], data: bytes, context: grpc.ServicerContext) -> bytes:
-    """Parses by itself: gRPC would log a traceback for every message that is none."""
+    """Parse the request and reply. Parsing here avoids gRPC's logged traceback for every malformed message."""
     try:
         return answer(kind.FromString(data))
     except DecodeError:
-        refused = CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no {kind.DESCRIPTOR.name}")
+        refused = CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"the request is not a valid {kind.DESCRIPTOR.name}")
     except CallRejected as error:
         refused = error
     except Exception as error:
-        log.exception("a call could not be answered")
+        log.exception("an RPC failed")
         refused = CallRejected(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
     context.abort(refused.code, refused.text)
     return b""
 
 
 def connection_limit(most: int) -> int:
-    """How many connections a port may have at once: never more than half of the descriptors of this process, whose
-    soft limit is raised to the hard one. The other half is for files, so that checkpoints can always be written."""
+    """Most connections of a port: `most`, but never more than half of this process's file descriptors.
+
+    The soft limit is raised to the hard one. The other half is for files, so that checkpoints can always be written.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # what the system calls unlimited may be more than it gives
+        with suppress(ValueError, OSError):  # "unlimited" may be more than the system grants
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 2))
 
 
 def make_server(
-    pool: ThreadPoolExecutor, keeper: AuthInterceptor, max_message_bytes: int, connections: int, service: str,
+    pool: ThreadPoolExecutor, interceptor: AuthInterceptor, max_message_bytes: int, connections: int, service: str,
     methods: Mapping[str, grpc.RpcMethodHandler]) -> grpc.Server:
-    """A gRPC server of one service, with the limits that protect its process."""
+    """gRPC server of one service, with limits that protect its process."""
     limits = (("grpc.max_receive_message_length", max_message_bytes),
               ("grpc.max_send_message_length", max_message_bytes),
               ("grpc.max_allowed_incoming_connections", connection_limit(connections)))
-    server = grpc.server(pool, interceptors=(keeper,), options=OPTIONS + limits, maximum_concurrent_rpcs=MAX_CALLS)
+    server = grpc.server(pool, interceptors=(interceptor,), options=OPTIONS + limits, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     return server
 
 
 class FleetServer:
-    """Listens at a unix socket and, if the config says so, at a TCP port. `port` is the one that was bound.
+    """Listens on a unix socket and, if configured, on a TCP port. `port` is the bound port.
 
-    The first of the tokens is that of the run's own processes, further ones are for members that join.
+    The first token is that of the run's own processes, further ones are for members that join.
     """
 
-    def __init__(self, desk: PublishedState, registry: Registry, inbox: Inbox, cfg: FleetConfig, socket: Path,
+    def __init__(self, published: PublishedState, registry: Registry, inbox: Inbox, cfg: FleetConfig, socket: Path,
                  tokens: Sequence[str]) -> None:
         keys = Keyring(tokens)
-        answers = FleetService(desk, registry, inbox, cfg.max_message_bytes)
+        service = FleetService(published, registry, inbox, cfg.max_message_bytes)
         self._socket, self.port = socket, None if cfg.address is None else cfg.address.port
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="wire")
         self._server = make_server(
             self._pool, AuthInterceptor(keys, f"/{SERVICE}/{PROVE}"), cfg.max_message_bytes,
             cfg.max_members + OTHER_CONNECTIONS, SERVICE, {
-                "Hello": hello_handler(answers, keys), "Exchange": rpc_handler(ExchangeRequest, answers.exchange),
-                "Fetch": rpc_handler(FetchRequest, answers.fetch), "Pulse": rpc_handler(PulseRequest, answers.pulse)})
+                "Hello": hello_handler(service, keys), "Exchange": rpc_handler(ExchangeRequest, service.exchange),
+                "Fetch": rpc_handler(FetchRequest, service.fetch), "Pulse": rpc_handler(PulseRequest, service.pulse)})
         try:
             self._bind(socket_address(socket), None)
             if cfg.address is not None:
@@ -311,12 +315,12 @@ class FleetServer:
         if port:
             return port
         if address.path:
-            raise UserError(f"the socket {address} cannot be opened: does its folder exist, and is it ours?")
-        raise UserError(f"cannot listen at {address}: the port is in use, or the address is not one of this machine; "
-                        "choose another with fleet.listen")
+            raise UserError(f"the socket {address} cannot be opened: check that its folder exists and is writable")
+        raise UserError(f"cannot listen at {address}: the port is in use, or the address does not belong to this "
+                        "machine; choose another with fleet.listen")
 
     def close(self, grace_s: float) -> None:
-        """No new calls; those under way have `grace_s` seconds. Nothing is left behind."""
+        """Stop: no new calls, `grace_s` seconds for pending ones. Removes the socket."""
         self._server.stop(grace_s).wait(grace_s + 5)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._socket.unlink(missing_ok=True)

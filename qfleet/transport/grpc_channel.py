@@ -1,4 +1,4 @@
-"""The calls of the wire, from the side that dials: methods, deadlines, and what a failure means."""
+"""gRPC client channel: RPC methods, deadlines, server authentication, and classification of errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qfleet.transport.security import (
 )
 
 PROTOCOL = 3
-"""Raised whenever a message changes its meaning; both sides must say the same."""
+"""Protocol version, raised whenever the meaning of a message changes; both sides must have the same."""
 
 SERVICE = "qfleet.wire.v1.Fleet"
 PROVE = "Prove"
@@ -42,10 +42,10 @@ MAX_BYTES = 1 << 30
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES),
-    ("grpc.enable_http_proxy", 0),  # a fleet's hosts are neighbours
+    ("grpc.enable_http_proxy", 0),  # hosts of a fleet share a network
     ("grpc.use_local_subchannel_pool", 1),
-    # A line that went dead without a word is given up after 15 s and dialled anew every 2 s. TCP alone would double
-    # its pauses while a partition lasts, and notice the end of it as late again.
+    # A silently broken connection is dropped after 15 s and retried every 2 s. TCP alone would double its pauses
+    # during a partition, and notice the end of the partition equally late.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -57,14 +57,14 @@ OPTIONS = (
 
 _TLS_TROUBLE = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate was not signed by the authority given: check the tls_ca file",
-    "is not in peer certificate": "its certificate was made for another host name: dial that name, or make a "
+    "is not in peer certificate": "its certificate is for another host name: connect to that name, or make a "
                                   "certificate for this one",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave the tls_ca file out, or start the fleet with fleet.tls_cert",
 }
 
 
 class Channel(Protocol):
-    """Whoever brings messages to a fleet. What cannot be delivered, or is refused, is a `grpc.RpcError`."""
+    """Transport to a learner, by gRPC or Ray. Failed or rejected calls raise `grpc.RpcError`."""
 
     @property
     def address(self) -> object: ...
@@ -75,7 +75,7 @@ class Channel(Protocol):
 
 
 class ServerProof(NamedTuple):
-    """What came of one proof: both nonces, and the metadata that calls carry from then on."""
+    """Result of one authentication: both nonces, and the metadata for further calls."""
 
     nonce: str
     challenge: str
@@ -83,7 +83,7 @@ class ServerProof(NamedTuple):
 
 
 class Credential:
-    """Lets the server of a channel prove that it knows the token, before it is shown that we do; see security.py."""
+    """Client side of the mutual authentication: the server proves first that it knows the token; see security.py."""
 
     def __init__(self, channel: grpc.Channel, token: str, address: Address) -> None:
         self.proof: ServerProof | None = None
@@ -91,7 +91,7 @@ class Credential:
         self._token, self._address = token, address
 
     def prove(self) -> ServerProof:
-        """Ask for the proof; UserError if the server cannot give it. Nothing secret was sent by then."""
+        """Request the proof; UserError if it is wrong. No secret has been sent by then."""
         nonce = fresh_nonce()
         try:
             reply = ProveReply.FromString(self._ask(b"", timeout=CALL_S, metadata=((NONCE, nonce),)))
@@ -107,12 +107,12 @@ class Credential:
         self.proof = ServerProof(nonce, reply.challenge, client_metadata(self._token, nonce, reply.challenge))
         return self.proof
 
-    def require_signed(self, proved: ServerProof, request: bytes, reply: bytes, call: Any) -> None:
-        """UserError unless an answer was made by a holder of the token, for this very request."""
+    def require_signed(self, proof: ServerProof, request: bytes, reply: bytes, call: Any) -> None:
+        """UserError unless the reply was signed with the token, for this request."""
         signature = metadata_value(call.trailing_metadata() or (), PROOF)
-        expected = sign(derive_key(self._token), "answer", proved.nonce, proved.challenge, request, reply)
+        expected = sign(derive_key(self._token), "answer", proof.nonce, proof.challenge, request, reply)
         if not constant_time_equal(signature, expected):
-            raise UserError(f"the answer of the fleet at {self._address} was changed on its way, or made by a process "
+            raise UserError(f"the answer of the fleet at {self._address} was changed in transit, or made by a process "
                             "that does not know this token: check what listens at that address")
 
     def _not_a_fleet(self, details: str) -> UserError:
@@ -120,7 +120,7 @@ class Credential:
 
 
 class GrpcChannel:
-    """One channel to a fleet. Failures are `grpc.RpcError`; UserError if the other side does not know the token."""
+    """gRPC channel to a learner. Failures are `grpc.RpcError`; UserError if the server does not know the token."""
 
     def __init__(self, address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address = address
@@ -134,39 +134,39 @@ class GrpcChannel:
         self._pulse = self._method("Pulse")
 
     def _method(self, name: str) -> Any:
-        """Bytes in, bytes out: a message that is sent again is not serialised again."""
+        """RPC from bytes to bytes: a message that is resent is not serialised again."""
         return self._channel.unary_unary(f"/{SERVICE}/{name}")
 
     def _call(self, method: Any, request: bytes, timeout_s: float) -> tuple[bytes, Any, ServerProof]:
-        """One call, gRPC's account of it, and the proof it relies on. A server that was restarted has to prove anew."""
-        if (proved := self._credential.proof) is not None:
+        """Reply, gRPC's call object, and the proof that was used. A restarted server has to prove again."""
+        if (proof := self._credential.proof) is not None:
             try:
-                return *method.with_call(request, timeout=timeout_s, metadata=proved.metadata), proved
+                return *method.with_call(request, timeout=timeout_s, metadata=proof.metadata), proof
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAUTHENTICATED:
                     raise
-        proved = self._credential.prove()
-        return *method.with_call(request, timeout=timeout_s, metadata=proved.metadata), proved
+        proof = self._credential.prove()
+        return *method.with_call(request, timeout=timeout_s, metadata=proof.metadata), proof
 
     def hello(self, request: HelloRequest) -> Welcome:
         data = request.SerializeToString()
-        reply, call, proved = self._call(self._hello, data, CALL_S)
-        self._credential.require_signed(proved, data, reply, call)
+        reply, call, proof = self._call(self._hello, data, CALL_S)
+        self._credential.require_signed(proof, data, reply, call)
         return Welcome.FromString(reply)
 
     def exchange(self, request: bytes, timeout_s: float = CALL_S) -> ExchangeReply:
-        """A large message over a slow line gets the time that it needs."""
+        """Send one message. The deadline grows with its size, for slow connections."""
         timeout_s += len(request) / SLOWEST_BYTES_PER_S
         return ExchangeReply.FromString(self._call(self._exchange, request, timeout_s)[0])
 
     def fetch(self, newer_than: int) -> Any:
-        """A future of the bytes of a FetchReply: the caller goes on meanwhile."""
-        proved = self._credential.proof or self._credential.prove()  # renewed by the next of the other calls
+        """Future of the bytes of a FetchReply; does not block."""
+        proof = self._credential.proof or self._credential.prove()  # renewed by the next other call
         request = FetchRequest(newer_than=newer_than).SerializeToString()
-        return self._fetch.future(request, timeout=FETCH_S, metadata=proved.metadata)
+        return self._fetch.future(request, timeout=FETCH_S, metadata=proof.metadata)
 
     def pulse(self, timeout_s: float = CALL_S) -> PulseReply:
-        """How the fleet is, for whoever looks on."""
+        """Status of the fleet, for monitoring."""
         return PulseReply.FromString(self._call(self._pulse, b"", timeout_s)[0])
 
     def close(self) -> None:
@@ -174,16 +174,16 @@ class GrpcChannel:
 
 
 def probe_error(address: Address, token: str, credentials: grpc.ChannelCredentials | None = None) -> str | None:
-    """Why no fleet answers there, None if one does that knows this token; UserError if somebody does who never will."""
-    caller = GrpcChannel(address, token, credentials)
+    """Reason that no fleet answers there, or None if one does. UserError if retrying cannot help."""
+    channel = GrpcChannel(address, token, credentials)
     try:
-        caller.pulse()
+        channel.pulse()
     except grpc.RpcError as error:
         if (fatal := fatal_error(error, address)) is not None:
             raise fatal from None
         return summarize_error(error)
     finally:
-        caller.close()
+        channel.close()
     return None
 
 
@@ -194,7 +194,7 @@ def read_fetched(data: bytes) -> tuple[int, bytes] | None:
 
 
 def fatal_error(error: grpc.RpcError, address: object) -> UserError | None:
-    """What a failed call says if asking again is no use; None for whatever may pass."""
+    """UserError for a failed call if retrying cannot help; None if it may."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return UserError(details)
@@ -214,5 +214,5 @@ def unknown_token(address: object) -> UserError:
 
 
 def summarize_error(error: grpc.RpcError) -> str:
-    """A failed call in one line: gRPC's own texts are long."""
+    """One-line summary of a failed call: gRPC's own texts are long."""
     return f"{error.code().name}: {(error.details() or 'no details').splitlines()[0][:200]}"

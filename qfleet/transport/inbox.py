@@ -1,4 +1,4 @@
-"""What has arrived and waits for the main thread, and how it is read there before anything of it is believed."""
+"""Queue of received messages, and their validation before the main thread uses them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _TAG = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
 
 
 class Inbox:
-    """Messages in the order of their arrival; of each sender at most `per_sender`, so that nobody crowds others out.
+    """Queue of messages in order of arrival, with at most `per_sender` of each sender so that none starves the others.
 
-    A sender of whom `steps` environment steps wait has to wait, too: what lies here for long was played by old weights.
-    All messages of members that joined have at most `most_bytes` together, whatever their number; one may always come.
-    The run's own processes do not wait for them. Any thread offers, the main thread alone takes out.
+    A sender with `steps` environment steps in the queue has to wait as well: queued experience ages. All messages of
+    joined members have at most `max_bytes` together, whatever their number, though one is always accepted; the run's
+    own processes do not wait for them. Any thread offers, only the main thread takes out.
     """
 
-    def __init__(self, per_sender: int, steps: int = 1 << 62, most_bytes: int = MAX_QUEUED_BYTES) -> None:
-        self.per_sender, self.steps, self.most_bytes = max(1, per_sender), max(1, steps), most_bytes
+    def __init__(self, per_sender: int, steps: int = 1 << 62, max_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self.per_sender, self.steps, self.max_bytes = max(1, per_sender), max(1, steps), max_bytes
         self._lock = threading.Lock()
-        self._messages: deque[tuple[ExchangeRequest, int]] = deque()  # with the bytes that count
+        self._messages: deque[tuple[ExchangeRequest, int]] = deque()  # with the bytes that count towards max_bytes
         self._bytes = 0
         self._waiting: Counter[int] = Counter()
         self._steps: Counter[int] = Counter()
 
     def offer(self, message: ExchangeRequest, joined: bool = False) -> bool:
-        """Take a message in, if there is room for one more of its sender's; `joined`: it is no process of the run's."""
+        """Enqueue a message; False if its sender has no room. `joined`: not one of the run's own processes."""
         size = message.ByteSize() if joined else 0
         with self._lock:
-            if not self._room(message.index) or (size and self._bytes and self._bytes + size > self.most_bytes):
+            if not self._room(message.index) or (size and self._bytes and self._bytes + size > self.max_bytes):
                 return False
             self._bytes += size
             self._waiting[message.index] += 1
@@ -53,7 +53,7 @@ class Inbox:
 
     def room(self, index: int, joined: bool = False) -> bool:
         with self._lock:
-            return self._room(index) and not (joined and self._bytes >= self.most_bytes)
+            return self._room(index) and not (joined and self._bytes >= self.max_bytes)
 
     def _room(self, index: int) -> bool:
         return self._waiting[index] < self.per_sender and self._steps[index] < self.steps
@@ -80,9 +80,10 @@ class Inbox:
 
 @dataclass(frozen=True)
 class DecodedMessage:
-    """A message that was read and found sound.
+    """A parsed and validated message.
 
-    `parcels` are packed chunks with the priorities [S] of their starts, or None; `figures` tag -> (sum, count).
+    `chunks` are packed chunks with the priorities [S] of their window starts, or None; `metrics` maps tag to (sum,
+    count).
     """
 
     steps: int
@@ -97,18 +98,18 @@ class DecodedMessage:
 
 
 def decode_message(message: ExchangeRequest, layout: Layout) -> DecodedMessage:
-    """Read a message of this layout; whatever is malformed, out of range or not finite raises ValueError."""
+    """Decode a message of this layout; ValueError for anything malformed, out of range or not finite."""
     if message.steps > MAX_STEPS:
         raise ValueError(f"{message.steps} steps in one message")
-    tags = [*(figure.tag for figure in message.figures), *(counter.tag for counter in message.counters)]
+    tags = [*(metric.tag for metric in message.figures), *(counter.tag for counter in message.counters)]
     for tag in tags:
         if not _TAG.fullmatch(tag):
             raise ValueError(f"{tag[:100]!r} is not a tag")
         if "/" not in tag:
-            raise ValueError(f"{tag!r} is a clock of the run's, and no figure")
-    for figure in message.figures:
-        if not figure.count or not np.isfinite(figure.sum):
-            raise ValueError(f"figure {figure.tag}: {figure.sum} in {figure.count} measurements")
+            raise ValueError(f"{tag!r} is a clock of the run, not a metric")
+    for metric in message.figures:
+        if not metric.count or not np.isfinite(metric.sum):
+            raise ValueError(f"metric {metric.tag}: {metric.sum} in {metric.count} measurements")
     for episode in message.episodes:
         if not np.isfinite(episode.ret) or episode.length > MAX_STEPS:
             raise ValueError(f"an episode of return {episode.ret} and length {episode.length}")
@@ -116,9 +117,9 @@ def decode_message(message: ExchangeRequest, layout: Layout) -> DecodedMessage:
         steps=message.steps, version=message.version,
         chunks=[_chunk(parcel, layout) for parcel in message.parcels],
         episodes=[(episode.lane, episode.ret, episode.length) for episode in message.episodes],
-        metrics={figure.tag: (figure.sum, figure.count) for figure in message.figures},
+        metrics={metric.tag: (metric.sum, metric.count) for metric in message.figures},
         counters={counter.tag: counter.by for counter in message.counters},
-        evaluations=[_evaluation(judgement) for judgement in message.judgements],
+        evaluations=[_evaluation(evaluation) for evaluation in message.judgements],
         checkpoint_part=_checkpoint_part(message.part) if message.HasField("part") else None,
         member_state=_member_state(message.memory))
 
@@ -133,37 +134,37 @@ def _chunk(parcel: Parcel, layout: Layout) -> tuple[PackedChunk, np.ndarray | No
         return packed, None
     if len(parcel.priority) != 4 * layout.starts:
         raise ValueError(f"{len(parcel.priority)} bytes of priorities for {layout.starts} window starts")
-    # Not checked for being finite: the replay clamps and counts whatever is not a priority.
+    # Not checked for being finite: the replay clamps and counts invalid priorities.
     return packed, np.frombuffer(parcel.priority, "<f4").astype(np.float32)
 
 
-def _member_state(memory: bytes) -> bytes:
-    """It is read by nobody but whoever has that place next."""
-    if len(memory) > MAX_MEMBER_STATE_BYTES:
-        raise ValueError(f"{len(memory)} bytes to be remembered, above {MAX_MEMBER_STATE_BYTES}")
-    return memory
+def _member_state(state: bytes) -> bytes:
+    """Opaque here; only read by the next process with the same index."""
+    if len(state) > MAX_MEMBER_STATE_BYTES:
+        raise ValueError(f"{len(state)} bytes of member state, above {MAX_MEMBER_STATE_BYTES}")
+    return state
 
 
 def _require_actions(packed: PackedChunk, layout: Layout) -> None:
-    action = packed.dense.get("action")  # a box of many numbers lies compressed, as observations do
+    action = packed.dense.get("action")  # large continuous actions are compressed, like observations
     if action is None or not action.size:
         return
     low, high = (0, layout.spec.num_actions - 1) if layout.spec.box is None else (-1, 1)
     if (action < low).any() or (action > high).any():
-        raise ValueError(f"actions {action.min()} to {action.max()} of a chunk, where {low} to {high} exist")
+        raise ValueError(f"actions {action.min()} to {action.max()} of a chunk, outside {low} to {high}")
 
 
 def _checkpoint_part(part: Part) -> Part:
-    """Its state is read by whoever saves it; names become names of files."""
-    if wrong := [name for name in part.segments if not re.fullmatch(r"[a-z0-9-]{1,100}", name)]:
-        raise ValueError(f"{wrong[0][:100]!r} is not the name of a segment")
+    """Check the segment names, which become file names. The state is parsed by the coordinator."""
+    if invalid := [name for name in part.segments if not re.fullmatch(r"[a-z0-9-]{1,100}", name)]:
+        raise ValueError(f"{invalid[0][:100]!r} is not the name of a segment")
     return part
 
 
-def _evaluation(judgement: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
-    returns: list[Any] = list(judgement.returns)
-    if not returns or len(returns) != len(judgement.lengths) or not np.isfinite(returns).all():
-        raise ValueError(f"an evaluation of {len(returns)} returns and {len(judgement.lengths)} lengths")
-    seconds = judgement.seconds if np.isfinite(judgement.seconds) and judgement.seconds > 0 else None
-    score = Score(returns, [int(length) for length in judgement.lengths], judgement.version, seconds)
-    return score, unpack_weights(judgement.weights)
+def _evaluation(evaluation: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
+    returns: list[Any] = list(evaluation.returns)
+    if not returns or len(returns) != len(evaluation.lengths) or not np.isfinite(returns).all():
+        raise ValueError(f"an evaluation of {len(returns)} returns and {len(evaluation.lengths)} lengths")
+    seconds = evaluation.seconds if np.isfinite(evaluation.seconds) and evaluation.seconds > 0 else None
+    score = Score(returns, [int(length) for length in evaluation.lengths], evaluation.version, seconds)
+    return score, unpack_weights(evaluation.weights)

@@ -1,4 +1,4 @@
-"""What the members of a fleet may say, by their roles, and which evaluations are believed."""
+"""Rules for messages by the sender's role, and validation of evaluations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from qfleet.transport.fleet_pb2 import ExchangeRequest
 from qfleet.transport.registry import ACTOR, EVALUATOR, LEARNER
 
 MAX_TAGS = 1000
-"""Different counters of a run, and figures and counters of one message."""
+"""Most counters of a run, and most metrics and counters of one message."""
 
 MAX_COUNT = 1 << 53
 MAX_VALUE = 1e100
-"""Of returns and figures: sums of many of them stay finite."""
+"""Largest magnitude of returns and metrics: sums of many stay finite."""
 
 Expected = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Shape and dtype of every weight, by name."""
@@ -26,10 +26,11 @@ def expected_weights(state: Mapping[str, torch.Tensor]) -> Expected:
     return {name: (value.shape, value.dtype) for name, value in state.items()}
 
 
-def require_allowed(message: ExchangeRequest, role: str, most_steps: int) -> None:
-    """ValueError if a message says what is not for its sender to say, or counts what cannot have happened.
+def require_allowed(message: ExchangeRequest, role: str, max_steps: int) -> None:
+    """ValueError if a message contains something its sender's role must not send, or impossible counts.
 
-    `most_steps`: of an actor, in one message. Cells, which the run starts itself, play for themselves.
+    `max_steps` limits the steps of an actor in one message. Workers (LEARNER), which the run starts itself, act
+    without that limit.
     """
     if message.judgements and role != EVALUATOR:
         raise ValueError(f"an evaluation by a member whose role is {role or 'unknown'}")
@@ -37,25 +38,25 @@ def require_allowed(message: ExchangeRequest, role: str, most_steps: int) -> Non
         raise ValueError(f"a part of a checkpoint by a member whose role is {role or 'unknown'}")
     if role not in (ACTOR, LEARNER) and (message.steps or message.parcels or message.episodes):
         raise ValueError(f"experience of a member whose role is {role or 'unknown'}")
-    if role == ACTOR and message.steps > most_steps:
-        raise ValueError(f"{message.steps} steps in one message, above {most_steps}")
+    if role == ACTOR and message.steps > max_steps:
+        raise ValueError(f"{message.steps} steps in one message, above {max_steps}")
     if len(message.figures) + len(message.counters) > MAX_TAGS:
-        raise ValueError(f"{len(message.figures) + len(message.counters)} figures and counters in one message")
-    for figure in message.figures:
-        if abs(figure.sum) > MAX_VALUE or figure.count > MAX_COUNT:
-            raise ValueError(f"figure {figure.tag[:100]}: {figure.sum} in {figure.count} measurements")
+        raise ValueError(f"{len(message.figures) + len(message.counters)} metrics and counters in one message")
+    for metric in message.figures:
+        if abs(metric.sum) > MAX_VALUE or metric.count > MAX_COUNT:
+            raise ValueError(f"metric {metric.tag[:100]}: {metric.sum} in {metric.count} measurements")
     for counter in message.counters:
         if not 0 <= counter.by <= MAX_COUNT:
             raise ValueError(f"counter {counter.tag[:100]} moves by {counter.by}")
-    for tag in (*(figure.tag for figure in message.figures), *(counter.tag for counter in message.counters)):
+    for tag in (*(metric.tag for metric in message.figures), *(counter.tag for counter in message.counters)):
         if tag.startswith("eval/"):
-            raise ValueError(f"{tag[:100]} is told by evaluations alone")
+            raise ValueError(f"{tag[:100]} is reserved for evaluations")
     if any(abs(episode.ret) > MAX_VALUE for episode in message.episodes):
         raise ValueError(f"an episode whose return is beyond {MAX_VALUE:g}")
 
 
 def require_sound(score: Score, weights: Mapping[str, torch.Tensor], expected: Expected) -> None:
-    """ValueError unless the weights of an evaluation are such as the learner has, and all of it is finite."""
+    """ValueError unless the weights of an evaluation match the learner's, and everything is finite."""
     if not (math.isfinite(score.mean) and math.isfinite(score.std)):
         raise ValueError(f"an evaluation with a mean of {score.mean} and a deviation of {score.std}")
     if differ := sorted(expected.keys() ^ weights.keys()):

@@ -1,4 +1,4 @@
-"""What a fleet's questions are answered from: facts that the main thread states and any thread may read."""
+"""State that the learner's main thread publishes and RPC threads read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qfleet.transport.weight_codec import pack_weights
 
 @dataclass(frozen=True)
 class PublishedStatus:
-    """Where the run stands. Replaced as a whole, never changed: a reader sees all of one moment."""
+    """Status of the run. Immutable and replaced as a whole, so that a reader sees a consistent state."""
 
     steps: int = 0
     updates: int = 0
@@ -25,17 +25,17 @@ class PublishedStatus:
     updated_at: float = 0.0
     stopped: bool = False
     final: bool = False
-    member_steps: Mapping[int, int] = field(default_factory=dict)  # steps of every cell, where there are several
-    save: int = 0  # the checkpoint that cells shall give their part of, 0 = none
-    saved: Mapping[int, int] = field(default_factory=dict)  # of every cell: whose part of it is in the newest on disk
+    member_steps: Mapping[int, int] = field(default_factory=dict)  # steps of each parameter-server worker, by index
+    save: int = 0  # checkpoint that workers are to send their parts of, 0 = none
+    saved: Mapping[int, int] = field(default_factory=dict)  # by worker: checkpoint request of its part on disk
 
     def remote_steps(self, index: int) -> int:
-        """Steps of all cells but one."""
+        """Steps of all workers except `index`."""
         return sum(self.member_steps.values()) - self.member_steps.get(index, 0)
 
 
 class PublishedWeights:
-    """Weights of one version, as tensors and, once somebody asked for them, as the bytes of the reply."""
+    """Weights of one version, as tensors and, once fetched, as the serialised reply."""
 
     def __init__(self, state: dict[str, torch.Tensor], version: int) -> None:
         self.state, self.version = state, version
@@ -47,7 +47,7 @@ class PublishedWeights:
         return self._reply is not None
 
     def reply(self) -> bytes:
-        """A FetchReply, serialised by the first who asks, while others wait for the same bytes."""
+        """FetchReply, serialised by the first caller while others wait for the same bytes."""
         with self._lock:
             if self._reply is None:
                 self._reply = FetchReply(version=self.version, weights=pack_weights(self.state)).SerializeToString()
@@ -55,10 +55,10 @@ class PublishedWeights:
 
 
 class PublishedState:
-    """The main thread tells; RPC threads read. Assignments of one reference, so nothing is locked.
+    """Published state: written by the main thread, read by RPC threads. Each write is one assignment, so no locks.
 
-    `epoch` is drawn anew by every cell process: who was greeted by another cell must say hello again.
-    As `types.Weights` it is the mailbox that the learner publishes to.
+    `epoch` is drawn by every learner process: members that registered with an earlier one must send hello again.
+    Implements `WeightSource`, the mailbox that the learner publishes to.
     """
 
     def __init__(self, config_yaml: str, spec_json: str, actors: int) -> None:
@@ -68,41 +68,44 @@ class PublishedState:
         self.weights = PublishedWeights({}, -1)
 
     def update_progress(self, steps: int, updates: int, phase: str) -> None:
-        """Called whenever the main loop turns: the run's clocks, and a sign that the loop is alive."""
+        """Publish the clocks of the run.
+
+        Called on every turn of the main loop, so it also shows that the loop is alive.
+        """
         self.status = replace(self.status, steps=steps, updates=updates, phase=phase, updated_at=time.monotonic())
 
     def stop(self) -> None:
-        """The run is over: whoever asks next is told to leave."""
+        """End the run: every further message is answered with STOP."""
         self.status = replace(self.status, stopped=True)
 
     def set_member_steps(self, member_steps: Mapping[int, int]) -> None:
-        """Steps of every cell since this process began, as of this moment."""
+        """Publish the steps of each worker since this process started."""
         self.status = replace(self.status, member_steps=dict(member_steps))
 
     def request_checkpoint_parts(self, save: int) -> None:
-        """All cells shall give their parts of a checkpoint and wait; 0 lets them go on."""
+        """Ask all workers to send their parts of a checkpoint and wait; 0 lets them continue."""
         self.status = replace(self.status, save=save)
 
     def set_saved_parts(self, parts: Mapping[int, int]) -> None:
-        """A checkpoint has reached the disk: of every cell, the number of the order that its part was given for."""
+        """Record that a checkpoint is on disk: by worker, the number of the request that its part answered."""
         self.status = replace(self.status, saved=dict(parts))
 
     def request_final_evaluation(self) -> None:
-        """The newest weights are the last: the evaluator shall judge them."""
+        """Tell the evaluator that the newest weights are the last ones and are to be evaluated."""
         self.status = replace(self.status, final=True)
 
     @property
     def has_reader(self) -> bool:
-        """Whether somebody has the newest weights, and so may ask for newer ones."""
+        """True if the newest weights were fetched, so that newer ones may be wanted."""
         return self.weights.version < 0 or self.weights.was_fetched
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None:
-        """The tensors must not change afterwards."""
+        """Publish weights. The tensors must not change afterwards."""
         self.weights = PublishedWeights(state, version)
 
     def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None:
-        bundle = self.weights
-        return (bundle.version, bundle.state) if bundle.version > newer_than else None
+        weights = self.weights
+        return (weights.version, weights.state) if weights.version > newer_than else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"version": self.weights.version, "state": self.weights.state}

@@ -1,9 +1,9 @@
-"""Messages as Ray calls: bytes through Ray's object store, and refusals in the words of gRPC, whoever carries them.
+"""Transport by Ray calls: bytes through Ray's object store, and errors as gRPC status codes.
 
-    member: RayCaller.exchange ─▶ Host.call ─▶ Counter.answer ─▶ Answers ─▶ inbox        in a thread of Ray's
-            RayCaller.fetch    ─▶ Host.call ─▶ a reference to the weights ─▶ object store of the member's own node
+    member: RayChannel.exchange ─▶ RayHost.call ─▶ RayCallHandler.answer ─▶ FleetService ─▶ Inbox     a Ray thread
+            RayChannel.fetch    ─▶ RayHost.call ─▶ reference to the weights ─▶ object store of the member's node
 
-Large weights are put into the store once for each version that anybody asks for; nodes fetch them from each other.
+Large weights are put into the store once for each version that is fetched; nodes fetch them from each other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from qfleet.transport.ray_host import RayHost
 from qfleet.transport.shard_service import METHODS
 
 MethodTable = Mapping[str, tuple[type[Message], Callable[[Any], bytes]]]
-GLANCE_S = 0.5
+POLL_S = 0.5
 INLINE_BYTES = 64 << 10
-"""Smaller answers travel with the reply, which is quicker than the store."""
+"""Smaller replies travel with the call, which is faster than the store."""
 
 
 class RayCallError(grpc.RpcError):
-    """A call that Ray lost, or that was refused at the other end."""
+    """A call that Ray lost, or that was rejected by the receiver."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class RayCallError(grpc.RpcError):
 
 
 class RayChannel:
-    """A `Carrier` to the cell that lives in a Ray actor."""
+    """`Channel` to a learner in a Ray actor."""
 
     def __init__(self, handle: Any, address: str) -> None:
         self.address = address
@@ -73,29 +73,29 @@ class RayChannel:
         return PulseReply.FromString(self._call("pulse", b"", timeout_s))
 
     def fetch(self, newer_than: int) -> Any:
-        """A future of the bytes of a FetchReply: the caller goes on meanwhile."""
-        outcome: Future[bytes] = Future()
+        """Future of the bytes of a FetchReply; does not block."""
+        future: Future[bytes] = Future()
 
         def arrived(call: Future[Any]) -> None:
             try:
-                answer = _accepted(call.result())
-            except Exception as error:  # whatever Ray makes of a lost call, or of an owner that died
-                _settle(outcome.set_exception, error if isinstance(error, grpc.RpcError) else _lost(error))
+                answer = _unwrap(call.result())
+            except Exception as error:  # Ray raises many types for a lost call or a dead owner
+                _resolve(future.set_exception, error if isinstance(error, grpc.RpcError) else _unavailable(error))
                 return
             if isinstance(answer, list):
                 answer[0].future().add_done_callback(arrived)
             else:
-                _settle(outcome.set_result, answer)
+                _resolve(future.set_result, answer)
 
         try:
             ref = self._handle.call.remote("fetch", FetchRequest(newer_than=newer_than).SerializeToString())
             ref.future().add_done_callback(arrived)
         except Exception as error:
-            _settle(outcome.set_exception, _lost(error))
-        return outcome
+            _resolve(future.set_exception, _unavailable(error))
+        return future
 
     def close(self) -> None:
-        """A call under way is not waited for any longer."""
+        """Stop waiting for a pending call."""
         self._closed = True
 
     def _call(self, method: str, data: bytes, timeout_s: float) -> bytes:
@@ -104,35 +104,35 @@ class RayChannel:
         deadline = time.monotonic() + timeout_s
         try:
             ref = self._handle.call.remote(method, data)
-            while not ray.wait([ref], timeout=max(0.0, min(GLANCE_S, deadline - time.monotonic())))[0]:
+            while not ray.wait([ref], timeout=max(0.0, min(POLL_S, deadline - time.monotonic())))[0]:
                 if self._closed:
-                    raise RayCallError(grpc.StatusCode.CANCELLED, "the line was closed")
+                    raise RayCallError(grpc.StatusCode.CANCELLED, "the channel was closed")
                 if time.monotonic() >= deadline:
                     raise RayCallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s")
-            answer: bytes = _accepted(ray.get(ref))
+            answer: bytes = _unwrap(ray.get(ref))
         except (ray.exceptions.RayError, OSError, ValueError) as error:
-            raise _lost(error) from None
+            raise _unavailable(error) from None
         return answer
 
 
-def _accepted(answer: Any) -> Any:
+def _unwrap(answer: Any) -> Any:
     if isinstance(answer, tuple):
         raise RayCallError(grpc.StatusCode[answer[0]], answer[1])
     return answer
 
 
-def _lost(error: Exception) -> RayCallError:
+def _unavailable(error: Exception) -> RayCallError:
     return RayCallError(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {str(error).strip() or 'no details'}")
 
 
-def _settle(settle: Callable[[Any], None], value: Any) -> None:
-    with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-        settle(value)
+def _resolve(set_value: Callable[[Any], None], value: Any) -> None:
+    with contextlib.suppress(InvalidStateError):  # the future was cancelled
+        set_value(value)
 
 
 @dataclass(frozen=True)
 class RayMethod:
-    """A `shards.Method`: a call to the shard in a Ray actor."""
+    """`RpcMethod` of a shard in a Ray actor."""
 
     handle: Any
     name: str
@@ -145,13 +145,13 @@ class RayMethod:
 
 
 class RayCallFuture:
-    """A call under way."""
+    """Future of a pending Ray call."""
 
     def __init__(self, ref: Any, timeout_s: float) -> None:
         self._ref, self._deadline = ref, time.monotonic() + timeout_s
 
     def result(self, timeout: float) -> bytes:
-        """The answer; grpc.FutureTimeoutError if it has not come by then."""
+        """Reply of the call; grpc.FutureTimeoutError if it has not arrived in time."""
         import ray
 
         try:
@@ -159,14 +159,14 @@ class RayCallFuture:
                 if time.monotonic() >= self._deadline:
                     raise RayCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
                 raise grpc.FutureTimeoutError
-            data: bytes = _accepted(ray.get(self._ref))
+            data: bytes = _unwrap(ray.get(self._ref))
         except (ray.exceptions.RayError, OSError, ValueError) as error:
-            raise _lost(error) from None
+            raise _unavailable(error) from None
         return data
 
 
 class RayShardChannel:
-    """A `shards.Line` to the shard in a Ray actor."""
+    """`ShardChannel` to a shard in a Ray actor."""
 
     def __init__(self, handle: Any, address: str) -> None:
         self.address = address
@@ -176,42 +176,42 @@ class RayShardChannel:
 
 
 class RayCallHandler:
-    """Answers the calls that reach a host, as a server would those of gRPC; runs in Ray's threads."""
+    """Dispatches the calls that reach a host, as a gRPC server would; runs in Ray's threads."""
 
     def __init__(self, methods: MethodTable) -> None:
         self._methods = methods
         self._lock = threading.Lock()
-        self._put: tuple[bytes, Any] = (b"", None)
+        self._stored_reply: tuple[bytes, Any] = (b"", None)
 
     def answer(self, method: str, data: bytes) -> Any:
-        """Bytes; of weights for many a list with a reference to them, if they are large; or a status and a text."""
+        """Reply bytes; for large weights a list with an object reference; on failure a status name and a text."""
         kind, respond = self._methods[method]
         try:
             reply = respond(kind.FromString(data))
         except DecodeError:
-            return "INVALID_ARGUMENT", f"these bytes are no {kind.DESCRIPTOR.name}"
+            return "INVALID_ARGUMENT", f"the request is not a valid {kind.DESCRIPTOR.name}"
         except CallRejected as error:
             return error.code.name, error.text
         return [self._stored(reply)] if method == "fetch" and len(reply) >= INLINE_BYTES else reply
 
     def _stored(self, reply: bytes) -> Any:
-        """The reference to these very bytes; the desk gives out the same object to all who ask for a version."""
+        """Object reference of these bytes; `PublishedWeights.reply` returns the same object for a version."""
         import ray
 
         with self._lock:
-            if self._put[0] is not reply:
-                self._put = (reply, ray.put(reply))
-            return self._put[1]
+            if self._stored_reply[0] is not reply:
+                self._stored_reply = (reply, ray.put(reply))
+            return self._stored_reply[1]
 
 
-def fleet_methods(answers: FleetService) -> MethodTable:
-    return {"hello": (HelloRequest, answers.hello), "exchange": (ExchangeRequest, answers.exchange),
-            "fetch": (FetchRequest, answers.fetch), "pulse": (PulseRequest, answers.pulse)}
+def fleet_methods(service: FleetService) -> MethodTable:
+    return {"hello": (HelloRequest, service.hello), "exchange": (ExchangeRequest, service.exchange),
+            "fetch": (FetchRequest, service.fetch), "pulse": (PulseRequest, service.pulse)}
 
 
 @contextmanager
 def serve_calls(host: RayHost, methods: MethodTable) -> Iterator[None]:
-    """While inside, calls to the host are answered."""
+    """While inside, calls to the host are dispatched to `methods`."""
     host.call_handler = RayCallHandler(methods)
     try:
         yield

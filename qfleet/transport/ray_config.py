@@ -1,4 +1,4 @@
-"""The ray section of a config."""
+"""Config section `ray`."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ class RayConfig(Config):
     def inactive(self) -> dict[str, str]:
         if self.address is None:
             return {}
-        why = "a cluster that is there already has been told when it was started"
+        why = "they apply only to a Ray that this run starts"
         return dict.fromkeys(["object_store_mb", "dashboard"], why)
 
     def resources(self, role: str, device: str) -> dict[str, float]:
-        """What a role asks for, as Ray counts it: by name of a resource."""
-        asked: dict[str, float | int | None] = {"CPU": self.server_cpus if role == "server" else self.evaluator_cpus}
-        more: dict[str, float] = {}
+        """Ray resources of a role, by resource name."""
+        cpus = self.server_cpus if role == "server" else self.evaluator_cpus
+        requested: dict[str, float | int | None] = {"CPU": cpus}
+        custom: dict[str, float] = {}
         if role == "cell":
             gpus = float(device.startswith("cuda")) if self.cell_gpus is None else self.cell_gpus
-            asked = {"CPU": self.cell_cpus, "GPU": gpus, "memory": _bytes(self.cell_memory_mb)}
-            more = self.cell_resources
+            requested = {"CPU": self.cell_cpus, "GPU": gpus, "memory": _bytes(self.cell_memory_mb)}
+            custom = self.cell_resources
         elif role == "actor":
-            asked = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": _bytes(self.actor_memory_mb)}
-            more = self.actor_resources
-        return {name: amount for name, amount in asked.items() if amount} | more
+            requested = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": _bytes(self.actor_memory_mb)}
+            custom = self.actor_resources
+        return {name: amount for name, amount in requested.items() if amount} | custom
 
 
 def _bytes(megabytes: int | None) -> int | None:

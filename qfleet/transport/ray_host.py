@@ -1,9 +1,10 @@
-"""What lives in the process of a Ray actor: a job in a thread of its own, and calls that are answered beside it.
+"""Ray actor that hosts one role: a job in its own thread, and RPCs that are answered in parallel.
 
-    Ray's threads:  begin, look, leave, call      none of them waits, and each may come twice: Ray may say that a call
-    the job's:      whatever it was asked for     failed that was made
+    Ray's threads:  begin, look, leave, call      none of them blocks, and each may arrive twice: Ray may report a
+    job thread:     the role's main function      call as failed that was executed
 
-So who watches asks again whenever it is in doubt. A process that has no job has lost it together with its predecessor.
+The supervisor therefore repeats a call whenever its outcome is unknown. A process without a job replaced one that
+died.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE, EXIT_USER_ERR
 
 @dataclass(frozen=True)
 class HostStatus:
-    """How a host is: who it is, the number of its job (0: none yet), signs of life so far, what it said last, and how
-    the job ended. Another `self` is another process, whatever its number."""
+    """Status of a host: identity, job number (0: none yet), heartbeats so far, last message, and the job's exit code.
+
+    Another `process_token` is another process, whatever its job number.
+    """
 
     process_token: str
     pid: int
@@ -35,62 +38,62 @@ class HostStatus:
 
 
 class HostHeartbeat:
-    """The `Tie` of a job."""
+    """`Heartbeat` of a job in a Ray actor."""
 
     def __init__(self) -> None:
         self.beats = 0
-        self._asked = False
-        self._leave: Callable[[], object] | None = None
+        self._stop_requested = False
+        self._on_stop: Callable[[], object] | None = None
 
     def beat(self) -> None:
         self.beats += 1
 
     def on_orphan(self, callback: Callable[[], object]) -> None:
-        self._leave = callback
-        if self._asked:
+        self._on_stop = callback
+        if self._stop_requested:
             callback()
 
     def leave(self) -> None:
-        self._asked = True
-        if self._leave is not None:
-            self._leave()
+        self._stop_requested = True
+        if self._on_stop is not None:
+            self._on_stop()
 
 
 class CallHandler(Protocol):
-    """Whoever answers the calls of others in this process: bytes, or the name of a gRPC status and a text."""
+    """Answers RPCs in this process: returns bytes, or the name of a gRPC status and a text."""
 
     def answer(self, method: str, data: bytes) -> Any: ...
 
 
 class RayHost:
-    """The Ray actor. `reception` answers calls while there is one; `word` is kept for whoever looks.
+    """The Ray actor. `call_handler` answers calls while it is set; `message` is reported by `look`.
 
-    `number` is the job's: of a role that was started for the third time, 3.
+    `number` counts the starts of the role: 3 for a role that was started for the third time.
     """
 
     def __init__(self, log_path: str, paths: Sequence[str]) -> None:
         self.heartbeat = HostHeartbeat()
         self.message = ""
         self.call_handler: CallHandler | None = None
-        self._self, self.number = secrets.token_hex(8), 0
+        self._process_token, self.number = secrets.token_hex(8), 0
         self._code: int | None = None
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
-        _write_to(log_path)
+        _redirect_output(log_path)
 
     def begin(self, number: int, job: Callable[..., int], *args: Any) -> None:
-        """Start a job, unless it is under way: while its first call still imports the job, more of them come."""
-        with self._starting:
+        """Start a job, unless it has been started: repeated calls arrive while the first one still imports the job."""
+        with self._start_lock:
             if self.number == number:
                 return
             self.number = number
         threading.Thread(target=self._run, args=(job, args), name="job", daemon=True).start()
 
     def look(self) -> HostStatus:
-        return HostStatus(self._self, os.getpid(), self.number, self.heartbeat.beats, self.message, self._code)
+        return HostStatus(self._process_token, os.getpid(), self.number, self.heartbeat.beats, self.message, self._code)
 
     def leave(self) -> None:
-        """Ask the job to end in order."""
+        """Ask the job to stop in order."""
         self.heartbeat.leave()
 
     def call(self, method: str, data: bytes) -> Any:
@@ -115,8 +118,8 @@ class RayHost:
             self._code = code
 
 
-def _write_to(log_path: str) -> None:
-    """What this process prints belongs to the run's logs, if this node shares its disk; else Ray keeps it."""
+def _redirect_output(log_path: str) -> None:
+    """Append stdout and stderr to the run's log if this node shares its disk; otherwise Ray keeps them."""
     try:
         log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
     except OSError:

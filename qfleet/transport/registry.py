@@ -1,10 +1,10 @@
-"""Who takes part in a fleet, and what of each has been stored: the two tables behind "once, and only once".
+"""Members of a fleet and the messages stored from each; ensures that every message is stored exactly once.
 
-    session      a secret, drawn by every process that connects: the same session is the same life, whatever happens to
-                 the line, and only its holder can speak for a place
-    index        the place in the fleet: which arm it explores with; a restarted process keeps that of its name
-    incarnation  how many lives an index has had; only the newest may speak
-    memory       what an index has learnt for itself, such as a bandit; its next life is told
+    session      secret drawn by every process that connects: the same session is the same process, whatever happens
+                 to the connection, and only its holder can send for an index
+    index        position in the fleet, which selects the exploration parameters; a restarted process keeps its name's
+    incarnation  number of processes that an index has had; only the newest may send
+    memory       state of an index, such as a bandit; the next incarnation receives it
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 
 ROLES = ACTOR, LEARNER, EVALUATOR, SUPERVISOR = "actor", "cell", "evaluator", "supervisor"
 MAX_PAST_INCARNATIONS = 64
-"""Lives that ended and are still known: their last messages may wait in the inbox."""
+"""Ended incarnations that are still known: their last messages may be in the inbox."""
 
 FORGET_S = 1200.0
-"""A member that joined and was silent for so long is forgotten: twice the time that members wait for a fleet."""
+"""A joined member that was silent for this long is forgotten: twice the time that members wait for a fleet."""
 
 SessionStatus = Literal["current", "superseded", "unknown"]
 
 
 class FleetFull(Exception):
-    """As many members have joined as may."""
+    """The limit of joined members is reached."""
 
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """One process of the fleet. `heard` is a monotonic time, `steps` and `version` are as it said last."""
+    """One registered process. `heard` is a monotonic time; `steps` and `version` are as last reported."""
 
     name: str
     role: str
@@ -51,7 +51,7 @@ class MemberRecord:
 
 @dataclass(frozen=True)
 class Incarnation:
-    """What is remembered of one incarnation of an index, living or not. `own`: the run started it, it did not join."""
+    """One incarnation of an index, running or not. `own`: the run started it, it did not join."""
 
     name: str
     index: int
@@ -62,10 +62,10 @@ class Incarnation:
 
 
 class Registry:
-    """Gives out places, knows who was heard of when, and tells a message from its repetition.
+    """Assigns indices, tracks heartbeats, and recognises repeated messages.
 
-    At most `most` members that joined are there at once, and they are forgotten when they have been silent for long.
-    RPC threads call `hello`, `heard` and `left`; the main thread calls `fresh` and is the only one to change what has
+    At most `most` joined members are registered at once; they are forgotten after a long silence. RPC threads call
+    `hello`, `record_heartbeat` and `deregister`. Only the main thread calls `accept_sequence` and changes what has
     been stored, so a checkpoint that it makes agrees with the replay.
     """
 
@@ -75,120 +75,122 @@ class Registry:
         self._incarnations: dict[tuple[int, int], Incarnation] = {}
         self._newest: dict[int, Incarnation] = {}
         self._members: dict[int, MemberRecord] = {}
-        self._seen: dict[int, float] = {}  # when each index was last heard of, or loaded
+        self._seen: dict[int, float] = {}  # time of each index's last heartbeat, or of loading
         self._stored: dict[str, int] = {}
-        self._memories: dict[int, bytes] = {}
+        self._member_states: dict[int, bytes] = {}
 
     def hello(self, name: str, role: str, host: str, pid: int, session: str, own: bool = True) -> tuple[int, int]:
-        """A place in the fleet: (index, incarnation). The same life keeps both, a new one of that name the index.
+        """Register a process; returns (index, incarnation).
 
-        FleetFull for a member that joins (not `own`) when there are too many of those.
+        The same session keeps both, a new one of that name the index.
+
+        FleetFull for a joining member (not `own`) at the limit.
         """
         with self._lock:
             self._expire()
-            index = self._place(name, role)
+            index = self._index_of(name, role)
             if not own and not self._occupied(index) and self._joined() >= self.most:
-                raise FleetFull(f"{self.most} members have joined, which is as many as fleet.max_members allows")
-            life = self._newest.get(index)
-            if life is None or life.session != session:
-                if own and life is not None and not life.own:
-                    self._memories.pop(index, None)  # the run's own processes believe nothing that others left
-                life = Incarnation(name, index, life.incarnation + 1 if life else 1, session, role, own)
-                self._newest[index] = self._incarnations[index, life.incarnation] = life
-                self._forget()
+                raise FleetFull(f"{self.most} members have joined, the limit of fleet.max_members")
+            entry = self._newest.get(index)
+            if entry is None or entry.session != session:
+                if own and entry is not None and not entry.own:
+                    self._member_states.pop(index, None)  # the run's own processes do not trust state of joined members
+                entry = Incarnation(name, index, entry.incarnation + 1 if entry else 1, session, role, own)
+                self._newest[index] = self._incarnations[index, entry.incarnation] = entry
+                self._drop_ended()
             self._seen[index] = time.monotonic()
             before = self._members.get(index)
             self._members[index] = (
                 replace(before, heard=time.monotonic()) if before is not None and before.session == session else
-                MemberRecord(name, role, host, pid, index, life.incarnation, session, time.monotonic()))
-            return index, life.incarnation
+                MemberRecord(name, role, host, pid, index, entry.incarnation, session, time.monotonic()))
+            return index, entry.incarnation
 
     def owns_session(self, index: int, incarnation: int, session: str) -> bool:
-        """Whether this is the secret of a life that is known."""
+        """True if `session` is the secret of this incarnation."""
         with self._lock:
-            life = self._incarnations.get((index, incarnation))
-        return life is not None and hmac.compare_digest(life.session.encode(), session.encode())
+            entry = self._incarnations.get((index, incarnation))
+        return entry is not None and hmac.compare_digest(entry.session.encode(), session.encode())
 
     def role(self, index: int, incarnation: int) -> str:
-        """Of a life that is known; empty of any other."""
+        """Role of a known incarnation; otherwise empty."""
         with self._lock:
-            life = self._incarnations.get((index, incarnation))
-        return "" if life is None else life.role
+            entry = self._incarnations.get((index, incarnation))
+        return "" if entry is None else entry.role
 
     def joined(self, index: int, incarnation: int) -> bool:
-        """Whether a life is not of a process that the run started."""
+        """True unless the run itself started this incarnation."""
         with self._lock:
-            life = self._incarnations.get((index, incarnation))
-        return life is None or not life.own
+            entry = self._incarnations.get((index, incarnation))
+        return entry is None or not entry.own
 
     def record_heartbeat(self, index: int, incarnation: int, steps: int, version: int) -> SessionStatus:
-        """Note a sign of life. `superseded`: a newer process has this name; `unknown`: it must say hello."""
+        """Record a heartbeat. `superseded`: a newer process has this name; `unknown`: the sender must send hello."""
         with self._lock:
-            member, life = self._members.get(index), self._incarnations.get((index, incarnation))
-            if member is None or life is None:
+            member, entry = self._members.get(index), self._incarnations.get((index, incarnation))
+            if member is None or entry is None:
                 return "unknown"
             if member.incarnation != incarnation:
-                return "superseded" if member.name == life.name else "unknown"
+                return "superseded" if member.name == entry.name else "unknown"
             self._seen[index] = time.monotonic()
             self._members[index] = replace(member, heard=self._seen[index], steps=steps, version=version)
             return "current"
 
     def deregister(self, index: int, incarnation: int) -> None:
-        """Somebody went away on purpose."""
+        """Remove a member that left on purpose."""
         with self._lock:
             if (member := self._members.get(index)) is not None and member.incarnation == incarnation:
                 del self._members[index]
 
     def members(self) -> tuple[MemberRecord, ...]:
-        """All that said hello and did not leave, by index; those that died are among them, silent."""
+        """All registered members that did not leave, by index; dead ones are included, with an old `heard`."""
         with self._lock:
             self._expire()
             return tuple(self._members[index] for index in sorted(self._members))
 
     def accept_sequence(self, index: int, incarnation: int, sequence: int) -> bool:
-        """Whether a message has not been stored yet; from now on it counts as stored. For the main thread."""
+        """True if a message has not been stored yet, and count it as stored. For the main thread."""
         with self._lock:
-            life = self._incarnations.get((index, incarnation))
-            if life is None or sequence <= self._stored.get(life.session, 0):
+            entry = self._incarnations.get((index, incarnation))
+            if entry is None or sequence <= self._stored.get(entry.session, 0):
                 return False
-            self._stored[life.session] = sequence
+            self._stored[entry.session] = sequence
             return True
 
-    def set_member_state(self, index: int, memory: bytes) -> None:
-        """What the next life of this place is to know. For the main thread."""
+    def set_member_state(self, index: int, state: bytes) -> None:
+        """Set the state that the next incarnation of this index receives. For the main thread."""
         with self._lock:
-            self._memories[index] = memory
+            self._member_states[index] = state
 
     def member_state(self, index: int) -> bytes:
         with self._lock:
-            return self._memories.get(index, b"")
+            return self._member_states.get(index, b"")
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            return {"lives": [list(astuple(life)) for life in self._incarnations.values()],
+            return {"lives": [list(astuple(entry)) for entry in self._incarnations.values()],
                     "stored": dict(self._stored),
-                    "memories": {str(index): np.frombuffer(memory, np.uint8).copy()
-                                 for index, memory in self._memories.items()}}
+                    "memories": {str(index): np.frombuffer(state, np.uint8).copy()
+                                 for index, state in self._member_states.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Names keep their places and sessions their counts; who is alive is seen when they say hello."""
+        """Restore indices of names and sequences of sessions; members count as alive when they send hello."""
         with self._lock:
-            lives = [Incarnation(str(name), int(index), int(incarnation), str(session), *more)
+            entries = [Incarnation(str(name), int(index), int(incarnation), str(session), *more)
                      for name, index, incarnation, session, *more in state["lives"]]
-            self._incarnations = {(life.index, life.incarnation): life for life in lives}
-            self._newest = {life.index: life for life in sorted(lives, key=lambda life: life.incarnation)}
+            self._incarnations = {(entry.index, entry.incarnation): entry for entry in entries}
+            self._newest = {entry.index: entry for entry in sorted(entries, key=lambda entry: entry.incarnation)}
             self._stored = {str(session): int(sequence) for session, sequence in state["stored"].items()}
-            self._memories = {int(index): bytes(memory) for index, memory in state.get("memories", {}).items()}
+            self._member_states = {int(index): bytes(value) for index, value in state.get("memories", {}).items()}
             self._members = {}
             self._seen = dict.fromkeys(self._newest, time.monotonic())
 
-    def _place(self, name: str, role: str) -> int:
+    def _index_of(self, name: str, role: str) -> int:
         numbered = {ACTOR: "local", LEARNER: "cell"}
-        if role in numbered and (place := re.fullmatch(rf"{numbered[role]}/([0-9]{{1,6}})", name)):
-            return int(place[1])
-        for life in self._newest.values():
-            if life.name == name:
-                return life.index
+        if role in numbered and (match := re.fullmatch(rf"{numbered[role]}/([0-9]{{1,6}})", name)):
+            return int(match[1])
+        for entry in self._newest.values():
+            if entry.name == name:
+                return entry.index
         index, stride = (self.actors, 1) if role == ACTOR else (-1, -1)
         while self._occupied(index):
             index += stride
@@ -199,26 +201,27 @@ class Registry:
         return member is not None and time.monotonic() - member.heard < self.live_s
 
     def _joined(self) -> int:
-        """Members that joined and live."""
-        return sum(not life.own and self._occupied(index) for index, life in self._newest.items())
+        """Number of joined members that are alive."""
+        return sum(not entry.own and self._occupied(index) for index, entry in self._newest.items())
 
     def _expire(self) -> None:
-        """Forget members that joined and have been silent for long, with all that was kept for them."""
+        """Forget joined members that have been silent for `FORGET_S`, with their state."""
         now = time.monotonic()
-        late = [index for index, life in self._newest.items() if not life.own and now - self._seen[index] > FORGET_S]
-        for index in late:
+        expired = [index for index, entry in self._newest.items()
+                   if not entry.own and now - self._seen[index] > FORGET_S]
+        for index in expired:
             del self._newest[index], self._seen[index]
             self._members.pop(index, None)
-            self._memories.pop(index, None)
-        if late:
-            self._incarnations = {place: life for place, life in self._incarnations.items() if place[0] not in late}
-            self._forget()
+            self._member_states.pop(index, None)
+        if expired:
+            self._incarnations = {key: entry for key, entry in self._incarnations.items() if key[0] not in expired}
+            self._drop_ended()
 
-    def _forget(self) -> None:
-        """Drop the oldest lives that ended; dicts keep the order in which they began."""
-        current = {life.session for life in self._newest.values()}
-        ended = [place for place, life in self._incarnations.items() if life.session not in current]
-        for place in ended[:-MAX_PAST_INCARNATIONS]:
-            del self._incarnations[place]
-        known = {life.session for life in self._incarnations.values()}
+    def _drop_ended(self) -> None:
+        """Drop the oldest ended incarnations; dicts keep the order in which they began."""
+        current = {entry.session for entry in self._newest.values()}
+        ended = [key for key, entry in self._incarnations.items() if entry.session not in current]
+        for key in ended[:-MAX_PAST_INCARNATIONS]:
+            del self._incarnations[key]
+        known = {entry.session for entry in self._incarnations.values()}
         self._stored = {session: sequence for session, sequence in self._stored.items() if session in known}

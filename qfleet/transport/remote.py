@@ -1,4 +1,4 @@
-"""Replay and weights of another process, as the roles of this one see them."""
+"""Proxies of a remote replay and of remote weights, for the roles of a member process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ State = dict[str, torch.Tensor]
 RETRY_S = 1.0
 POLL_S = 0.005
 NEWEST_S = 60.0
-"""How long an evaluator waits for the newest weights before it goes on without."""
+"""Seconds that an evaluator waits for the newest weights before it continues without them."""
 
 
 class RemoteReplay:
-    """Packs chunks in the caller's thread and queues them; `None` from `add` means that the queue is full: wait."""
+    """Packs chunks in the caller's thread and queues them. `add` returns None if the queue is full: retry later."""
 
     def __init__(self, outbox: Outbox, layout: Layout) -> None:
         self._outbox, self._codec, self._starts = outbox, Codec(layout), layout.starts
@@ -43,7 +43,7 @@ class RemoteReplay:
             return None
         self._stalled.end()
         self._encoding.begin()
-        for name, values in chunk.columns.items():  # the other side would refuse it, again and again
+        for name, values in chunk.columns.items():  # the learner would reject it every time
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise BadOutput(f"{name} is too large for {values.dtype}, or not a number: check what the environment "
                                 "gives, or wrap it (env.wrappers)")
@@ -71,57 +71,60 @@ class RemoteClock:
 
 
 class RemoteWeights:
-    """Fetched in the background as soon as those before were taken: for an actor, who asks at every step."""
+    """Weights prefetched in the background once the last ones were taken: for an actor, which asks at every step."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
-        self._held: tuple[int, State] | None = None
-        self._anew = False
+        self._ready: tuple[int, State] | None = None
+        self._accept_any = False
         self._call: Any = None
         self._not_before = 0.0
         self.version = -1
 
     def fetch(self, newer_than: int) -> tuple[int, State] | None:
         with self._lock:
-            held = self._held
-            # A learner that was resumed may be behind what it published in its former life: its word holds.
-            if held is None or (held[0] <= newer_than and not self._anew):
+            ready = self._ready
+            # A resumed learner may be behind the version it published before; its weights are authoritative.
+            if ready is None or (ready[0] <= newer_than and not self._accept_any):
                 return None
-            self._held, self._anew, self.version = None, False, held[0]
+            self._ready, self._accept_any, self.version = None, False, ready[0]
         self._wake()
-        return held
+        return ready
 
     def rewind(self) -> None:
-        """Another learner has taken over: whatever it has is news."""
+        """Accept any version next: another learner process has taken over."""
         with self._lock:
-            self._held, self._anew, self.version = None, True, -1
+            self._ready, self._accept_any, self.version = None, True, -1
             call, self._call = self._call, None
         if call is not None:
             call.cancel()
 
-    def poll(self, caller: Channel, newest: int) -> None:
-        """Take in what has arrived, and ask for what is newer; for the link's thread. UserError if that is no use."""
+    def poll(self, channel: Channel, newest: int) -> None:
+        """Take in a finished fetch and start the next one; for the connection's thread.
+
+        UserError if retrying cannot help.
+        """
         if self._call is not None and self._call.done():
             call, self._call = self._call, None
-            self._arrived(call, caller)
+            self._store(call, channel)
         with self._lock:
-            idle = self._held is None and self._call is None and newest > self.version
+            idle = self._ready is None and self._call is None and newest > self.version
         if idle and time.monotonic() >= self._not_before:
-            self._call = caller.fetch(self.version)
+            self._call = channel.fetch(self.version)
             self._call.add_done_callback(lambda _: self._wake())
 
-    def _arrived(self, call: Any, caller: Channel) -> None:
+    def _store(self, call: Any, channel: Channel) -> None:
         try:
-            news = read_fetched(call.result())
-            held = None if news is None else (news[0], unpack_weights(news[1]))
+            fetched = read_fetched(call.result())
+            ready = None if fetched is None else (fetched[0], unpack_weights(fetched[1]))
         except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
-            if isinstance(error, grpc.RpcError) and (fatal := fatal_error(error, caller.address)) is not None:
+            if isinstance(error, grpc.RpcError) and (fatal := fatal_error(error, channel.address)) is not None:
                 raise fatal from None
             self._not_before = time.monotonic() + RETRY_S
             return
         with self._lock:
-            self._held = held
+            self._ready = ready
 
     def close(self) -> None:
         if self._call is not None:
@@ -129,40 +132,41 @@ class RemoteWeights:
 
 
 class NewestWeights:
-    """Fetched when they are asked for, while the caller waits: for an evaluator, who asks rarely, for the newest."""
+    """Weights fetched on request while the caller waits: for an evaluator, which asks rarely and for the newest."""
 
-    def __init__(self, caller: Channel, over: Callable[[], bool]) -> None:
-        self._caller, self._over = caller, over
-        self._anew = False
+    def __init__(self, channel: Channel, is_over: Callable[[], bool]) -> None:
+        self._channel, self._is_over = channel, is_over
+        self._accept_any = False
         self.version = -1
 
     def rewind(self) -> None:
-        self._anew = True
+        self._accept_any = True
 
     def fetch(self, newer_than: int) -> tuple[int, State] | None:
         deadline = time.monotonic() + NEWEST_S
-        while not self._over():
+        while not self._is_over():
             try:
-                anew, self._anew = self._anew, False
-                call = self._caller.fetch(-1 if anew else newer_than)
-                while not call.done() and not self._over():
+                accept_any, self._accept_any = self._accept_any, False
+                call = self._channel.fetch(-1 if accept_any else newer_than)
+                while not call.done() and not self._is_over():
                     time.sleep(POLL_S)
                 if not call.done():
                     call.cancel()
                     return None
-                news = read_fetched(call.result())
+                fetched = read_fetched(call.result())
             except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
-                if isinstance(error, grpc.RpcError) and (fatal := fatal_error(error, self._caller.address)) is not None:
+                fatal = fatal_error(error, self._channel.address) if isinstance(error, grpc.RpcError) else None
+                if fatal is not None:
                     raise fatal from None
-                self._anew |= anew
+                self._accept_any |= accept_any
                 if time.monotonic() > deadline:
-                    log.warning("no weights from %s: %s", self._caller.address,
+                    log.warning("no weights from %s: %s", self._channel.address,
                                 summarize_error(error) if isinstance(error, grpc.RpcError) else error)
                     return None
                 time.sleep(RETRY_S)
                 continue
-            if news is None:
+            if fetched is None:
                 return None
-            self.version = news[0]
-            return news[0], unpack_weights(news[1])
+            self.version = fetched[0]
+            return fetched[0], unpack_weights(fetched[1])
         return None

@@ -1,11 +1,11 @@
-"""Who may talk to a fleet: a token from a file that only its owner can read, and TLS by certificate files.
+"""Authentication of a fleet: a token from a file that only its owner can read, and optional TLS.
 
-    client ── nonce ──────────────────────────▶ server      the token itself never travels: both sides show an HMAC
-    client ◀───── challenge, HMAC("server", ..) server      of both nonces, made with a key that is derived from the
-    client ── HMAC("client", ..), every call ─▶ server      token, and the server shows it first
+    client ── nonce ──────────────────────────▶ server      the token itself is never sent: both sides send an HMAC
+    client ◀───── challenge, HMAC("server", ..) server      of both nonces, with a key derived from the token, and
+    client ── HMAC("client", ..), every call ─▶ server      the server sends its HMAC first
 
-What the server answers to a hello is signed as well, since it may name code: a process between the two can pass it on,
-but not change it.
+The reply to a hello is signed as well, since it may name code to import: a process between the two can forward it, but
+not change it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qfleet.core.errors import UserError
 
 ChannelCredentials = grpc.ChannelCredentials
 AUTHORIZATION, NONCE, PROOF = "authorization", "qfleet-nonce", "qfleet-proof"
-"""Metadata: credentials of a call, the nonce of one that asks for a proof, the signature of an answer."""
+"""Metadata keys: credentials of a call, nonce of a proof request, signature of a reply."""
 
 CLAIM_DIGITS = 16
 _TOKEN = re.compile(r"[!-~]+")
@@ -42,7 +42,7 @@ def fresh_token() -> str:
 
 
 def read_token(path: str | Path) -> str:
-    """The token in a file. A file that others can read, or that holds none, is refused with the remedy."""
+    """Read a token file. UserError with the remedy if others can read it, or it holds no token."""
     path = Path(path)
     try:
         with path.open() as file:
@@ -61,12 +61,12 @@ def read_token(path: str | Path) -> str:
     if not token:
         raise UserError(f"token file {path} is empty: `openssl rand -hex 32 > {path}` writes a token")
     if not _TOKEN.fullmatch(token):
-        raise UserError(f"token file {path} must hold one word of plain ASCII, without spaces")
+        raise UserError(f"token file {path} must hold one token of printable ASCII characters, without spaces")
     return token
 
 
 def write_token(path: str | Path) -> str:
-    """A fresh token in a new file that only its owner can read."""
+    """Write a fresh token to a new file that only its owner can read."""
     token = fresh_token()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -85,37 +85,38 @@ def fresh_nonce() -> str:
 
 @lru_cache(maxsize=64)
 def derive_key(token: str) -> bytes:
-    """The key behind a token. Slow by design: any process that can connect is shown a proof to guess tokens by."""
+    """HMAC key of a token. Slow by design: any process that can connect receives a proof to test guesses on."""
     return hashlib.scrypt(token.encode(), salt=b"qfleet.wire", n=1 << 14, r=8, p=1, dklen=32)
 
 
-def sign(key: bytes, *words: str | bytes) -> str:
-    """HMAC-SHA256 of a list of words, each preceded by its length."""
-    parts = [word.encode() if isinstance(word, str) else word for word in words]
+def sign(key: bytes, *fields: str | bytes) -> str:
+    """HMAC-SHA256 of a list of fields, each preceded by its length."""
+    parts = [field.encode() if isinstance(field, str) else field for field in fields]
     data = b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "big"), part))
     return hmac.digest(key, data, "sha256").hex()
 
 
 def constant_time_equal(given: str, expected: str) -> bool:
-    """Compared in a time that does not depend on how much of it is right."""
+    """Compare in a time that does not depend on the position of the first difference."""
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def client_metadata(token: str, nonce: str, challenge: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that every call to a server with this challenge carries."""
+    """Metadata of every call to a server with this challenge."""
     return ((AUTHORIZATION, f"QFleet {nonce} {sign(derive_key(token), 'client', nonce, challenge)}"),)
 
 
 def metadata_value(metadata: Metadata, key: str) -> str:
-    """The value of a key, empty if it is not there."""
+    """Value of a key, empty if absent."""
     value = next((value for name, value in metadata if name == key), "")
     return value if isinstance(value, str) else value.decode("latin-1")
 
 
 class Keyring:
-    """The tokens of a server: the first is that of the run's own processes, the others are for members that join.
+    """Tokens of a server: the first is that of the run's own processes, the others are for members that join.
 
-    Credentials hold for one `challenge`, and so for one life of a server: a caller of the next one proves anew.
+    Credentials are valid for one `challenge`, that is for one server process; clients of the next one authenticate
+    again.
     """
 
     def __init__(self, tokens: Sequence[str], challenge: str | None = None) -> None:
@@ -125,33 +126,33 @@ class Keyring:
         self._keys = [derive_key(token) for token in tokens]
 
     def proofs(self, metadata: Metadata) -> list[str]:
-        """That this server knows its tokens, one proof for each; none without a proper nonce."""
+        """Proofs that this server knows its tokens, one for each; none without a valid nonce."""
         nonce = metadata_value(metadata, NONCE)
         return [sign(key, "server", nonce, self.challenge) for key in self._keys] if _NONCE.fullmatch(nonce) else []
 
     def token_index(self, metadata: Metadata) -> int | None:
-        """Which of the tokens a caller knows: 0 = that of the run's own processes, None = none of them."""
+        """Index of the token that the caller knows: 0 = that of the run's own processes, None = none."""
         scheme, _, rest = metadata_value(metadata, AUTHORIZATION).partition(" ")
         nonce, _, given = rest.partition(" ")
         right = [constant_time_equal(given, sign(key, "client", nonce, self.challenge)) for key in self._keys]
         return right.index(True) if scheme == "QFleet" and any(right) else None
 
     def sign_reply(self, metadata: Metadata, request: bytes, reply: bytes) -> str:
-        """The signature of an answer, by the token that the caller knows."""
+        """Signature of a reply, with the token that the caller knows."""
         metadata = list(metadata)
-        nonce, holder = metadata_value(metadata, AUTHORIZATION).split(" ")[1], self.token_index(metadata)
-        assert holder is not None
-        return sign(self._keys[holder], "answer", nonce, self.challenge, request, reply)
+        nonce, index = metadata_value(metadata, AUTHORIZATION).split(" ")[1], self.token_index(metadata)
+        assert index is not None
+        return sign(self._keys[index], "answer", nonce, self.challenge, request, reply)
 
 
 def claimed_name(host: str, claim: str, index: int) -> str:
-    """The name of a member that joins. Its middle is the hash of a secret: only a holder of that can use the name."""
+    """Name of a joining member. It contains the hash of a secret, so only the secret's holder can use it."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", host)[:100] or "host"
     return f"{plain}-{_digest(claim)}/{index}"
 
 
 def may_claim(name: str, claim: str) -> bool:
-    """Whether a name was made with this secret."""
+    """True if a name was made with this secret."""
     found = _JOINED.fullmatch(name)
     return found is not None and constant_time_equal(found[1], _digest(claim))
 
@@ -161,7 +162,7 @@ def _digest(claim: str) -> str:
 
 
 def server_credentials(cert: str | Path, key: str | Path, ca: str | Path | None = None) -> grpc.ServerCredentials:
-    """TLS for whoever listens; with `ca`, those who connect must show a certificate that it signed."""
+    """TLS credentials of a server; with `ca`, clients must present a certificate signed by it."""
     _check_pair(cert, key)
     roots = _authority(ca) if ca is not None else None
     pair = (_pem(key, "PRIVATE KEY"), _pem(cert, "CERTIFICATE"))
@@ -170,7 +171,10 @@ def server_credentials(cert: str | Path, key: str | Path, ca: str | Path | None 
 
 def channel_credentials(ca: str | Path, cert: str | Path | None = None,
                         key: str | Path | None = None) -> grpc.ChannelCredentials:
-    """TLS for whoever connects: `ca` signed the fleet's certificate (or is it itself); cert and key are its own."""
+    """TLS credentials of a client.
+
+    `ca` signed the server's certificate (or is it); `cert` and `key` are the client's.
+    """
     roots = _authority(ca)
     if cert is None or key is None:
         if cert is not None or key is not None:
@@ -202,7 +206,7 @@ def _authority(path: str | Path) -> bytes:
 
 
 def _check_pair(cert: str | Path, key: str | Path) -> None:
-    """gRPC would only say that it cannot bind; OpenSSL says what is wrong with a certificate and its key."""
+    """Load certificate and key with OpenSSL, which explains what is wrong; gRPC would only say that it cannot bind."""
     _pem(cert, "CERTIFICATE")
     if b"ENCRYPTED" in _pem(key, "PRIVATE KEY"):
         raise UserError(f"TLS key {key} is encrypted: write it without a passphrase, readable by its owner only")

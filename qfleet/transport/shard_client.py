@@ -1,4 +1,4 @@
-"""The client of a parameter-server shard: retries, shared memory within a host, gRPC or Ray calls."""
+"""Client of a parameter-server shard: retries, shared memory within a host, gRPC or Ray calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from qfleet.transport.shard_service import (
     CHALLENGE,
     METHODS,
     SERVICE,
-    WORDS,
+    VERDICT_NAMES,
     pack_buffers,
     pack_shard,
     to_bytes,
@@ -51,15 +51,12 @@ from qfleet.transport.shared_memory import OwnedSharedBuffer
 
 log = logging.getLogger(__name__)
 
-
 RETRY_S = 0.1
-
-
-GLANCE_S = 0.5
+POLL_S = 0.5
 
 
 class GrpcShardChannel:
-    """How a shard of this host is called: `methods` take the bytes of a request and a timeout, as gRPC's do."""
+    """gRPC channel to a shard on this host."""
 
     def __init__(self, address: Address, token: str) -> None:
         self.address = address
@@ -73,7 +70,7 @@ class GrpcShardChannel:
 
 
 class RpcMethod(Protocol):
-    """A call by name: at once, or as a future with `result(timeout)`. Failures are `grpc.RpcError`."""
+    """One RPC from bytes to bytes: blocking, or as a future with `result(timeout)`. Failures are `grpc.RpcError`."""
 
     def __call__(self, request: bytes, timeout: float) -> bytes: ...
     def future(self, request: bytes, timeout: float) -> Any: ...
@@ -81,7 +78,7 @@ class RpcMethod(Protocol):
 
 @dataclass(frozen=True)
 class GrpcMethod:
-    """A `Method` of gRPC's."""
+    """`RpcMethod` of a gRPC channel."""
 
     method: Any
     metadata: Any
@@ -95,7 +92,7 @@ class GrpcMethod:
 
 
 class ShardChannel(Protocol):
-    """What carries calls to a shard."""
+    """Transport to a shard. `methods` take the bytes of a request and a timeout, as gRPC's do."""
 
     @property
     def address(self) -> object: ...
@@ -105,19 +102,19 @@ class ShardChannel(Protocol):
 
 
 class RemoteShard:
-    """Implements `Shelf`. A shard that does not answer is asked again, the same thing, until patience ends.
+    """Implements `ShardClient`. Calls to a shard that does not answer are repeated until `patience_s` has passed.
 
-    To a shard of this host a worker that pushes has a board, which the next call writes to, if it shall `share`. What
-    is asked again travels, and the next push has another board: somebody may still be busy with the old one.
-    `wait` is called while there is nothing to do but wait; it may raise to end the waiting.
+    If `share` is set, a worker that pushes to a shard on this host does so through a shared buffer, which the next
+    call overwrites. A repeated call sends its tensors instead, and the next push uses a new buffer: the shard may
+    still be reading the old one. `wait` is called while waiting; it may raise to give up.
     """
 
-    def __init__(self, line: ShardChannel, patience_s: float, wait: Callable[[float], object] = time.sleep,
+    def __init__(self, channel: ShardChannel, patience_s: float, wait: Callable[[float], object] = time.sleep,
                  share: bool = True) -> None:
-        self.address, self.patience_s, self.wait = line.address, patience_s, wait
-        self._channel, self._methods = line, line.methods
+        self.address, self.patience_s, self.wait = channel.address, patience_s, wait
+        self._channel, self._methods = channel, channel.methods
         self._buffer: OwnedSharedBuffer | None = None
-        self._shares = share and isinstance(line.address, Address) and bool(line.address.path)
+        self._sharing = share and isinstance(channel.address, Address) and bool(channel.address.path)
 
     def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
         request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
@@ -126,41 +123,41 @@ class RemoteShard:
             request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
             request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
             request.buffers = pack_buffers(push.buffers)
-        board = self._buffer_for(push)
-        if board is not None:
-            request.board.CopyFrom(board.ticket)
+        buffer = self._buffer_for(push)
+        if buffer is not None:
+            request.board.CopyFrom(buffer.ticket)
             if push is not None:
-                board.gradient(push.gradient.dtype).copy_(push.gradient)
+                buffer.gradient(push.gradient.dtype).copy_(push.gradient)
         elif push is not None:
             request.gradient = to_bytes(push.gradient)
 
-        def without_board() -> bytes:
-            nonlocal board
-            if board is not None:
+        def without_buffer() -> bytes:
+            nonlocal buffer
+            if buffer is not None:
                 self._drop_buffer()
-                board = None
+                buffer = None
                 request.ClearField("board")
                 if push is not None:
                     request.gradient = to_bytes(push.gradient)
             return request.SerializeToString()
 
-        finish = self._call("Meet", request.SerializeToString(), without_board)
+        finish = self._call("Meet", request.SerializeToString(), without_buffer)
 
-        def met() -> PushPullResult:
+        def finish_push_pull() -> PushPullResult:
             reply = MeetReply.FromString(finish())
-            answer = None if push is None else PushResult(WORDS[reply.verdict], reply.version, reply.staleness)
-            shown = None
+            answer = None if push is None else PushResult(VERDICT_NAMES[reply.verdict], reply.version, reply.staleness)
+            snapshot = None
             if pull:
-                weights = to_tensor(reply.weights, torch.float32) if board is None else board.weights
-                shown = WeightSnapshot(reply.epoch, reply.version, weights, unpack_buffers(reply.buffers))
-            if push is not None and shown is not None and shown.weights.shape != push.gradient.shape:
-                raise ProcessFault(f"{self.address} has {len(shown.weights)} weights, not {len(push.gradient)}")
-            return answer, shown
+                weights = to_tensor(reply.weights, torch.float32) if buffer is None else buffer.weights
+                snapshot = WeightSnapshot(reply.epoch, reply.version, weights, unpack_buffers(reply.buffers))
+            if push is not None and snapshot is not None and snapshot.weights.shape != push.gradient.shape:
+                raise ProcessFault(f"{self.address} has {len(snapshot.weights)} weights, not {len(push.gradient)}")
+            return answer, snapshot
 
-        return met
+        return finish_push_pull
 
     def status(self, timeout_s: float = 1.0) -> LookReply | None:
-        """How the shard is; None if it does not answer."""
+        """Status of the shard; None if it does not answer."""
         try:
             data = self._methods["Look"](b"", timeout=timeout_s)
         except grpc.RpcError:
@@ -171,7 +168,10 @@ class RemoteShard:
         return unpack_shard(State.FromString(self._call("Copy", CopyRequest().SerializeToString())()))
 
     def shut_down(self) -> None:
-        """Nobody will ask again. Who does not hear it is told by others."""
+        """Tell the shard that it will not be called again.
+
+        Failure is ignored: the supervisor stops the shard as well.
+        """
         with suppress(grpc.RpcError):
             self._methods["Dismiss"](b"", timeout=1.0)
 
@@ -183,9 +183,9 @@ class RemoteShard:
         self._channel.close()
 
     def _buffer_for(self, push: Push | None) -> OwnedSharedBuffer | None:
-        if push is not None and self._buffer is not None and self._buffer.numbers != len(push.gradient):
+        if push is not None and self._buffer is not None and self._buffer.length != len(push.gradient):
             self._drop_buffer()
-        if push is not None and self._buffer is None and self._shares and len(push.gradient):
+        if push is not None and self._buffer is None and self._sharing and len(push.gradient):
             try:
                 self._buffer = OwnedSharedBuffer(len(push.gradient), push.gradient.is_cuda)
             except OSError as error:
@@ -198,36 +198,36 @@ class RemoteShard:
         self._buffer = None
 
     def _disable_sharing(self, why: str) -> None:
-        self._shares = False
-        log.info("gradients and weights are sent to %s, and not shared with it: %s", self.address, why)
+        self._sharing = False
+        log.info("no shared memory with %s, sending gradients and weights instead: %s", self.address, why)
 
     def _call(self, name: str, request: bytes, again: Callable[[], bytes] | None = None) -> Callable[[], bytes]:
-        """Begin a call; what is returned waits for its answer. What is asked `again` may be worded otherwise."""
-        def dialled(data: bytes) -> Any:
+        """Start a call; the returned function waits for its reply. A repetition sends `again()` if that is given."""
+        def send(data: bytes) -> Any:
             return self._methods[name].future(data, timeout=CALL_S + len(data) / SLOWEST_BYTES_PER_S)
 
-        begun = dialled(request)
+        first = send(request)
 
         def finish() -> bytes:
-            since, call = time.monotonic(), begun
+            since, call = time.monotonic(), first
             while True:
                 try:
-                    data: bytes = call.result(timeout=GLANCE_S)
+                    data: bytes = call.result(timeout=POLL_S)
                     return data
                 except grpc.FutureTimeoutError:
                     self.wait(0.0)
                     continue
                 except grpc.RpcError as error:
-                    self._missed(error, time.monotonic() - since)
+                    self._raise_if_fatal(error, time.monotonic() - since)
                 self.wait(RETRY_S * random.uniform(0.5, 1.0))
-                call = dialled(again() if again else request)
+                call = send(again() if again else request)
 
         return finish
 
-    def _missed(self, error: grpc.RpcError, waited_s: float) -> None:
+    def _raise_if_fatal(self, error: grpc.RpcError, waited_s: float) -> None:
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             raise ProcessFault(error.details()) from None
-        if error.code() == grpc.StatusCode.NOT_FOUND and self._shares:
+        if error.code() == grpc.StatusCode.NOT_FOUND and self._sharing:
             self._disable_sharing(error.details())
             return
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
@@ -236,4 +236,4 @@ class RemoteShard:
             raise fatal from None
         if waited_s > self.patience_s:
             why = summarize_error(error)
-            raise ProcessFault(f"the shard at {self.address} has not answered for {waited_s:.0f} s ({why})") from None
+            raise ProcessFault(f"no answer from the shard at {self.address} for {waited_s:.0f} s ({why})") from None

@@ -1,7 +1,7 @@
-"""A shard of a parameter server over the wire: the service around it, and the shard as others see it.
+"""RPC service of a parameter-server shard.
 
-Gradients and weights are plain numbers whose count must be right. They travel, or, within a host, lie on a `board` that
-both sides see. A shard's whole state travels as safetensors.
+Gradients and weights are plain arrays whose length must match. They are sent, or, within a host, shared through a
+`SharedBuffer`. A shard's whole state is sent as safetensors.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ log = logging.getLogger(__name__)
 SERVICE = "qfleet.shard.v1.Shard"
 METHODS = ("Meet", "Look", "Copy", "Load", "Dismiss")
 CHALLENGE = ""
-"""Shards are called through sockets in a private folder, where nothing has to be proved: credentials never change."""
+"""Fixed challenge: shards are called through sockets in a private folder, so the server proves nothing."""
 
 MAX_CONNECTIONS = 1024
 VERDICTS = {"applied": APPLIED, "stale": STALE, "repeated": REPEATED, "anew": ANEW}
-WORDS: dict[Any, Any] = {number: word for word, number in VERDICTS.items()}
+VERDICT_NAMES: dict[Any, Any] = {number: name for name, number in VERDICTS.items()}
 
 
-def to_bytes(numbers: torch.Tensor) -> bytes:
-    """Little-endian, float32 or bfloat16."""
-    plain = numbers.detach().cpu().contiguous()
-    return (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).numpy().tobytes()
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """Little-endian bytes of a float32 or bfloat16 tensor."""
+    host = tensor.detach().cpu().contiguous()
+    return (host.view(torch.int16) if host.dtype == torch.bfloat16 else host).numpy().tobytes()
 
 
 def to_tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
     if len(data) % dtype.itemsize:
-        raise ValueError(f"{len(data)} bytes are no numbers of {dtype.itemsize} bytes each")
+        raise ValueError(f"{len(data)} bytes are not a multiple of {dtype.itemsize} bytes")
     kind = "<i2" if dtype == torch.bfloat16 else "<f4"
     return torch.from_numpy(np.frombuffer(data, kind).copy()).view(dtype)
 
@@ -87,13 +87,13 @@ def unpack_buffers(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def unpack_shard(message: State) -> dict[str, Any]:
-    """A shard's state; ValueError unless it is whole, finite and of one length."""
+    """State of a shard; ValueError unless it is complete, finite and of consistent length."""
     tensors = unpack_weights(message.tensors)
     vectors = {name: value for name, value in tensors.items() if name != "steps"}
     if not {"weights", "mean", "square"} <= vectors.keys() <= {"weights", "mean", "square", "compensation"}:
         raise ValueError(f"a shard's state has {sorted(tensors)}")
     if "steps" not in tensors or tensors["steps"].shape != ():
-        raise ValueError("a shard's state has no count of its steps")
+        raise ValueError("a shard's state has no step count")
     for name, value in vectors.items():
         if value.shape != vectors["weights"].shape or value.ndim != 1 or value.dtype != torch.float32:
             raise ValueError(f"{name} of a shard is {value.dtype} {tuple(value.shape)}")
@@ -105,9 +105,9 @@ def unpack_shard(message: State) -> dict[str, Any]:
 
 
 class ShardService:
-    """Answers for a shard, which `build` makes of a state. Nothing is answered before there is one.
+    """RPC methods of a shard, which `build` makes from a state. Calls are rejected until a state was loaded.
 
-    `loaded` hears of every state that was given. `leaving`: nobody will call again; `called_at`: when somebody did.
+    `loaded` is called with every loaded state. `leaving`: the shard was shut down; `called_at`: time of the last call.
     """
 
     def __init__(self, build: Callable[[Mapping[str, Any]], Shard], loaded: Callable[[State], object]) -> None:
@@ -119,36 +119,36 @@ class ShardService:
             "Load": (State, self.load), "Dismiss": (DismissRequest, self.shut_down)}
 
     def push_pull(self, request: MeetRequest) -> bytes:
-        shard = self._present()
+        shard = self._require_shard()
         if request.protocol != PROTOCOL:
             raise CallRejected(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"{request.worker} speaks protocol {request.protocol}, this shard {PROTOCOL}: install the "
                 "same version of qfleet",
             )
-        answer, board = None, self._shared_buffer(request, shard)
+        answer, buffer = None, self._shared_buffer(request, shard)
         if request.sequence:
             dtype = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}.get(request.numbers)
             try:
                 if dtype is None:
-                    raise ValueError(f"numbers of kind {request.numbers} are not known")
-                gradient = to_tensor(request.gradient, dtype) if board is None else board.gradient(dtype)
+                    raise ValueError(f"dtype {request.numbers} is unknown")
+                gradient = to_tensor(request.gradient, dtype) if buffer is None else buffer.gradient(dtype)
                 answer = shard.push(Push(request.worker, request.sequence, request.epoch, request.version,
                                          request.norm, gradient, unpack_buffers(request.buffers)))
             except ValueError as error:
-                whose = "" if isinstance(error, PushRejected) else f"a gradient of {request.worker}: "
-                raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"{whose}{error}") from None
+                prefix = "" if isinstance(error, PushRejected) else f"a gradient of {request.worker}: "
+                raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"{prefix}{error}") from None
         reply = MeetReply(verdict=NONE if answer is None else VERDICTS[answer.verdict], epoch=shard.epoch,
                           version=shard.version if answer is None else answer.version,
                           staleness=0 if answer is None else answer.staleness)
         if request.pull:
-            shown = shard.pull(request.worker)
-            reply.version, reply.epoch = shown.version, shown.epoch
-            if board is None:
-                reply.weights = to_bytes(shown.weights)
+            snapshot = shard.pull(request.worker)
+            reply.version, reply.epoch = snapshot.version, snapshot.epoch
+            if buffer is None:
+                reply.weights = to_bytes(snapshot.weights)
             else:
-                board.weights.copy_(shown.weights)
-            reply.buffers = b"" if request.sequence else pack_buffers(shown.buffers)
+                buffer.weights.copy_(snapshot.weights)
+            reply.buffers = b"" if request.sequence else pack_buffers(snapshot.buffers)
         return reply.SerializeToString()
 
     def _shared_buffer(self, request: MeetRequest, shard: Shard) -> SharedBuffer | None:
@@ -157,15 +157,16 @@ class ShardService:
         try:
             return self.shared_buffers.find(request.board, len(shard.weights))
         except (OSError, ValueError) as error:
-            raise CallRejected(grpc.StatusCode.NOT_FOUND, f"{request.worker} has no board here: {error}") from None
+            text = f"{request.worker} has no shared buffer here: {error}"
+            raise CallRejected(grpc.StatusCode.NOT_FOUND, text) from None
 
     def status(self, request: LookRequest) -> bytes:
-        shard = self._present()
+        shard = self._require_shard()
         return LookReply(version=shard.version, staleness=dict(shard.staleness), stale=shard.stale,
                          refused=shard.refused).SerializeToString()
 
     def copy(self, request: CopyRequest) -> bytes:
-        return pack_shard(self._present().state_dict()).SerializeToString()
+        return pack_shard(self._require_shard().state_dict()).SerializeToString()
 
     def shut_down(self, request: DismissRequest) -> bytes:
         self.leaving = True
@@ -180,25 +181,25 @@ class ShardService:
         self.shard = shard
         return LoadReply(epoch=shard.epoch).SerializeToString()
 
-    def _present(self) -> Shard:
+    def _require_shard(self) -> Shard:
         self.called_at = time.monotonic()
         if self.shard is None:
-            raise CallRejected(grpc.StatusCode.UNAVAILABLE, "this shard has not been given its weights yet")
+            raise CallRejected(grpc.StatusCode.UNAVAILABLE, "this shard has not received its weights yet")
         return self.shard
 
 
 class ShardServer:
-    """Brings the calls of other processes of this host to a service."""
+    """gRPC server of a shard, on a unix socket."""
 
     def __init__(self, service: ShardService, socket: Path, token: str, max_message_bytes: int) -> None:
         self._socket = socket
-        # A thread begins with as many threads for its arithmetic as there are cores.
+        # By default each thread would use as many torch threads as there are cores.
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="shard", initializer=torch.set_num_threads,
                                         initargs=(1,))
         self._server = make_server(
             self._pool, AuthInterceptor(Keyring([token], CHALLENGE)), max_message_bytes, MAX_CONNECTIONS, SERVICE,
             {name: rpc_handler(kind, answer) for name, (kind, answer) in service.methods.items()})
-        socket.unlink(missing_ok=True)  # of one that was killed
+        socket.unlink(missing_ok=True)  # left by a process that was killed
         self._server.add_insecure_port(str(socket_address(socket)))
 
     def __enter__(self) -> ShardServer:
@@ -209,13 +210,3 @@ class ShardServer:
         self._server.stop(0.5).wait(5)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._socket.unlink(missing_ok=True)
-
-
-
-
-
-
-
-
-
-

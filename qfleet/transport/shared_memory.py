@@ -1,9 +1,9 @@
-"""Numbers that two processes of a host share, so that they need not be sent.
+"""Shared-memory buffers between a learner and a parameter-server shard on the same host.
 
-    learner   makes a file without a path (memfd), maps it          gradient ─▶ ┌───────┐ ─▶ step
-    shard     finds it as /proc/PID/fd/FD of the learner, maps it   weights  ◀─ └───────┘ ◀─
+    learner   creates a file without a path (memfd), maps it        gradient ─▶ ┌───────┐ ─▶ step
+    shard     opens it as /proc/PID/fd/FD of the learner, maps it   weights  ◀─ └───────┘ ◀─
 
-The kernel frees the memory when neither of them has it any more, however they ended.
+The kernel frees the memory when neither process maps it any more, however they ended.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ PREFIX = "qfleet-"
 
 
 class SharedBuffer:
-    """Weights, and as many numbers of a gradient. Who has written there tells the other one by a call."""
+    """Weights, and a gradient of the same length. The writer notifies the reader by an RPC."""
 
-    def __init__(self, fd: int, numbers: int) -> None:
-        self.numbers = numbers
-        self.memory = torch.from_numpy(np.frombuffer(mmap.mmap(fd, 2 * numbers * FLOAT), np.uint8))
-        self.weights = self.memory[:numbers * FLOAT].view(torch.float32)
+    def __init__(self, fd: int, length: int) -> None:
+        self.length = length
+        self.memory = torch.from_numpy(np.frombuffer(mmap.mmap(fd, 2 * length * FLOAT), np.uint8))
+        self.weights = self.memory[:length * FLOAT].view(torch.float32)
 
     def gradient(self, dtype: torch.dtype) -> torch.Tensor:
-        begin = self.numbers * FLOAT
-        return self.memory[begin:begin + self.numbers * dtype.itemsize].view(dtype)
+        begin = self.length * FLOAT
+        return self.memory[begin:begin + self.length * dtype.itemsize].view(dtype)
 
 
 class OwnedSharedBuffer(SharedBuffer):
-    """One that this process has made. OSError where there is no such memory.
+    """Buffer created by this process. OSError where the system has no memfd.
 
-    For somebody whose numbers are on a GPU it is `pinned` where that can be: copies are several times as fast.
+    For a learner on a GPU it is `pinned` if possible: copies are several times as fast.
     """
 
-    def __init__(self, numbers: int, pinned: bool = False) -> None:
+    def __init__(self, length: int, pinned: bool = False) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no memory without a path")
+            raise OSError("this system has no memfd_create")
         name = PREFIX + secrets.token_hex(8)
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self._fd, 2 * numbers * FLOAT)
+            os.ftruncate(self._fd, 2 * length * FLOAT)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _seals())
-            super().__init__(self._fd, numbers)
+            super().__init__(self._fd, length)
         except (OSError, ValueError):
             os.close(self._fd)
             raise
@@ -59,48 +59,51 @@ class OwnedSharedBuffer(SharedBuffer):
         self._pinned = pinned and _pin(self.memory)
 
     def close(self) -> None:
-        """The ticket leads nowhere any more; who has the board keeps it."""
-        if self._pinned:  # or a GPU would take what is mapped there next for this
+        """Invalidate the ticket; a process that has mapped the buffer keeps it."""
+        if self._pinned:  # the driver would treat a later mapping at this address as pinned
             torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
         os.close(self._fd)
 
 
 class SharedBufferCache:
-    """Those that others have made, found by their tickets; of those who are gone they are kept until the next one."""
+    """Buffers of other processes, found by their tickets.
+
+    Those of ended processes are dropped when another is opened.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[Ticket, SharedBuffer]] = {}
         self._lock = threading.Lock()
 
-    def find(self, ticket: Ticket, numbers: int) -> SharedBuffer:
-        """OSError unless it is there, and has room for so many weights."""
+    def find(self, ticket: Ticket, length: int) -> SharedBuffer:
+        """Open a buffer; OSError unless it exists and has this length."""
         key = ticket.SerializeToString()
         with self._lock:
             if key not in self._known:
                 self._known = {old: known for old, known in self._known.items() if _is_at(_path(known[0]), known[0])}
-                self._known[key] = ticket, _opened(ticket, numbers)
+                self._known[key] = ticket, _open_buffer(ticket, length)
             return self._known[key][1]
 
     def __len__(self) -> int:
         return len(self._known)
 
 
-def _opened(ticket: Ticket, numbers: int) -> SharedBuffer:
-    """The board behind a ticket, if it is one, and of a size that nobody can change any more."""
+def _open_buffer(ticket: Ticket, length: int) -> SharedBuffer:
+    """Map the buffer of a ticket, after checking its identity, length and seals."""
     fd = os.open(_path(ticket), os.O_RDWR | os.O_CLOEXEC)
     try:
         if not _is_at(f"/proc/self/fd/{fd}", ticket):
-            raise FileNotFoundError(f"process {ticket.pid} has no board {ticket.name}")
+            raise FileNotFoundError(f"process {ticket.pid} has no shared buffer {ticket.name}")
         size = os.fstat(fd).st_size
-        if size != 2 * numbers * FLOAT or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() != _seals():
-            raise OSError(f"{ticket.name} has {size} bytes, not those of {numbers} weights, or is not sealed")
-        return SharedBuffer(fd, numbers)
+        if size != 2 * length * FLOAT or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() != _seals():
+            raise OSError(f"{ticket.name} has {size} bytes, which are not {length} weights, or is not sealed")
+        return SharedBuffer(fd, length)
     finally:
-        os.close(fd)  # what is mapped stays so
+        os.close(fd)  # the mapping stays valid
 
 
 def _is_at(path: str, ticket: Ticket) -> bool:
-    """Whether a descriptor is what it was when the ticket was written."""
+    """True if a descriptor still refers to the file of the ticket."""
     with suppress(OSError):
         return ticket.name.startswith(PREFIX) and os.readlink(path) == f"/memfd:{ticket.name} (deleted)"
     return False
@@ -111,14 +114,14 @@ def _path(ticket: Ticket) -> str:
 
 
 def _seals() -> int:
-    """Nobody may change the size: who reads what is no longer there is killed."""
+    """Seals against resizing: reading beyond the end of a shrunk file would kill the process."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def _pin(memory: torch.Tensor) -> bool:
-    """Let a GPU reach memory by itself; whether that could be."""
+    """Pin memory for direct GPU access; False if that failed."""
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
-    with suppress(RuntimeError):  # whoever starts a kernel next would be told of the failure
+    with suppress(RuntimeError):  # clears the error, which the next kernel launch would report
         torch.ones(1, device="cuda").add_(1)
     return False

@@ -1,4 +1,4 @@
-"""Weights as bytes: safetensors, which holds numbers and nothing that could run."""
+"""Serialisation of weights: safetensors, which holds tensors and no executable code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def pack_weights(state: Mapping[str, torch.Tensor]) -> bytes:
-    """All weights by name, from whatever device."""
+    """Serialise tensors of any device, by name."""
     data: bytes = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
     return data
 
@@ -20,5 +20,5 @@ def unpack_weights(data: bytes) -> dict[str, torch.Tensor]:
     try:
         state: dict[str, torch.Tensor] = safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"these bytes are not safetensors: {error}") from None
+        raise ValueError(f"the data is not valid safetensors: {error}") from None
     return state

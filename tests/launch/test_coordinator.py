@@ -196,7 +196,7 @@ def test_a_full_disk_is_known_to_the_cells_and_holds_nobody(world):
 
 def test_a_part_that_cannot_be_read_spoils_nothing(world, caplog):
     world.hello(0, "s0")
-    world.bureau._save, world.bureau._asking = 1, True
+    world.bureau._request, world.bureau._collecting = 1, True
     world.tell(0, part=Part(save=1, state=b"rubbish", segments=[]))
     assert world.bureau.parts == {} and "cannot be read" in caplog.text
     world.tell(0, part=Part(save=1, state=b"", segments=["../../etc/passwd"]))
@@ -227,11 +227,11 @@ def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):
     world.bureau.step()
     state = world.shard_clients[0].copy()
     world.push()
-    world.bureau._looked_at = 0.0
+    world.bureau._polled_at = 0.0
     world.bureau.step()
     assert world.core.learner.updates == 2
     world.shard_clients[0].load(state)
-    world.bureau._looked_at = 0.0
+    world.bureau._polled_at = 0.0
     world.bureau.step()
     assert world.core.learner.updates == 2
 

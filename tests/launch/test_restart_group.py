@@ -79,7 +79,7 @@ def test_who_lost_another_is_not_the_cause(pair):
     assert not joint.exited, "who was lost is waited for"
     two.code, two.kill_reason = -signal.SIGKILL, GONE
     assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == f"code {-signal.SIGKILL}"
-    assert joint.kill_reason == f"lost its member 1, which {GONE}"
+    assert joint.kill_reason == f"lost its rank 1, which {GONE}"
     joint.kill()
     assert (one.killed, two.killed) == (False, False), "all are started again"
 
@@ -95,7 +95,7 @@ def test_who_was_lost_is_not_waited_for_for_ever(pair, monkeypatch):
     one.code, two.is_unreachable = EXIT_PEER_LOST, True
     monkeypatch.setattr(module, "CULPRIT_S", -1.0)
     assert joint.exited and joint.reap() == -signal.SIGKILL
-    assert joint.kill_reason == "lost its member 1, which does not answer"
+    assert joint.kill_reason == "lost its rank 1, which does not answer"
 
 
 @pytest.mark.parametrize("code", [EXIT_USER_ERROR, EXIT_UNRECOVERABLE])
@@ -121,7 +121,7 @@ def test_the_one_that_was_silent_for_longest_is_named(pair):
     one.arrive()
     two.arrive()
     one.last_beat, two.last_beat = 50.0, 20.0
-    joint.kill_reason = "gave no sign of life for 30 s and was killed"
+    joint.kill_reason = "sent no heartbeat for 30 s and was killed"
     joint.kill()
     assert joint.exited and joint.reap() == -signal.SIGKILL and joint.log_tail() == "code None"
     assert joint._culprit()[0] == 1

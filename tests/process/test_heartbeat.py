@@ -122,7 +122,7 @@ def test_no_child_outlives_a_killed_parent_by_ten_seconds(tmp_path):
     assert "left in order" in (tmp_path / "orderly.log").read_text()
     for name in ("deaf", "stuck"):
         log = (tmp_path / f"{name}.log").read_text()
-        assert "is gone; the end comes within 8 s" in log and "alone" in log and 'File "<string>"' in log
+        assert "is gone; this process exits within 8 s" in log and "alone" in log and 'File "<string>"' in log
 
 
 @pytest.mark.slow

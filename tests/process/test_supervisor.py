@@ -157,7 +157,7 @@ def test_a_silent_child_is_replaced(fault, tmp_path, nursery):
     took_s = until(lambda: supervisor.pid("a") not in (first, None), supervisor)
     assert 1 < took_s < 10 and not alive(first)
     assert supervisor.pid("b") == other
-    assert "a gave no sign of life for 1.5 s and was killed" in supervisor.said[0]
+    assert "a sent no heartbeat for 1.5 s and was killed" in supervisor.said[0]
     assert "out of memory" not in supervisor.said[0]
 
 
@@ -167,7 +167,7 @@ def test_the_first_beat_may_take_longer_but_not_for_ever(tmp_path, nursery):
     until(lambda: beating(supervisor, "late"), supervisor)
     assert supervisor.failure is None
     until(lambda: supervisor.failure, supervisor)
-    assert supervisor.failure.name == "never" and "no sign of life for 6 s" in supervisor.failure.text
+    assert supervisor.failure.name == "never" and "no heartbeat for 6 s" in supervisor.failure.text
     assert supervisor.restarts("late") == 0
 
 
@@ -246,7 +246,7 @@ def test_after_a_sleep_nobody_is_late(who, tmp_path):
         from supervised import *
         home = Path({str(tmp_path)!r})
         supervisor = Supervisor([child(home, "a")], print, QUICK, print)
-        until(lambda: (life := supervisor._states["a"].handle) and life.beats, supervisor)
+        until(lambda: (handle := supervisor._states["a"].handle) and handle.beats, supervisor)
         print(supervisor.pid("a"), flush=True)
         until((home / "end").exists, supervisor)
         print(supervisor.total_restarts, supervisor.pid("a"), flush=True)
@@ -309,7 +309,7 @@ def simulated(monkeypatch, names, ready_s, kill, seconds):
     monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None))
     supervisor = Supervisor([ChildSpec(name, [], {}, Path(f"{name}.log")) for name in names], lambda line: None,
                             RestartPolicy(max_restarts=1000), lambda name: None,
-                            begin=lambda child, number, now: Simulated(clock, ready_s))
+                            start_child=lambda child, number, now: Simulated(clock, ready_s))
     turns = int(seconds / supervise.TURN_S)
     for turn in range(turns):
         clock[0] += supervise.TURN_S * 1.001
@@ -344,5 +344,5 @@ def test_the_message_that_a_child_ended_with_is_told_without_its_log(tmp_path, n
     )
     supervisor = nursery(child(tmp_path, "a", text))
     until(lambda: supervisor.failure, supervisor)
-    assert supervisor.failure.text == ("a cannot go on:\nenvironment failed: x gave nan\nat step 3\n"
+    assert supervisor.failure.text == ("a cannot continue:\nenvironment failed: x gave nan\nat step 3\n"
                                        f"Its log: {tmp_path / 'a.log'}")

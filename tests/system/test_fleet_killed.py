@@ -83,7 +83,7 @@ def test_a_stopped_actor_and_a_killed_evaluator_are_replaced_while_training_goes
     assert reborn(fleet, "local/0", stopped).index == 0
     print(f"back after {time.monotonic() - since:.1f} s")
     assert time.monotonic() - since > 7 and not os.path.exists(f"/proc/{stopped}")
-    assert "local/0 gave no sign of life for 7 s and was killed" in fleet.complaints
+    assert "local/0 sent no heartbeat for 7 s and was killed" in fleet.complaints
 
 
 @pytest.mark.parametrize("delay_s", [0.1, None, None], ids=["soon", "saving", "saving again"])
@@ -98,7 +98,7 @@ def test_a_stopped_cell_is_replaced(fleet):
     fleet.until(lambda: (pulse := fleet.pulse()) and pulse.epoch != epoch)
     print(f"answers after {time.monotonic() - since:.1f} s")
     fleet.learns()
-    assert "cell gave no sign of life for 7 s and was killed" in fleet.complaints
+    assert "cell sent no heartbeat for 7 s and was killed" in fleet.complaints
 
 
 def test_in_the_end_all_that_is_left_is_a_run_that_can_go_on(fleet):

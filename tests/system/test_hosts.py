@@ -61,7 +61,7 @@ def test_actors_of_another_host_come_go_and_come_back(yard, cable):
     """Joiners may be there first, may leave at any time and come back; they end well when the run does."""
     place = f"{cable.here}:{free_port(cable.here)}"
     early = yard.join(place, host=cable.host)
-    early.until_said("nobody answers .*yet")
+    early.until_said("no answer from .*yet")
     head = yard.run("train", "toy/Chain-v0", *SMALL, "total_steps=6000", "explore.epsilon=1", "explore.kind=constant",
                     "run.name=two", "learner.learning_rate=5e-3", "agent.gamma=0.9", "learner.batch_size=32",
                     "replay.samples_per_insert=8", "--listen", place, "--token-file", str(yard.token),

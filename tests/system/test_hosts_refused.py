@@ -127,8 +127,8 @@ def test_tls_with_certificates_on_both_sides(yard, tmp_path):
     ca, show = ["--tls-ca", str(tmp_path / "ca.pem")], ["--tls-cert", str(mine), "--tls-key", str(its_key)]
     refused = {
         "not signed by the authority": yard.join(place, "--tls-ca", str(tmp_path / "stranger.pem"), *show),
-        rf"nobody answered at {place} for 2 s .*does it use TLS": yard.join(place, "--patience", "2"),
-        rf"nobody answered at {place} for 2 s .*certificate of yours": yard.join(place, *ca, "--patience", "2"),
+        rf"no answer from {place} for 2 s .*do both sides agree on TLS": yard.join(place, "--patience", "2"),
+        rf"no answer from {place} for 2 s .*client certificates": yard.join(place, *ca, "--patience", "2"),
     }
     for text, joiner in refused.items():
         assert re.search(text, joiner.ends(2)), joiner.said
@@ -169,4 +169,4 @@ def test_what_cannot_work_is_refused_before_anything_is_started(tmp_path, monkey
 def test_who_waits_for_nobody_gives_up(yard):
     place = f"127.0.0.1:{free_port()}"
     said = yard.join(place, "--patience", "1").ends(2)
-    assert f"nobody answers at {place} yet" in said and f"nobody answered at {place} for 1 s" in said
+    assert f"no answer from {place} yet" in said and f"no answer from {place} for 1 s" in said

@@ -89,7 +89,7 @@ def test_an_actor_killed_comes_back_in_its_place_while_the_others_go_on(yard, ru
     after = run.until(lambda: (now := members(yard).get("local/0")) and now["pid"] != before["pid"] and now)
     assert (after["index"], after["incarnation"]) == (0, before["incarnation"] + 1), "the same place, so the same arm"
     run.until(lambda: int(members(yard).get("local/0", {"steps": 0})["steps"]) > 20)
-    assert "local/0 is gone: its process died, or its node; restart 1 of at most 20 in a row" in run.complaints
+    assert "local/0 is gone: its process or its node died; restart 1 of at most 20 in a row" in run.complaints
     assert run.until(lambda: members(yard).get("local/1"))["incarnation"] == 1
 
 
@@ -188,7 +188,7 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
         os.kill(ranks[1], signal.SIGKILL)
         run.until(lambda: attempts(folder) == 2)
         learns(yard, run)
-        assert "crew lost its member 1, which is gone: its process died, or its node; restart 1 of at most 3" in (
+        assert "crew lost its rank 1, which is gone: its process or its node died; restart 1 of at most 3" in (
             run.complaints)
         assert run.until(lambda: yard.pid("rank/0")) != ranks[0]
         yard.remove()

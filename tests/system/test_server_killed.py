@@ -87,7 +87,7 @@ def test_a_stopped_shard_and_a_killed_evaluator_are_replaced(squad):
     learns_on(squad)
     reborn(squad, "evaluator", killed)
     assert not Path(f"/proc/{stopped}").exists()
-    assert "shard/1 gave no sign of life for 10 s and was killed" in squad.complaints
+    assert "shard/1 sent no heartbeat for 10 s and was killed" in squad.complaints
 
 
 def test_nonsense_is_refused_by_name_and_changes_nothing(squad):

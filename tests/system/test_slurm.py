@@ -167,7 +167,7 @@ def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_p
     finally:
         shell.kill()
         shell.wait()
-    assert out.read_text().count("life 1: resume") == out.read_text().count("life 2: resume") == 1
+    assert out.read_text().count("start 1: resume") == out.read_text().count("start 2: resume") == 1
     assert len(attempts(run)) == 3 and not ranks_of(tmp_path)
     assert sorted(path.name for path in (tmp_path / "runs" / "slurm" / "here").iterdir()) == ["job.sh"]
     assert not list(Path("/tmp").glob(f"qf-{shell.pid}.*"))

@@ -109,7 +109,7 @@ def test_a_token_is_written_for_its_owner_only(tmp_path):
 
 @pytest.mark.parametrize(("content", "mode", "words"), [
     (b"secret\n", 0o644, "can be read by others.*chmod 600"), (b"secret\n", 0o620, "chmod 600"),
-    (b" \n", 0o600, "is empty"), (b"", 0o400, "is empty"), (b"two words", 0o600, "one word"),
+    (b" \n", 0o600, "is empty"), (b"", 0o400, "is empty"), (b"two words", 0o600, "one token"),
     ("sécret".encode(), 0o600, "ASCII"), (b"\xff\xfe", 0o600, "cannot be read"),
 ])
 def test_bad_token_files_are_refused(tmp_path, content, mode, words):

@@ -165,7 +165,7 @@ def test_a_superseded_process_is_no_users_mistake(tmp_path):
 def test_messages_of_many_senders_do_not_fill_the_memory():
     from qfleet.transport.inbox import Inbox
 
-    inbox, large = Inbox(4, most_bytes=2500), [ExchangeRequest(index=index, memory=bytes(1000)) for index in range(9)]
+    inbox, large = Inbox(4, max_bytes=2500), [ExchangeRequest(index=index, memory=bytes(1000)) for index in range(9)]
     assert [inbox.offer(message, True) for message in large] == [True] * 2 + [False] * 7
     assert inbox.pop() is large[0] and inbox.offer(large[2], True) and not inbox.offer(large[3], True)
     assert inbox.pop() and inbox.pop() and inbox.offer(ExchangeRequest(index=0, memory=bytes(9000)), True)

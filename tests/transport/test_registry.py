@@ -213,12 +213,12 @@ def spoil(name, value):
     (lambda box: box.add_chunk(packed(some_chunk())[:-1], b""), "checksum"),
     (lambda box: box.add_chunk(packed(spoil("reward", np.nan)), b""), "reward .* not finite"),
     (lambda box: box.add_chunk(packed(spoil("obs.vector", np.inf)), b""), "obs.vector .* not finite"),
-    (lambda box: box.add_chunk(packed(spoil("action", 4)), b""), "where 0 to 3 exist"),
+    (lambda box: box.add_chunk(packed(spoil("action", 4)), b""), "outside 0 to 3"),
     (lambda box: box.add_chunk(packed(spoil("action", -1)), b""), "actions -1"),
     (lambda box: box.add_chunk(packed(some_chunk()), b"123"), "3 bytes of priorities"),
     (lambda box: box.episode(0, np.nan, 3), "return nan"), (lambda box: box.count("a\nb"), "not a tag"),
     (lambda box: box.write({"": 1.0}), "not a tag"),
-    (lambda box: box.set_member_state(bytes(1 << 21)), "to be remembered"),
+    (lambda box: box.set_member_state(bytes(1 << 21)), "of member state"),
     (lambda box: box.count_steps(1 << 40), "steps in one message"),
     (lambda box: box.add_evaluation(Score([], [], 1), weights(1)), "0 returns"),
     (lambda box: box.add_evaluation(Score([1.0], [1, 2], 1), weights(1)), "2 lengths"),
@@ -228,7 +228,7 @@ def test_what_is_unsound_raises_value_error(fill, words):
         decode_message(sealed(fill), LAYOUT)
 
 
-@pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, where -1 to 1 exist"),
+@pytest.mark.parametrize(("value", "words"), [(1.5, "actions .* to 1.5 of a chunk, outside -1 to 1"),
                                               (np.nan, "column action of a chunk is not finite"), (1.0, None)])
 def test_continuous_actions_are_within_one(value, words):
     layout = Layout(replace(SPEC, num_actions=0, box=Box((2,), (-1.0, -1.0), (3.0, 1.0))), Window(), 4)
@@ -251,7 +251,7 @@ def test_weights_that_are_none_raise_value_error():
     message = sealed(lambda box: box.add_evaluation(Score([1.0], [1], 1), weights(1)))
     for data in (b"", b"\x80\x04pickle", message.judgements[0].weights[:-3]):
         message.judgements[0].weights = data
-        with pytest.raises(ValueError, match="not safetensors"):
+        with pytest.raises(ValueError, match="not valid safetensors"):
             decode_message(message, LAYOUT)
 
 

@@ -93,7 +93,7 @@ def test_a_process_in_between_cannot_change_which_code_is_named(tmp_path):
 
         with impostor(Prove=relayed) as fake:
             line = contact(tmp_path, fake.address).connect("actor")
-            with pytest.raises(UserError, match="was changed on its way"):
+            with pytest.raises(UserError, match="was changed in transit"):
                 line.hello()
             line.close()
             assert not any(JOIN_TOKEN in text for text in fake.seen)
