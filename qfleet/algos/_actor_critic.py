@@ -54,7 +54,7 @@ class ControlConfig(Section):
     normalise: bool = Field(
         False, description="normalise vector observations by their running mean and standard deviation")
     torso: Torso = Field(
-        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
     torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
     torso_pool: Count = Field(

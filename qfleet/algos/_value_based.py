@@ -64,7 +64,7 @@ class ValueBasedConfig(Section):
         False, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
                            "clipped")
     torso: Torso = Field(
-        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
     torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
     torso_pool: Count = Field(

@@ -62,7 +62,7 @@ class Config(Section):
     measure_drift: bool = Field(
         False, description="log ΔQ, the effect of stale recurrent states on Q; stores three states per sequence")
     torso: Torso = Field(
-        "auto", description="image network: auto (nature, or small below 36 pixels), a name of nets/torsos, or "
+        "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
     features: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers before the LSTM")
     units: PositiveCount = Field(512, description="hidden units of the LSTM")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from qfleet.core.errors import UserError
-from qfleet.envs.frames import Frame, FrameDecoder, FrameError, encode
+from qfleet.envs.pipe_frames import Frame, FrameDecoder, FrameError, encode
 
 LAST_LINES = 50
 TAIL_CHARACTERS = 1 << 16

@@ -30,7 +30,7 @@ from qfleet.core.env import OBS_PREFIX, EnvSpec, Obs, StepResult, VectorEnv
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.seeds import seed_for
 from qfleet.envs.env_process import ChildLost, PipeProcess
-from qfleet.envs.frames import Frame, FrameDecoder, FrameError, encode
+from qfleet.envs.pipe_frames import Frame, FrameDecoder, FrameError, encode
 
 START_TIMEOUT_S = 120.0
 """Time to start: the environment's libraries are imported, possibly from a cold network disk."""

@@ -30,7 +30,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
-from qfleet.runs.members import write_members
+from qfleet.runs.membership import write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.transfer import matching_weights

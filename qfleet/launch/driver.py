@@ -45,7 +45,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
 from qfleet.runs.find import foreign_names
-from qfleet.runs.members import record_exit
+from qfleet.runs.membership import record_exit
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.tail import MetricsTail
 from qfleet.training.loop import drive, idle

@@ -45,7 +45,7 @@ from qfleet.launch.ray_session import MAX_FOLDER_BYTES, RaySession, require_ray
 from qfleet.process.supervisor import ChildFailure, ChildSpec, RestartPolicy, Supervisor
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.runs.members import record_exit
+from qfleet.runs.membership import record_exit
 from qfleet.sync.process_group import RankInfo
 from qfleet.training.meter import Sink
 from qfleet.transport.ray_rendezvous import start_rendezvous

@@ -25,7 +25,7 @@ from qfleet.report.series import DownsampledRecords, columns
 from qfleet.report.status import RunGoal, RunStatus
 from qfleet.report.webpage import list_videos, read_video, render_page, to_json
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.members import MEMBERS_FILE, MemberMonitor
+from qfleet.runs.membership import MEMBERS_FILE, MemberMonitor
 from qfleet.runs.run_state import STATE_TEXT, RunState, describe_state, may_be_running, run_state
 from qfleet.runs.safe_open import no_follow_opener
 from qfleet.runs.tail import MetricsTail

@@ -27,8 +27,8 @@ if __name__ == "__main__":
 
 from qfleet.core.env import EnvSpec, Leaf, StepResult  # noqa: E402
 from qfleet.core.errors import EnvFault, UserError  # noqa: E402
-from qfleet.envs.frames import MAGIC, PREFIX  # noqa: E402
 from qfleet.envs.isolated import serve_env  # noqa: E402
+from qfleet.envs.pipe_frames import MAGIC, PREFIX  # noqa: E402
 
 LEAVES = {"image": Leaf((2, 4, 4), "uint8", "image"), "speed": Leaf((3,), "float32", "vector")}
 

@@ -20,10 +20,10 @@ from report_kit import records, write_run
 
 from qfleet.cli.commands import main
 from qfleet.report.live_page import LivePageServer, RunFollower, reachable
-from qfleet.runs import members as roll
+from qfleet.runs import membership as roll
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.lock import LockOwner
-from qfleet.runs.members import MemberMonitor, read_members, record_exit, short_exit_text, write_members
+from qfleet.runs.membership import MemberMonitor, read_members, record_exit, short_exit_text, write_members
 
 pytestmark = pytest.mark.timeout(60)
 

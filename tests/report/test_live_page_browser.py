@@ -13,7 +13,7 @@ from report_kit import records, write_film, write_run
 from qfleet.report.live_page import LivePageServer
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.lock import LockOwner
-from qfleet.runs.members import write_members
+from qfleet.runs.membership import write_members
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180),
               pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]

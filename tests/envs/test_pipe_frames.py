@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from qfleet.envs.frames import MAGIC, MAX_BODY_BYTES, PREFIX, Frame, FrameDecoder, FrameError, encode
+from qfleet.envs.pipe_frames import MAGIC, MAX_BODY_BYTES, PREFIX, Frame, FrameDecoder, FrameError, encode
 
 DTYPES = st.sampled_from(["<f4", "<f8", "|b1", "|u1", "<i2", "<i4", "<i8", "<u8"])
 ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
