@@ -51,7 +51,7 @@ def test_the_config_says_how_tasks_are_used(words, layout, sizes, steps):
         found = settings(text)
         assert (found["layout"], (found["nodes"], found["per_node"])) == (layout, sizes)
         assert (found["tasks"], found["tasks_per_node"], found["task_cpus"]) == steps
-        assert ("What Slurm would do" in text) == local
+        assert ("Slurm's commands emulated" in text) == local
 
 
 def test_a_ray_of_the_job_has_ports_a_folder_and_a_token_of_its_own(tmp_path):
