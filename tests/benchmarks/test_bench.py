@@ -249,7 +249,7 @@ def exit_code(argv):
     (["cartpole", "learner.batch_size=7"], ["learner.batch_size=7", "--profile"]),
     (["cartpole", "device=cuda"], ["device=cuda", "no GPU"]),
     (["cartpole", "--out", "bench_peer.py/x"], ["--out bench_peer.py/x"]),
-    (["cartpole", "--rounds", "0"], ["the least is 1"]),
+    (["cartpole", "--rounds", "0"], ["the minimum is 1"]),
     (["cartpole", "--ronds", "3"], ["--ronds"]),
 ])
 def test_mistakes_are_exit_2_without_a_traceback(argv, words, capsys, monkeypatch):
