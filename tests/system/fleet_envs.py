@@ -27,7 +27,7 @@ class Exhausts(Faulty):
     after = 200
 
     def step(self, action):
-        if ACTING and self.lived > self.after:
+        if ACTING and self.age > self.after:
             np.zeros(1 << 60, np.uint8)
         return super().step(action)
 
@@ -39,7 +39,7 @@ class Rich(Faulty):
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
-        return obs, 3e38 if ACTING and self.lived > self.after else reward, *rest
+        return obs, 3e38 if ACTING and self.age > self.after else reward, *rest
 
 
 class Lists(Faulty):
@@ -47,7 +47,7 @@ class Lists(Faulty):
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
-        return obs, [reward] if ACTING and self.lived > 60 else reward, *rest
+        return obs, [reward] if ACTING and self.age > 60 else reward, *rest
 
 
 class Elsewhere(Faulty):

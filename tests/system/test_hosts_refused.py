@@ -81,7 +81,7 @@ def test_strangers_and_misfits_at_the_port_of_a_live_run(yard, tmp_path):
         "does not speak TLS": yard.join(place, "--tls-ca", str(tmp_path / "ca.pem"), token=token),
         rf"protocol 99 \(qfleet 9\.9\.9\), this fleet protocol {PROTOCOL} \(qfleet {qfleet.__version__}\)":
             yard.join(place, token=token, PYTHONPATH=another_version(tmp_path / "old")),
-        rf"fleet at {re.escape(place)} plays field:Field .*obs 4.*on this host field:Field .*obs 5":
+        rf"fleet at {re.escape(place)} uses field:Field .*obs 4.*on this host field:Field .*obs 5":
             yard.join(place, token=token, cwd=elsewhere),
     }
     with Watch(place, token) as watch:

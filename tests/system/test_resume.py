@@ -308,7 +308,7 @@ def test_init_partial_takes_what_fits_and_says_what_does_not(caplog):
         anew = json.loads((result.directory / "run.json").read_text())["attempts"][0]["begun_anew"]
         assert f"{len(same)} of {len(weights)} tensors" in caplog.text and anew
         assert all(line.partition(":")[0] in caplog.text for line in anew)
-    assert "(16, 4) there, (16, 5) here" in caplog.text
+    assert "(16, 4) in the checkpoint, (16, 5) here" in caplog.text
 
 
 def test_a_finished_run_is_left_alone_and_says_how_to_go_on(capsys):

@@ -103,7 +103,7 @@ def test_nonsense_is_refused_by_name_and_changes_nothing(squad):
 
     with pytest.raises(ProcessFault, match="shard 0 rejects a gradient from stranger: it is not finite"):
         push(torch.full((size,), math.nan))
-    with pytest.raises(ProcessFault, match=rf"of stranger: its shape is \({size + 1},\), not \({size},\)"):
+    with pytest.raises(ProcessFault, match=rf"from stranger: its shape is \({size + 1},\), not \({size},\)"):
         push(torch.zeros(size + 1))
     with pytest.raises(ProcessFault, match="the newest is"):
         push(torch.zeros(size), version=1 << 40)
