@@ -22,7 +22,7 @@ $(COMPLETE): $(READY)  # what only tests and the site need
 	$(PIP) --constraint constraints.txt --editable '.[wandb,hub,docs]'
 	touch $@
 
-train: $(READY)  ## train CartPole, evaluate it, leave a curve, a film and a report
+train: $(READY)  ## train CartPole, evaluate it, leave a curve, a video and a report
 	$(BIN)/qfleet train cartpole --show
 	@echo "(the qfleet and tensorboard commands above need this first: . $(BIN)/activate)"
 

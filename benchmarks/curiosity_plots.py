@@ -61,7 +61,7 @@ def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.
     while run.core.progress().steps < steps:
         obs = actor._obs["obs"]
         actor.step()
-        watcher.look(run.core.progress().steps, obs, actor._sent[1]["bonus"], actor._sent[1]["arm"])
+        watcher.look(run.core.progress().steps, obs, actor._pending[1]["bonus"], actor._pending[1]["arm"])
         run.core.learner.step()
         if run.core.progress().steps >= steps * (len(maps) + 1) / 3:
             maps.append((run.core.progress().steps, watcher.visits.copy()))

@@ -96,7 +96,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     store = DeviceReplay if config.replay.store == "device" else HostReplay
     replay = store(layout, config.replay.model_copy(update={"samples_per_insert": 1e9}), 1, device)
     replay.clock.count_steps(10**9)
-    chunk = noise(layout, spec.actions)
+    chunk = noise(layout, spec.num_actions)
     for _ in range(filled // layout.chunk_steps):
         replay.add(chunk)
     replay.clock.count_steps(10**6)

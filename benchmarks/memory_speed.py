@@ -100,7 +100,8 @@ def acting(agent: r2d2.Agent, arms: int | None, seconds: float, memories: int = 
             policy.memory["episodic.keys"].normal_()
             policy.memory["episodic.count"].fill_(memories)
     rng, over = np.random.default_rng(0), np.zeros(LANES, bool)
-    arm = ExplorationParams(torch.full((LANES,), 0.1), None if arms is None else torch.arange(LANES) % arms)
+    arm = ExplorationParams(torch.full((LANES,), 0.1), index=None if arms is None else torch.arange(LANES) % arms,
+                            count=arms or 0)
     obs = {"obs": rng.normal(size=(LANES, 64)).astype(np.float32)}
     reward = rng.normal(size=LANES).astype(np.float32)
 

@@ -36,7 +36,8 @@ import torch
 from speed import describe_machine
 
 from qfleet.actor.actor import Recorder
-from qfleet.core.env import EnvSpec
+from qfleet.core.clock import StepClock
+from qfleet.core.env import EnvSpec, Obs, VectorEnv
 from qfleet.process.memory import retain_freed_memory
 from qfleet.replay.host_store import HostReplay
 from qfleet.runconfig import resolution
@@ -97,13 +98,13 @@ def follow(place: str, name: str) -> None:
     link = FleetConnection(GrpcChannel(socket_address(Path(place)), TOKEN), name)
     link.hello()
     asked: dict[str, float] = {}
-    fetch = link._caller.fetch
+    fetch = link._channel.fetch
 
     def timed(newer_than: int) -> Any:
         asked["at"] = time.monotonic()
         return fetch(newer_than)
 
-    link._caller.fetch = timed  # type: ignore[method-assign]
+    link._channel.fetch = timed  # type: ignore[method-assign]
     link.start()
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
@@ -210,7 +211,7 @@ def play(folder: str, game: str, steps: int) -> None:
         link.hello()
         recorder = Recorder(agent, layout, LANES, link.replay(layout, LANES), True)
         link.start()
-        player = Player(env, recorder, first)
+        player = Player(env, recorder, link.clock, first)
         player.lap(WARM_UP)
         start = thread_seconds()
         on_env, recording = player.lap(steps)
@@ -234,14 +235,14 @@ def play(folder: str, game: str, steps: int) -> None:
 class Player:
     """Plays all lanes at random and records it."""
 
-    def __init__(self, env: Any, recorder: Recorder, obs: Any) -> None:
-        self.env, self.recorder, self.obs = env, recorder, obs
+    def __init__(self, env: VectorEnv, recorder: Recorder, clock: StepClock, obs: Obs) -> None:
+        self.env, self.recorder, self.clock, self.obs = env, recorder, clock, obs
         self.rng = np.random.default_rng(0)
         self.last, self.action = np.zeros(LANES, bool), np.zeros(LANES, np.int64)
 
     def lap(self, steps: int) -> tuple[float, float]:
         """Play so many steps; the main thread's seconds with the emulators and with recording."""
-        actions, clock, rng = self.env.spec.actions, time.thread_time, self.rng
+        actions, clock, rng = self.env.spec.num_actions, time.thread_time, self.rng
         on_env = recording = 0.0
         for _ in range(steps // LANES):
             self.action = np.where(rng.random(LANES) < HOLD, rng.integers(0, actions, LANES), self.action)
@@ -254,7 +255,7 @@ class Player:
             out = self.env.recv()
             two = clock()
             alive = ~self.last
-            self.recorder.replay.clock.count_steps(int(alive.sum()))
+            self.clock.count_steps(int(alive.sum()))
             self.recorder.record_row(self.obs, choice, out.reward * alive, out.discount * alive, self.last)
             on_env, recording = on_env + two - one, recording + clock() - two
             self.obs, self.last = out.obs, out.last

@@ -30,8 +30,8 @@ class Advantage:
 
     @staticmethod
     def build(cfg: Config, spec) -> Agent:
-        def act(net, obs, memory, arm, rng) -> Decision:
-            return Decision(epsilon_greedy(net(obs), arm, rng), memory)
+        def act(net, obs, memory, params, rng) -> Decision:
+            return Decision(epsilon_greedy(net(obs), params, rng), memory)
 
         def loss(net, target, batch, rng) -> Loss:
             """y = r + γ max q⁻(s', ·) − α (max q⁻(s, ·) − q⁻(s, a))."""

@@ -123,6 +123,7 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
     if not trust:
         require_trusted(directory)
         require_no_outside_links(directory)
+    resumable.require_current(directory.config)
     old = resolution.resolve(str(directory.config), []).config
     new = resolution.resolve(str(directory.config), pairs).config
     resumable.changed_on_resume(old, new)
@@ -179,7 +180,7 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
 
     Raises:
         UserError: An argument is out of range, or there is no such run or checkpoint.
-        torch.OutOfMemoryError: The GPU has not enough memory.
+        torch.OutOfMemoryError: The GPU does not have enough memory.
 
     Example:
         >>> qfleet.evaluate("runs/my-run", episodes=100).mean_reward

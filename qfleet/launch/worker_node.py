@@ -254,7 +254,7 @@ def _build_run(config: RunConfig, env: VectorEnv, client: FleetClient, fresh: bo
     Workers draw from different seeds, and so do restarts without a checkpoint; the first process of worker 0 draws as
     a single-process run would.
     """
-    setup = make_acting_setup(_with_shared_cores(config), env, client.index, judged=False)
+    setup = make_acting_setup(_with_shared_cores(config), env, client.index, evaluates=False)
     stack.callback(setup.close)
     plan = make_plan(config)
     seed = seed_for(plan.seed, "rank", client.index) if client.index else plan.seed

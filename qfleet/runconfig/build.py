@@ -103,10 +103,10 @@ def with_step_limit(env: EnvConfig) -> EnvConfig:
     return env.model_copy(update={"unlimited_episode_steps": env.unlimited_episode_steps or UNLIMITED_STEPS})
 
 
-def make_acting_setup(config: RunConfig, env: VectorEnv, cell: int = 0, judged: bool = True) -> ActingSetup:
+def make_acting_setup(config: RunConfig, env: VectorEnv, learner_index: int = 0, evaluates: bool = True) -> ActingSetup:
     """Agent, actors and evaluation environment of a single-process learner; the first actor uses `env`.
 
-    `ActingSetup.close` closes all of them. Only the first learner evaluates, and only if `judged`; the others get
+    `ActingSetup.close` closes all of them. Only the first learner evaluates, and only if `evaluates`; the others get
     `env` as a placeholder for the evaluation environment.
     """
     with ExitStack() as stack:
@@ -116,8 +116,9 @@ def make_acting_setup(config: RunConfig, env: VectorEnv, cell: int = 0, judged: 
         for _ in range(1, config.actors):
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
-        actors = [ActorSpec(each, make_explorer(config, cell * config.actors + i)) for i, each in enumerate(envs)]
+        first = learner_index * config.actors
+        actors = [ActorSpec(each, make_explorer(config, first + i)) for i, each in enumerate(envs)]
         eval_env = LazyEnv(lambda: make_eval_env(config), env.spec, min(config.eval.lanes, config.eval.episodes))
-        setup = ActingSetup(agent, actors, eval_env if judged and cell == 0 else env)
+        setup = ActingSetup(agent, actors, eval_env if evaluates and learner_index == 0 else env)
         stack.pop_all()
     return setup

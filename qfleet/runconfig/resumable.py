@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
-from qfleet.config import (
-    flatten,
-    inactive_keys,
-)
+from qfleet.config import flatten, inactive_keys, read_yaml
+from qfleet.config.layers import leaves
 from qfleet.core.errors import UserError
 from qfleet.runconfig.describe import Difference, _yaml_word, diff
+from qfleet.runconfig.resolution import REMOVED
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunSection
 from qfleet.training.checkpointer import CheckpointConfig
@@ -36,6 +36,14 @@ EXACT_RESUME_KEYS = frozenset({
     "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
 """Keys of RESUMABLE that an exact resume must keep: they change the results, or where episodes are truncated."""
+
+
+def require_current(config: Path) -> None:
+    """Raise UserError if the run of this config.yaml was started by a version whose keys no longer exist."""
+    present = {name for name, _ in leaves(read_yaml(config))}
+    if old := sorted(present & set(REMOVED)):
+        raise UserError(f"{config.parent} was started by qfleet 0.1 ({', '.join(old)} in its config.yaml), whose runs "
+                        f"cannot be resumed; start a new run with its weights: init_from={config.parent}")
 
 
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[Difference]:

@@ -125,6 +125,8 @@ def test_rules_accept_what_is_right(rule):
     sources(algos__dqn="from qfleet.algos import c51\nfrom qfleet.learner import learner"),
     sources(core__env="from qfleet.config import Config"),
     sources(networks__heads="from qfleet.accel.kernels.value_head import fused_head\nfrom qfleet.accel import threads"),
+    sources(core__env="from qfleet import train"),
+    sources(core__env="from qfleet.nets import heads"),
     sources(attic="x = 1"), sources(attic__box="x = 1")])
 def test_misdirected_imports_are_found(files):
     assert len(misdirected(files)) == 1

@@ -57,3 +57,12 @@ def test_those_far_from_them_fail_and_are_named(monkeypatch, off):
     kept, error = checked(monkeypatch, {"fp32": off, "bf16": 0.09})
     assert len(kept) == 12, "all are compared first"
     assert error is not None and error.count("fp32") == 6 and "bf16" not in error
+
+
+def test_learners_of_the_benchmark_make_updates(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import fast_speed
+
+    learner, config = fast_speed.learner_of("pong", 8, ["device=cpu", "learner.precision=fp32"], 2000, 1000)
+    learner.max_updates_per_step = 1
+    assert learner.step() and learner.updates == 1 and config.learner.batch_size == 8

@@ -380,6 +380,15 @@ def test_what_may_change_on_resume() -> None:
     assert "run.* (except exact_resume, name, root)" in told[2] and "allreduce" not in told[2]
 
 
+def test_a_run_of_0_1_is_not_resumed_and_the_message_says_what_works(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("learner: {parts: 1, batch_size: 32}\n")
+    with pytest.raises(UserError, match=rf"started by qfleet 0.1 \(learner.parts in .*init_from={tmp_path}"):
+        resumable.require_current(config)
+    config.write_text("learner: {batch_size: 32}\n")
+    resumable.require_current(config)
+
+
 def test_an_exact_run_keeps_its_checkpoint_clock_on_resume() -> None:
     exact = ["run.exact_resume=true"]
     old = resolve("cartpole", exact).config

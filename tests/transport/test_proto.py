@@ -29,6 +29,7 @@ def test_the_generated_code_is_that_of_the_proto():
     text = re.sub(r"//.*", "", (WIRE / "fleet.proto").read_text())
     file = descriptor_pb2.FileDescriptorProto()
     fleet_pb2.DESCRIPTOR.CopyToProto(file)
+    assert file.name == "qfleet/transport/fleet.proto"
     written = {name: sorted(re.findall(r"(\w+) (\w+) = (\d+);", body))
                for name, body in re.findall(r"message (\w+) \{(.*?)\}", text, re.S)}
     generated = {message.name: sorted(_field(field) for field in message.field) for message in file.message_type}

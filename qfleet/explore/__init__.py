@@ -1,0 +1,1 @@
+"""Exploration strategies, one file each: `Config` and `build(cfg, lanes, first, total)`."""
