@@ -14,7 +14,7 @@ from qfleet.core.env import VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import lane_seeds, seed_for
 from qfleet.explore.constant import Constant
-from qfleet.report.video import without_display, write_mp4
+from qfleet.report.video import EncodingFailed, without_display, write_mp4
 from qfleet.runconfig.build import eval_env_config, make_env
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.training.evaluation import EvaluationAborted
@@ -44,7 +44,7 @@ class EvalVideoRecorder:
         except EvaluationAborted:
             log.info("the video of the evaluation at step %d was aborted", steps)
         except Exception as error:  # a failed video must not end the run
-            self._disabled = isinstance(error, UserError)
+            self._disabled = isinstance(error, UserError) and not isinstance(error, EncodingFailed)
             log.warning("no video of the evaluation at step %d%s: %s", steps,
                         ", nor of later ones" if self._disabled else "", error or type(error).__name__)
 

@@ -51,6 +51,10 @@ def without_display() -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
+class EncodingFailed(UserError):
+    """The encoder exited or could not write: the disk is full, or its process was killed."""
+
+
 def write_mp4(
     frames: Iterable[np.ndarray], path: str | Path, fps: float = 30, progress: ProgressCallback | None = None
 ) -> int:
@@ -79,7 +83,7 @@ def _encode(encoder: Any, frames: Iterable[np.ndarray], target: Path, progress: 
                 progress(count)
         encoder.close()
     except OSError as error:
-        raise UserError(f"cannot write {target}: {_last_line(error)}; is the disk full?") from error
+        raise EncodingFailed(f"cannot write {target}: {_last_line(error)}; is the disk full?") from error
     finally:
         encoder.close()
     return count

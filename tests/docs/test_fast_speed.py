@@ -63,7 +63,7 @@ def test_learners_of_the_benchmark_make_updates(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import fast_speed
 
-    learner, config = fast_speed.learner_of("pong", 8, ["device=cpu", "learner.precision=fp32", "replay.min_steps=500"], 2000,
-                                            1000)
+    words = ["device=cpu", "learner.precision=fp32", "replay.min_steps=500"]
+    learner, config = fast_speed.learner_of("pong", 8, words, 2000, 1000)
     learner.max_updates_per_step = 1
     assert learner.step() and learner.updates == 1 and config.learner.batch_size == 8

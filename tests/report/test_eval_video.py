@@ -12,7 +12,7 @@ from qfleet import api
 from qfleet.actor.policy import Policy
 from qfleet.core import extras
 from qfleet.core.errors import UserError
-from qfleet.report import eval_video
+from qfleet.report import eval_video, video
 from qfleet.report.eval_video import EvalVideoRecorder
 from qfleet.runconfig.build import make_agent, make_env
 from qfleet.runconfig.resolution import resolve
@@ -66,6 +66,7 @@ def test_a_film_can_be_broken_off(filming, caplog):
 
 
 @pytest.mark.parametrize(("error", "again"), [(UserError("it has no render()"), False), (OSError("disk full"), True),
+                                              (video.EncodingFailed("the encoder was killed"), True),
                                               (RuntimeError("of the environment's"), True)])
 def test_what_goes_wrong_is_told_and_a_mistake_is_not_repeated(filming, monkeypatch, caplog, error, again):
     movies, policy, _ = filming
