@@ -300,7 +300,7 @@ def test_a_frame_larger_than_the_pipe_does_not_block(toy):
     env = toy(what="hang", at=1, timeout_s=1.0)
     env.reset([1, 2, 3])
     env.send(np.zeros(LANES, int))
-    env._child.post(isolated.Frame("step", arrays={"actions": np.zeros(1 << 20, np.int64)}))  # nobody reads it
+    env._child.post(isolated.Frame("step", arrays={"actions": np.zeros(1 << 20, np.int64)}))  # not read
     assert env.recv().aborted.all()
 
 

@@ -183,7 +183,7 @@ def test_rates_and_lives_are_told(tmp_path, monkeypatch):
     at(monkeypatch, 108.5, tmp_path, member(silent_s=6.5, steps=300))
     [row] = seen.poll(108.5)
     assert row["health"] == "silent" and row["rate"] is None
-    assert seen.poll(200.0)[0]["health"] == "lost", "nobody wrote any more"
+    assert seen.poll(200.0)[0]["health"] == "lost", "no record or heartbeat was written since"
     at(monkeypatch, 201.0, tmp_path, member(silent_s=0.0, incarnation=2, steps=0))
     assert seen.poll(201.0)[0]["health"] == "healthy"
     assert [text for _, text in seen.events] == [

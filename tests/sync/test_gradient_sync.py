@@ -39,7 +39,7 @@ def test_a_batch_is_kept_while_others_have_none():
     assert not learner.step() and not learner.step()
     assert replay.tape == ["sample"], "one draw, held until all are ready"
     assert learner.step() and learner.updates == 2
-    assert learner.gradient_sync.peaks == [1.0, 1.0, 1.0, 1.0, None], "whoever has nothing votes, too"
+    assert learner.gradient_sync.peaks == [1.0, 1.0, 1.0, 1.0, None], "a learner without a batch votes too"
 
 
 def test_the_vote_scales_the_importance_weights():

@@ -339,7 +339,7 @@ def test_weights_arrive_as_they_were_published(tmp_path):
     with cell(tmp_path / "c") as here, link(here.unix) as line:
         assert line.weights.fetch(-1) is None and here.published.has_reader
         here.published.publish(weights(3), 3)
-        assert not here.published.has_reader, "nobody has them yet"
+        assert not here.published.has_reader, "no member has fetched them yet"
         news = []
         eventually(lambda: bool(news.append(line.weights.fetch(-1)) or news[-1]))
         version, state = news[-1]

@@ -88,7 +88,7 @@ def test_messages_of_a_former_life_still_count_once():
         and not book.accept_sequence(0, 1, 4)
     )
     assert not book.accept_sequence(0, 2, 1) and book.accept_sequence(0, 2, 3)
-    assert not book.accept_sequence(3, 1, 1), "nobody has that place"
+    assert not book.accept_sequence(3, 1, 1), "no member has this index"
 
 
 def test_a_session_keeps_its_count_wherever_it_sits():
