@@ -51,10 +51,10 @@ figures: $(READY)  ## all numbers and pictures of README and docs, from benchmar
 	$(BIN)/python benchmarks/figures.py
 
 soak: $(READY)  ## a learner killed 20 times, and five minutes of CartPole while processes are killed
-	$(BIN)/python tests/system/fleet_soak.py --cells 20 --seconds 300
+	$(BIN)/python tests/system/fleet_soak.py --deaths 20 --seconds 300
 	QFLEET_PARTITION_S=30 $(BIN)/python -m pytest tests/system/test_hosts.py -k cable
 	$(BIN)/python tests/system/ray_soak.py --seconds 20
-	$(BIN)/python tests/system/ray_soak.py --seconds 20 --ranks
+	$(BIN)/python tests/system/ray_soak.py --seconds 20 --learners
 
 bench: $(READY)  ## speed and memory against peers, on a quiet machine; results under benchmarks/results
 	$(PIP) stable-baselines3 tianshou cpprb

@@ -10,7 +10,7 @@ On a CPU: CartPole (2 × 256) and Pong (Nature CNN, bfloat16 where the CPU has i
 Every cell is a process of its own; the replay is filled with the chunks of a short real play, over and over. 10^7 steps
 of pixels are left out: they would take a quarter of an hour to compress.
 
-On a GPU: `pong-fast` with two actors that have half of the lanes each, its replay raw on the GPU; rates by the clock,
+On a GPU: `pong-fast` with two groups that have half of the lanes each, its replay raw on the GPU; rates by the clock,
 memory as its most since the cell began. All cells are in one process, as a GPU takes seconds to begin. The replay is
 filled with noise before anybody plays: 10^7 steps of the emulators would take minutes. As emulators take a tenth of a
 second each to begin, one after the other, nobody plays where the batch is varied, of which actors do not know, and of
@@ -92,9 +92,9 @@ def gpu_cell(wish: dict, seconds: float, words: Sequence[str], played: bool) -> 
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     begin, lanes = time.perf_counter(), wish["lanes"] if played else 1
-    actors = min(2, lanes)
+    groups = min(2, lanes)
     with closing(BenchStage("pong-fast", [
-            f"actors={actors}", f"env.lanes={lanes // actors}", f"learner.batch_size={wish['batch']}",
+            f"env.groups={groups}", f"env.lanes={lanes // groups}", f"learner.batch_size={wish['batch']}",
             f"replay.capacity={wish['replay']}", f"replay.min_steps={wish['batch']}", "replay.alpha=0.6",
             "replay.store=device", *words])) as stage:
         stage.replay.clock.count_steps(wish["batch"])  # the warm-up is over

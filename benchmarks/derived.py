@@ -172,7 +172,7 @@ def eight_times(records: list[dict[str, Any]]) -> dict[str, Any]:
     those of `now` actors take weights that are complete."""
     words = {"replay.samples_per_insert=8", "learner.batch_size=512", "replay.alpha=0.6", "agent.norm=none",
              "run.log_period_steps=20000"}
-    may = {"eval.beside=false", "agent.n_step=3", "replay.chunk_steps=128"}
+    may = {"eval.beside=false", "eval.process=false", "agent.n_step=3", "replay.chunk_steps=128"}
     runs = [one | acting(one) for one in records if one["kind"] == "acting" and set(one["set"]) - may == words][1:]
     lines = ["| date | stream of actors | steps/s | bare emulators | share | ms: waits for games, chooses, stores | "
              "200M frames, min |", "|---|---|---|---|---|---|---|"]
@@ -199,7 +199,8 @@ def among(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def acting(run: dict[str, Any]) -> dict[str, Any]:
     """Minutes for 200 million frames, 4 per step; in one process, the ms that each of two groups has of a round."""
-    together = "lanes" in run and "placement=processes" not in run["set"]
+    apart = any(re.match(r"placement=processes|actors=[1-9]", word) for word in run["set"])  # of 0.1, and now
+    together = "lanes" in run and not apart
     group = {"group_ms": 500 * run["lanes"] / run["steps_per_s"]} if together else {}
     return {"frames_200m_min": 200e6 / 4 / run["steps_per_s"] / 60} | group
 
@@ -312,10 +313,10 @@ def swept(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def spreads(data: dict[str, Any]) -> dict[str, Any]:
-    """spread.json: a table for actors, cells and ranks."""
+    """spread.json: a table for actors, learners of a parameter server, and ranks."""
     found = {}
     for way, table in spread.medians(data["rows"]).items():
-        lines = [f"| {way} | steps/s | updates/s | times the steps of one |", "|---|---|---|---|"]
+        lines = [f"| {spread.LABELS[way]} | steps/s | updates/s | times the steps of one |", "|---|---|---|---|"]
         for value, row in table.items():
             rates = [number(row[name], 0) for name in ("steps_per_s", "updates_per_s")]
             lines.append(f"| {value} | {' | '.join(rates)} | {row['gain']:.1f} |")
@@ -324,7 +325,7 @@ def spreads(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
-    """spread_cells.json: how many times the updates of cells whose losses and gradients were not recorded."""
+    """spread_cells.json: how many times the updates of learners whose losses and gradients were not recorded."""
     before = document("spread_cells_pieces.json")["cells"]
     more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
             for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]

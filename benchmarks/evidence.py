@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import continuous_returns
+import old_keys
 import precision
 from learn import JOINED, MATRIX
 
@@ -34,7 +35,7 @@ class Row:
     file: str
     name: str
     settings: tuple[str, ...]
-    """A recipe or environment, and what was set over it."""
+    """A recipe or environment, and what was set over it, with the keys of this version."""
     outcome: str
     solved: int = 0
     runs: int = 0
@@ -76,7 +77,7 @@ def outcome(file: str, name: str) -> str:
 
 
 def settings_of(file: str, name: str) -> tuple[str, ...] | None:
-    """Recipe and settings of a row; None if it is not ours."""
+    """Recipe and settings of a row, with the keys of this version; None if it is not ours."""
     if file.endswith(".jsonl"):
         return (name,)
     document = read(file)
@@ -86,7 +87,32 @@ def settings_of(file: str, name: str) -> tuple[str, ...] | None:
         plain = continuous_returns.PLAIN if name.endswith("ddpg") else []
         recipe = continuous_returns.RECIPES[document["env"]]
         return (recipe, *plain, *document["overrides"]) if name.startswith("qfleet") else None
-    return tuple(runs_in(document["rows"][name])[0]["settings"])
+    return in_new_keys(runs_in(document["rows"][name])[0])
+
+
+def version_of(run: dict[str, Any]) -> str:
+    """The version of qfleet that recorded a run; 0.1 did not write it down."""
+    return str(run.get("version", old_keys.OLD))
+
+
+def in_new_keys(run: dict[str, Any]) -> tuple[str, ...]:
+    """Recipe and settings of a run, with the keys of this version."""
+    recipe, *words = run["settings"]
+    return (recipe, *(old_keys.renamed(words) if version_of(run) == old_keys.OLD else words))
+
+
+def command_of(run: dict[str, Any]) -> str:
+    """The command of a run as it was recorded, with the settings that `changed` tells."""
+    recipe, *words = run["settings"]
+    told = set(changed(in_new_keys(run)))
+    last = {word.partition("=")[0]: (word, new) for word, new in zip(words, in_new_keys(run)[1:], strict=True)}
+    return " ".join(["qfleet train", recipe, *(quoted(word) for word, new in last.values() if new in told)])
+
+
+def old_commands() -> set[str]:
+    """Commands of docs/results.md that 0.1 recorded: this version need not take them."""
+    runs = [run for found in read("pong_family.json")["rows"].values() for run in runs_in(found)]
+    return {command_of(run) for run in runs if version_of(run) == old_keys.OLD}
 
 
 def changed(settings: tuple[str, ...]) -> list[str]:
@@ -173,6 +199,10 @@ def fast_runs() -> list[dict[str, Any]]:
 @functools.cache
 def read(file: str) -> Any:
     return json.loads((RESULTS / file).read_text())
+
+
+def quoted(word: str) -> str:
+    return f"'{word}'" if any(letter in word for letter in " {}[]") else word
 
 
 def figure(value: float) -> str:

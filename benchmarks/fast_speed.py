@@ -89,7 +89,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
         """Nobody is met, but a learner cannot know that: who is not Solo itself may meet others."""
 
     spec = noise_spec()
-    config = resolve_auto(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "actors=1",
+    config = resolve_auto(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "env.groups=1",
                                            "env.lanes=8", *overrides]).config, spec)
     torch.set_num_threads(config.run.threads or 1)
     device, layout, agent = torch.device(config.device), make_layout(config, spec), make_agent(config, spec)
@@ -311,7 +311,7 @@ def acting(args: argparse.Namespace) -> None:
     roof = bare(args.lanes, min(8.0, args.seconds))
     with tempfile.TemporaryDirectory() as root:
         steps = int(args.seconds * 25_000)
-        words = [args.recipe, f"env.lanes={args.lanes // 2}", "actors=2", f"total_steps={steps}", "stop_at=null",
+        words = [args.recipe, f"env.lanes={args.lanes // 2}", "env.groups=2", f"total_steps={steps}", "stop_at=null",
                  "eval.period_steps=null", "eval.from_return=null", "eval.episodes=1", "eval.lanes=1",
                  "eval.max_episode_steps=100", "checkpoint.period_steps=null", "checkpoint.replay=false"]
         command = train(root, [*words, *args.set])

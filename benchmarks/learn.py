@@ -33,10 +33,11 @@ from qfleet.transport.security import write_token
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
 from chain_rows import every_algorithm  # the switches are defined once, there
 
-PROCESSES = ["placement=processes", "actors=2", "env.lanes=4"]
-RAY = ["placement=ray", "actors=2", "env.lanes=4"]
-SERVER = ["gradients=server", "cells=3", "server.shards=2"]
-COMPENSATED = ["server.max_staleness=20", "server.compensation=constant", "server.compress=bf16"]
+PROCESSES = ["actors=2", "env.lanes=4"]
+RAY = ["launcher=ray", "actors=2", "env.lanes=4"]
+SERVER = ["sync=server", "learners=3", "parameter_server.shards=2"]
+COMPENSATED = ["parameter_server.max_staleness=20", "parameter_server.compensation=constant",
+               "parameter_server.compress=bf16"]
 JOINED = "joined"
 """Stands for the overrides of a fleet that has no actors but one that joins over TCP and TLS."""
 
@@ -74,6 +75,7 @@ def pictures(torso: str, algo: str) -> list[str]:
 
 
 PLACES = {"inline": [], "processes": PROCESSES, "tcp+tls": [JOINED]}
+"""In the learner's process, in processes of the run, or joined: the names are those of rows that were recorded."""
 
 MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole": ("cartpole", 475, []),
@@ -112,10 +114,10 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole processes": ("cartpole", 475, PROCESSES),
     "cartpole ray": ("cartpole", 475, RAY),
     "catch processes": ("catch", 0.95, PROCESSES),
-    "cartpole 2 ranks": ("cartpole", 475, ["gradients=allreduce", "cells=2"]),
+    "cartpole 2 ranks": ("cartpole", 475, ["sync=allreduce", "learners=2"]),
     "cartpole server": ("cartpole", 475, SERVER),
     "cartpole server compensated": ("cartpole", 475, [*SERVER, *COMPENSATED]),
-    "cartpole server outliers": ("cartpole", 475, [*SERVER, "server.outlier_deviations=6"]),
+    "cartpole server outliers": ("cartpole", 475, [*SERVER, "parameter_server.outlier_deviations=6"]),
 } | {f"catch {torso} {algo}": ("catch", 0.95, pictures(torso, algo)) for torso in TORSOS for algo in HEADS
 } | {f"chain {name} {place}": ("toy/Chain-v0", 1, [*words, *where])
      for name, words in every_algorithm().items() for place, where in PLACES.items()}
@@ -134,7 +136,7 @@ def joiner(folder: Path) -> Iterator[list[str]]:
     actor = subprocess.Popen([sys.executable, "-m", "qfleet", "join", place, "--token-file", token, "--tls-ca", cert,
                               "--actors", "1"], stderr=subprocess.DEVNULL)
     try:
-        yield ["placement=processes", "fleet.local_actors=false", f"fleet.listen={place}", f"fleet.token_file={token}",
+        yield ["actors=1", "fleet.local_actors=false", f"fleet.listen={place}", f"fleet.token_file={token}",
                f"fleet.tls_cert={cert}", f"fleet.tls_key={key}"]
     finally:
         actor.terminate()

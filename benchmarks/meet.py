@@ -1,4 +1,4 @@
-"""What a cell's meeting with its shard takes: a gradient pushed, the step, the weights pulled, shared or sent.
+"""What a learner's push and pull to its shard takes: a gradient pushed, the step, the weights pulled, shared or sent.
 
     OMP_NUM_THREADS=1 python benchmarks/meet.py [--parameters 3293863] [--meetings 40] [--rounds 5] [--out FILE]
 

@@ -27,7 +27,7 @@ from qfleet.report import plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-WAYS = {"alone": "one process", "ranks": "2 ranks", "server": "3 cells, 2 shards",
+WAYS = {"alone": "one process", "ranks": "2 ranks", "server": "3 learners, 2 shards",
         "compensated": "the same, compensated"}
 
 Draw = Callable[[dict[str, Any]], Any]

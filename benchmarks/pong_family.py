@@ -19,7 +19,7 @@ from qfleet.report.plots import COLOURS
 
 GOAL = 18
 COMMON = [
-    "stop_at=19", "env.lanes=32", "actors=2", "replay.capacity=300000", "replay.min_steps=20000",
+    "stop_at=19", "env.lanes=32", "env.groups=2", "replay.capacity=300000", "replay.min_steps=20000",
     "eval.period_steps=50000", "eval.from_return=-10", "eval.episodes=30", "eval.lanes=30",
     "eval.epsilon=0", "eval.max_episode_steps=3500",
     "checkpoint.period_steps=100000", "checkpoint.keep=1", "checkpoint.replay=false", "run.log_period_steps=10000",

@@ -22,7 +22,7 @@ from speed import describe_machine, run_throughput
 
 COMMON = ["stop_at=null", "eval.period_steps=null", "checkpoint.period_steps=null", "run.tensorboard=false",
           "run.threads=1", "eval.episodes=1"]
-RANKS = ["gradients=allreduce", "cells=2", "allreduce.batch=per_rank"]
+RANKS = ["sync=allreduce", "learners=2", "allreduce.batch=per_rank"]
 PONG = ["pong", "replay.min_steps=1000", "replay.capacity=10000", "run.log_period_steps=200",
         "env.max_episode_steps=100", "env.threads=1"]
 WORK = {"cartpole": (["cartpole", "run.log_period_steps=500"], 12_000, []),

@@ -1,10 +1,10 @@
-"""What Ray costs: the same roles as Ray actors and as processes of their own, on the same cores, in turns.
+"""What Ray costs: the same roles as Ray actors and as local processes, on the same cores, in turns.
 
     python benchmarks/ray_speed.py [--rounds 3] [--only cartpole] [--out benchmarks/results/ray_speed.json]
 
-A cell, two actors and an evaluator. CartPole with 2 x 256 units, where calls are many and small; Pong with the Nature
-CNN, where chunks are compressed pictures and weights take megabytes. Environment steps per second after warm-up; a
-`ratio` of 1 says that Ray costs nothing, and 0.9 is the least that is allowed.
+A learner, two actors and an evaluator. CartPole with 2 x 256 units, where calls are many and small; Pong with the
+Nature CNN, where chunks are compressed pictures and weights take megabytes. Environment steps per second after warm-up;
+a `ratio` of 1 says that Ray costs nothing, and 0.9 is the least that is allowed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ COMMON = ["actors=2", "stop_at=null", "eval.period_steps=null", "checkpoint.peri
 WORK = {"cartpole": ["cartpole", "env.lanes=4", "run.log_period_steps=500", "total_steps=20000"],
         "pong": ["pong", "env.lanes=4", "env.threads=1", "env.max_episode_steps=200", "replay.min_steps=1000",
                  "replay.capacity=10000", "run.log_period_steps=200", "total_steps=6000"]}
-PLACES = ("processes", "ray")
+PLACES = {"processes": "launcher=local", "ray": "launcher=ray"}
 
 
 def round_of(name: str, number: int) -> dict[str, float]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for place in PLACES if number % 2 else reversed(PLACES):  # neither is always the second
-            subprocess.run([sys.executable, "-m", "qfleet", "train", *WORK[name], *COMMON, f"placement={place}",
+        for place in PLACES if number % 2 else reversed(list(PLACES)):  # neither is always the second
+            subprocess.run([sys.executable, "-m", "qfleet", "train", *WORK[name], *COMMON, PLACES[place],
                             f"run.root={folder}", f"run.name={place}", "--quiet"], check=True,
                            stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
             found[place] = run_throughput(Path(folder) / place, "step")

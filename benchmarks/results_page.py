@@ -16,13 +16,15 @@ from evidence import (
     ROOT,
     agent_of,
     as_it_is,
-    changed,
+    command_of,
     commits_of,
     fast_runs,
     figure,
+    quoted,
     read,
     runs_of,
     settings_of,
+    version_of,
 )
 from learn import MATRIX
 
@@ -55,6 +57,9 @@ $ python benchmarks/learn.py --only "ROW" --out runs/again.json
 (without `--out` it goes on with the committed file, and skips the seeds that are in it). Rows of `tcp+tls` are for
 fleets whose only actor joins over TCP: that command starts it, too, while the one in the table needs `--token-file` and
 an actor that joins. Other tables name their own commands.
+
+Commands of results that were recorded with qfleet 0.1 use the keys of that version. The tables from CartPole on show
+the commands of this version.
 
 Speed and memory are on [another page](benchmarks.md).
 """
@@ -132,7 +137,7 @@ def cells(name: str, row: list[dict[str, Any]]) -> list[str]:
     recipe, goal, overrides = MATRIX[name]
     steps = [run["steps"] for run in row if run["mean_reward"] >= goal]
     words = " ".join(["qfleet train", recipe, *(quoted(word) for word in overrides)]).replace("|", "\\|")
-    words = words.replace(" joined", " --no-local-actors --listen 127.0.0.1:4440 --token-file token")
+    words = words.replace(" joined", " actors=1 --no-local-actors --listen 127.0.0.1:4440 --token-file token")
     return [f"{goal:g}", f"{len(steps)} of {len(row)}", f"{statistics.median(steps):,.0f}" if steps else "-", score,
             f"`{words}`"]
 
@@ -205,16 +210,18 @@ def pong() -> Iterator[str]:
            f"{data['games']} whole games of the best policy, played after training, greedily, without sticky actions; "
            "often only a few of them differ by more than their no-ops ([how many](values.md#measured)), so that their "
            "mean says little of other games. The command has the settings that "
-           "differ from the recipe, but for those of files; a run ended at its `stop_at` or when its time was up.\n")
-    yield "| row | agent | decisions | seeds | score | commit | command |"
-    yield "|---|---|---|---|---|---|---|"
+           "differ from the recipe, but for those of files, with the keys of the version that recorded the run; a run "
+           "ended at its `stop_at` or when its time was up.\n")
+    yield "| row | agent | decisions | seeds | score | version | commit | command |"
+    yield "|---|---|---|---|---|---|---|---|"
     for name in data["rows"]:
         settings = settings_of("pong_family.json", name) or ()
-        words = " ".join(["qfleet train", settings[0], *(quoted(word) for word in changed(settings))])
         runs = evidence.runs_in(data["rows"][name])
+        version = ", ".join(dict.fromkeys(version_of(run) for run in runs))
         commits = ", ".join(dict.fromkeys(run.get("commit") or "not recorded" for run in runs))
         steps = f"{max(run['steps'] for run in runs):,}"
-        yield f"| {name} | {agent_of(settings)} | {steps} | {len(runs)} | {judged(runs)} | {commits} | `{words}` |"
+        yield (f"| {name} | {agent_of(settings)} | {steps} | {len(runs)} | {judged(runs)} | {version} | {commits} | "
+               f"`{command_of(runs[0])}` |")
     yield ""
 
 
@@ -274,6 +281,3 @@ def made_with(machine: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     return (f"{' and '.join(cpus)}, {machine['cores']} cores, no GPU, {machine['date']}; Python {machine['python']}, "
             f"{versions}.")
 
-
-def quoted(word: str) -> str:
-    return f"'{word}'" if any(letter in word for letter in " {}[]") else word

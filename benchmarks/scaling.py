@@ -4,8 +4,8 @@
 
 What lanes and batches bring is in sweep.py.
 
-CartPole alone, with 2 ranks that average, with 3 cells and 2 shards of a parameter server (Gorila), and the same with
-delay compensation (DC-ASGD). All evaluate every 1,000 steps and none stops early; the ages of gradients are the
+CartPole alone, with 2 ranks that average, with 3 learners and 2 shards of a parameter server (Gorila), and the same
+with delay compensation (DC-ASGD). All evaluate every 1,000 steps and none stops early; the ages of gradients are the
 histogram of server/staleness_*. `make figures` draws OUT into docs/assets.
 """
 
@@ -21,11 +21,11 @@ from pathlib import Path
 
 from speed import describe_machine
 
-SERVER = ["gradients=server", "cells=3", "server.shards=2"]
+SERVER = ["sync=server", "learners=3", "parameter_server.shards=2"]
 WAYS = {"alone": [],
-        "ranks": ["gradients=allreduce", "cells=2"],
+        "ranks": ["sync=allreduce", "learners=2"],
         "server": SERVER,
-        "compensated": [*SERVER, "server.compensation=adaptive", "server.compensation_lambda=2"]}
+        "compensated": [*SERVER, "parameter_server.compensation=adaptive", "parameter_server.compensation_lambda=2"]}
 COMMON = ["stop_at=null", "eval.period_steps=1000", "eval.episodes=10", "run.threads=1", "run.tensorboard=false"]
 
 

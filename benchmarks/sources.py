@@ -30,18 +30,18 @@ from qfleet.report.plots import COLOURS
 KEPT = ("stop_at=null", "run.tensorboard=false", "checkpoint.keep=1", "checkpoint.replay=false", "device=auto")
 ATARI = ("env.life_loss=true", "env.protocol=classic")
 DISTRIBUTED = (
-    "placement=processes", "env.lanes=1", "agent.double=false", "agent.dueling=false", "agent.loss=mse",
-    "agent.gamma=0.99", "learner.batch_size=128", "learner.learning_rate=1e-4", "learner.target_period_updates=250",
+    "env.lanes=1", "agent.double=false", "agent.dueling=false", "agent.loss=mse", "agent.gamma=0.99",
+    "learner.batch_size=128", "learner.learning_rate=1e-4", "learner.target_period_updates=250",
     "learner.publish_period_updates=50", "replay.capacity=50000", "replay.min_steps=5000", "explore.kind=ladder",
-    "explore.base=0.4", "explore.alpha=7", "explore.warmup_steps=0", "eval.period_updates=2500", "eval.episodes=5",
-    "eval.lanes=5", "eval.epsilon=0", "checkpoint.period_updates=10000", *KEPT)
+    "explore.epsilon=0.4", "explore.steepness=7", "explore.warmup_steps=0", "eval.period_updates=2500",
+    "eval.episodes=5", "eval.lanes=5", "eval.epsilon=0", "checkpoint.period_updates=10000", *KEPT)
 GORILA = (
-    "gradients=server", "cells=3", "server.shards=1", "server.outlier_deviations=6", "env.lanes=1", "agent.double=true",
-    "agent.dueling=true", "agent.n_step=1", "agent.gamma=0.99", "learner.batch_size=32", "learner.learning_rate=1e-4",
-    "learner.target_period_updates=50", "replay.capacity=200000", "replay.min_steps=10000",
-    "replay.samples_per_insert=32", "explore.kind=linear", "explore.end=0.02", "explore.steps=75000",
-    "eval.period_steps=30000", "eval.episodes=5", "eval.lanes=5", "eval.epsilon=0", "checkpoint.period_steps=100000",
-    *KEPT)
+    "sync=server", "learners=3", "parameter_server.shards=1", "parameter_server.outlier_deviations=6", "env.lanes=1",
+    "agent.double=true", "agent.dueling=true", "agent.n_step=1", "agent.gamma=0.99", "learner.batch_size=32",
+    "learner.learning_rate=1e-4", "learner.target_period_updates=50", "replay.capacity=200000",
+    "replay.min_steps=10000", "replay.samples_per_insert=32", "explore.kind=linear", "explore.end=0.02",
+    "explore.steps=75000", "eval.period_steps=30000", "eval.episodes=5", "eval.lanes=5", "eval.epsilon=0",
+    "checkpoint.period_steps=100000", *KEPT)
 FIGURES: dict[str, tuple[str, ...]] = {
     f"n={n}, {actors} actors": (*DISTRIBUTED, f"agent.n_step={n}", f"actors={actors}",
                                 f"replay.samples_per_insert={64 // actors}")
@@ -55,12 +55,12 @@ THEIR_CLIENTS = ((110, 20), (195, -10), (370, 19), (1300, 18))
 """(Episodes of a client, smoothed return) of the turns of Gorila's curve on Pong, read off the picture likewise."""
 
 SHORT = (
-    "actors=2", "env.lanes=32", "agent.double=true", "agent.norm=layer", "agent.n_step=3", "agent.gamma=0.99",
+    "env.groups=2", "env.lanes=32", "agent.double=true", "agent.norm=layer", "agent.n_step=3", "agent.gamma=0.99",
     "learner.batch_size=256", "learner.learning_rate=1.5e-4", "learner.optimizer_eps=1e-5",
     "learner.target_period_updates=500", "learner.publish_period_updates=4", "replay.capacity=1000000",
     "replay.min_steps=50000", "replay.samples_per_insert=8", "replay.chunk_steps=64", "explore.kind=ladder",
-    "explore.base=0.4", "explore.alpha=7", "explore.warmup_steps=50000", "eval.period_steps=250000", "eval.beside=true",
-    "eval.episodes=30", "eval.lanes=30", "eval.epsilon=0.05", "checkpoint.period_steps=500000",
+    "explore.epsilon=0.4", "explore.steepness=7", "explore.warmup_steps=50000", "eval.period_steps=250000",
+    "eval.process=true", "eval.episodes=30", "eval.lanes=30", "eval.epsilon=0.05", "checkpoint.period_steps=500000",
     "run.log_period_steps=25000", *KEPT)
 """What suits minutes instead of days. Theirs have one-step returns, GroupNorm, one ε that falls over 4 million steps, a
 learning rate of 6.25e-5 (with priorities 1.5e-5), and a target network every 10,000 updates: 12 of them in our time."""

@@ -1,14 +1,15 @@
-"""What more processes bring: steps and updates per second with 1, 2, ... actors, cells of a parameter server, or ranks.
+"""What more processes bring: steps and updates per second with 1, 2, ... actors, or learners.
 
     python benchmarks/spread.py [--only actors cells ranks] [--values 1 2 3 4] [--seconds 20] [--rounds 1]
         [--out benchmarks/results/spread.json] [key=value ...]
 
 Pong, one torch thread in every process, actors with the CPU. `actors` are processes beside one learner that draws each
-step half a time, so that acting is what limits. `cells` and `ranks` are learners with eight samples per step, each with
-actors, replay and batches of 32 of its own, so that learning is; of ranks 32 from each make one update. A run is
-watched for --seconds after its learning has begun and is then interrupted, as a user would; the rates are those between
-the first and the last record of that time, the median of the rounds. Rows are saved as they come, beside those that OUT
-has of the same settings and machine.
+step half a time, so that acting is what limits. `cells` are learners of a parameter server, `ranks` learners that
+average, as 0.1 called them and its rows are named: with eight samples per step, each with environments, replay and
+batches of 32 of its own, so that learning is what limits; of ranks 32 from each make one update. A run is watched for
+--seconds after its learning has begun and is then interrupted, as a user would; the rates are those between the first
+and the last record of that time, the median of the rounds. Rows are saved as they come, beside those that OUT has of
+the same settings and machine.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ COMMON = ["env.threads=1", "run.threads=1", "run.tensorboard=false", "run.log_pe
           "checkpoint.replay=false"]
 LEARNERS = ["env.lanes=4", "replay.samples_per_insert=8", *COMMON]
 WAYS: dict[str, tuple[str, list[str]]] = {
-    "actors": ("actors={}", ["placement=processes", "env.lanes=8", "replay.samples_per_insert=0.5", *COMMON]),
-    "cells": ("cells={}", ["gradients=server", *LEARNERS]),
-    "ranks": ("cells={}", ["gradients=allreduce", "allreduce.batch=per_rank", *LEARNERS]),
+    "actors": ("actors={}", ["env.lanes=8", "replay.samples_per_insert=0.5", *COMMON]),
+    "cells": ("learners={}", ["sync=server", *LEARNERS]),
+    "ranks": ("learners={}", ["sync=allreduce", "allreduce.batch=per_rank", *LEARNERS]),
 }
+"""By the names of rows that were recorded: key of the number of processes, and what else is set."""
+LABELS = {"actors": "actors", "cells": "learners", "ranks": "ranks"}
 WAIT_S = 120
 """For the first update, and for the end."""
 
@@ -102,8 +105,8 @@ def draw(document: dict[str, Any]) -> Any:
         axis.plot(values, [row["steps_per_s"] for row in table.values()], "o-", color=colour, label="measured")
         ideal = [table[values[0]]["steps_per_s"] * value / values[0] for value in values]
         axis.plot(values, ideal, ":", color="0.5", label="as much from each")
-        title = f"{way}: steps/s on {document['cores']} cores"
-        axis.set(xlabel=way, title=title, xticks=values, ylim=(0, None))
+        title = f"{LABELS[way]}: steps/s on {document['cores']} cores"
+        axis.set(xlabel=LABELS[way], title=title, xticks=values, ylim=(0, None))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     return figure

@@ -37,8 +37,9 @@ from qfleet.training.single_process import SingleProcessRun
 RULES: dict[str, tuple[int, list[str]]] = {
     "in time": (0, []),
     "asgd": (1, []),
-    "dc-asgd constant 0.04": (1, ["server.compensation=constant", "server.compensation_lambda=0.04"]),
-    "dc-asgd adaptive 2": (1, ["server.compensation=adaptive", "server.compensation_lambda=2"]),
+    "dc-asgd constant 0.04": (1, ["parameter_server.compensation=constant",
+                                  "parameter_server.compensation_lambda=0.04"]),
+    "dc-asgd adaptive 2": (1, ["parameter_server.compensation=adaptive", "parameter_server.compensation_lambda=2"]),
 }
 """Name -> whether gradients are late, and what the server does about it; strengths are those of the paper."""
 
@@ -84,7 +85,7 @@ class Twice(Sink):
 
 
 def train(staleness: int, overrides: list[str], seed: int) -> dict:
-    config = resolve("cartpole", [*overrides, "gradients=server", f"seed={seed}", "eval.period_steps=1000",
+    config = resolve("cartpole", [*overrides, "sync=server", f"seed={seed}", "eval.period_steps=1000",
                                   "eval.episodes=10", "stop_at=null", "device=cpu", "run.threads=1"]).config
     with ExitStack() as stack:
         env = make_env(config.env, config.env.lanes)
@@ -95,16 +96,16 @@ def train(staleness: int, overrides: list[str], seed: int) -> dict:
         stack.callback(cast.close)
         sink = Twice()
         outside = Hooks([sink], lambda snapshot: None, lambda *best: True, lambda sample, update: None)
-        inline = SingleProcessRun(cast, make_plan(config), outside)
-        sink.stop = inline.core.stop
-        learner, rule = inline.core.learner, config.server
+        single = SingleProcessRun(cast, make_plan(config), outside)
+        sink.stop = single.core.stop
+        learner, rule = single.core.learner, config.parameter_server
         shard = make_shards(learner.flat.master, learner.cfg, ParameterServerConfig(**rule.model_dump()))[0]
-        gradients = ParameterServerSync("learner", [Late(shard, staleness)], rule, inline.core.meter)
+        gradients = ParameterServerSync("learner", [Late(shard, staleness)], rule, single.core.meter)
         learner.set_sync(gradients)
         learner.next_update_count = gradients.next_update_count
-        reason = inline.run()
+        reason = single.run()
     ages = {str(age): count for age, count in sorted(shard.staleness.items())}
-    return {"seed": seed, "updates": learner.updates, "steps": inline.core.progress().steps,
+    return {"seed": seed, "updates": learner.updates, "steps": single.core.progress().steps,
             "solved": reason == "stop_at", "best": max(sink.scores), "staleness": ages}
 
 

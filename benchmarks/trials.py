@@ -19,6 +19,8 @@ from typing import Any
 from precision import PREEMPTED, interrupt
 from speed import describe_machine
 
+from qfleet import __version__
+
 REFRESH_S = 30.0
 SOUND = (0, PREEMPTED, -signal.SIGTERM)
 """Exit codes of runs that are done, or were stopped by us: with a checkpoint, or before they could write one."""
@@ -73,7 +75,8 @@ def run(trials: list[Trial], args: argparse.Namespace) -> dict[str, dict[str, An
             found = dict(zip((trial.name for trial in some), pool.map(lambda trial: row(trial, args.runs, games), some),
                              strict=True))
         here = describe_machine()
-        rows = before | {name: one | {key: here[key] for key in ("date", "commit")} for name, one in found.items()}
+        rows = before | {name: one | {key: here[key] for key in ("date", "commit")} | {"version": __version__}
+                         for name, one in found.items()}
         document = {"rows": rows, "games": args.games, "overrides": args.overrides, "machine": here}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(document, indent=1) + "\n")

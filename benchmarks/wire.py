@@ -7,8 +7,8 @@ exchange messages meanwhile as actors do. Two times: from publishing until an ac
 last one has), and of that the fetch alone, which begins when an exchange has told of the new version.
 
 Experience: an actor process plays 16 lanes of a game with random actions, each held for a few steps, through the real
-Recorder (3-step, prioritised), Codec and Link, and sleeps where a network would choose; a cell process stores it in a
-real replay. CPU time is that of threads, from /proc: emulators (with the time the actor spends on sending to and
+Recorder (3-step, prioritised), Codec and Link, and sleeps where a network would choose; a learner process stores it in
+a real replay. CPU time is that of threads, from /proc: emulators (with the time the actor spends on sending to and
 receiving from them), recording (chunks, priorities, compression), the link on one side, calls and storing on the other.
 
 Bars: 50 ms to one actor, 500 ms to sixteen; 0.5 KB per step in the mean of the games; recording, wire and storing
@@ -61,13 +61,13 @@ TOKEN = "benchmark"
 WEIGHTS_BYTES = 13_000_000
 
 
-class Cell:
-    """Desk, registry, inbox and service of a cell process, at a socket in `folder`."""
+class LearnerEnd:
+    """Published state, registry, inbox and server of a learner process, at a socket in `folder`."""
 
     def __init__(self, folder: Path, actors: int, steps: int = 1 << 62) -> None:
         self.published, self.registry = PublishedState("seed: 1\n", "{}", actors), Registry(actors, 30.0)
         self.inbox = Inbox(FleetConfig().inbox_messages, steps)
-        self.socket = folder / "cell.sock"
+        self.socket = folder / "learner.sock"
         self.server = FleetServer(self.published, self.registry, self.inbox, FleetConfig(), self.socket, [TOKEN])
         self.server.start()
 
@@ -121,28 +121,28 @@ def weights_to(actors: int, rounds: int) -> dict[str, float]:
     """Milliseconds from publishing until all have it, and of the fetch alone, medians and worst."""
     state = {f"layer{i}": torch.randn(WEIGHTS_BYTES // 4 // 4) for i in range(4)}
     with tempfile.TemporaryDirectory() as folder:
-        cell = Cell(Path(folder), actors)
+        end = LearnerEnd(Path(folder), actors)
         over = threading.Event()
 
         def main_loop() -> None:
             while not over.wait(0.001):
-                list(cell.news())
+                list(end.news())
 
         threading.Thread(target=main_loop, daemon=True).start()
         try:
-            return _rounds(cell, state, actors, rounds)
+            return _rounds(end, state, actors, rounds)
         finally:
             over.set()
-            cell.server.close(0)
+            end.server.close(0)
 
 
-def _rounds(cell: Cell, state: dict[str, torch.Tensor], actors: int, rounds: int) -> dict[str, float]:
+def _rounds(end: LearnerEnd, state: dict[str, torch.Tensor], actors: int, rounds: int) -> dict[str, float]:
     whole, fetches = [], []
     with ExitStack() as stack:
-        crowd = [stack.enter_context(child("--follow", str(cell.socket), f"local/{i}")) for i in range(actors)]
+        crowd = [stack.enter_context(child("--follow", str(end.socket), f"actor/{i}")) for i in range(actors)]
         for version in range(rounds + 1):
             began = time.monotonic()
-            cell.published.publish({name: value + version for name, value in state.items()}, version)
+            end.published.publish({name: value + version for name, value in state.items()}, version)
             told = [json.loads(each.stdout.readline()) for each in crowd if each.stdout is not None]
             assert all(line[0] == version for line in told)
             if version:  # the first round waits for processes to start
@@ -161,20 +161,20 @@ def settings(game: str) -> Any:
 
 
 def store(folder: str, game: str, spec: str) -> None:
-    """Be a cell: store what comes until the input ends, and tell what it was and what it cost."""
+    """Be a learner: store what comes until the input ends, and tell what it was and what it cost."""
     torch.set_num_threads(1)
     made = EnvSpec.from_json(json.loads(spec))
     config = resolve_auto(settings(game), made)
     layout = make_layout(config, made)
     replay = HostReplay(layout, config.replay, 0, torch.device("cpu"))
-    cell = Cell(Path(folder), 1, LANES * config.replay.chunk_steps // 8)
+    end = LearnerEnd(Path(folder), 1, LANES * config.replay.chunk_steps // 8)
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     print("ready", flush=True)
     sums: Counter[str] = Counter()
     clock, before = time.thread_time, (0.0, 0.0)
     while not over.wait(0.001):
-        for message in cell.news():
+        for message in end.news():
             if not sums and replay.clock.steps >= WARM_UP:
                 before = (time.process_time(), clock())
             since = clock()
@@ -187,7 +187,7 @@ def store(folder: str, game: str, spec: str) -> None:
                 sums["storing"] += clock() - since
     sums["calls"] = time.process_time() - before[0] - (clock() - before[1])
     print(json.dumps(sums))
-    cell.server.close(0)
+    end.server.close(0)
 
 
 def thread_seconds() -> dict[str, float]:
@@ -205,9 +205,9 @@ def play(folder: str, game: str, steps: int) -> None:
     first = env.reset(range(LANES))  # here, for it costs as much as thousands of steps
     emulators = set(thread_seconds()) - before
     layout, agent = make_layout(config, env.spec), make_agent(config, env.spec)
-    with child("--store", folder, game, json.dumps(env.spec.to_json())) as cell:
-        assert cell.stdin is not None and cell.stdout is not None and cell.stdout.readline() == "ready\n"
-        link = FleetConnection(GrpcChannel(socket_address(Path(folder) / "cell.sock"), TOKEN), "local/0")
+    with child("--store", folder, game, json.dumps(env.spec.to_json())) as learner:
+        assert learner.stdin is not None and learner.stdout is not None and learner.stdout.readline() == "ready\n"
+        link = FleetConnection(GrpcChannel(socket_address(Path(folder) / "learner.sock"), TOKEN), "actor/0")
         link.hello()
         recorder = Recorder(agent, layout, LANES, link.replay(layout, LANES), True)
         link.start()
@@ -217,8 +217,8 @@ def play(folder: str, game: str, steps: int) -> None:
         on_env, recording = player.lap(steps)
         end = thread_seconds()  # of a thread that ended nothing is known
         link.close(5.0)
-        cell.stdin.close()
-        told = json.loads(cell.stdout.readline())
+        learner.stdin.close()
+        told = json.loads(learner.stdout.readline())
     spent = {name: value - start.get(name, 0.0) for name, value in end.items()}
     main = str(threading.get_native_id())
     parts = {"emulators": on_env + sum(spent.get(name, 0.0) for name in emulators), "recording": recording,

@@ -134,11 +134,13 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
 
 def _launcher(config: RunConfig) -> Any:
     """Return the module whose functions `start` and `resume` train this config."""
-    if config.gradients != "solo" and config.placement != "ray":
-        return allreduce_run if config.gradients == "allreduce" else server_run
-    if config.eval.beside:
-        return remote_evaluator
-    return {"inline": attempt, "processes": driver, "ray": ray_launcher}[config.placement]
+    if config.on_ray:
+        return ray_launcher
+    if config.has_ranks:
+        return allreduce_run
+    if config.has_children:
+        return server_run if config.has_server else driver
+    return remote_evaluator if config.evaluator_process else attempt
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:
@@ -319,9 +321,7 @@ def _name(source: Any) -> str:
 
 def _require_importable(config: RunConfig) -> None:
     """Refuse names that only this process can import if other processes must import them."""
-    starts = {f"placement={config.placement}": config.placement != "inline", "eval.beside=true": config.eval.beside,
-              f"gradients={config.gradients}": config.gradients != "solo", "env.isolate=true": config.env.isolate}
-    others = [key for key, is_set in starts.items() if is_set]
+    others = [*config.process_settings(), *(["env.isolate=true"] if config.env.isolate else [])]
     names = [name for name in foreign_names(config.model_dump(mode="json")) if name.startswith("__main__:")]
     if others and names:
         raise UserError(f"{', '.join(names)}: definitions of a script or notebook cannot be imported by the other "

@@ -40,8 +40,8 @@ class BenchStage:
             raise
 
     def _begin(self, lanes: int) -> None:
-        inline = SingleProcessRun(self._cast, make_plan(self.config), NOTHING)
-        self.actors, self.learner, self.replay = inline.actors, inline.core.learner, inline.core.replay
+        run = SingleProcessRun(self._cast, make_plan(self.config), NOTHING)
+        self.actors, self.learner, self.replay = run.actors, run.core.learner, run.core.replay
         self.lanes = lanes * len(self.actors)
         seeds = lane_seeds(self.config.seed, self.lanes, "begin")
         for index, actor in enumerate(self.actors):

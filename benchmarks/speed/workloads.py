@@ -101,14 +101,14 @@ def measure_updates(work: Workload, overrides: tuple[str, ...], spec: RoundSpec)
 
 def measure_acting(work: Workload, overrides: tuple[str, ...], spec: RoundSpec) -> Throughput:
     """Steps per second of the actors alone: batched inference, chunks, compression, replay."""
-    groups = (f"env.lanes={spec.lanes // 2}", "actors=2", "replay.capacity=100000", f"env.threads={spec.threads}")
+    groups = (f"env.lanes={spec.lanes // 2}", "env.groups=2", "replay.capacity=100000", f"env.threads={spec.threads}")
     stage = stage_of(work, (*groups, *overrides), spec, work.warm_up)
     measure_throughput(stage.play, work.warm_up)
     return measure_throughput(stage.play, spec.steps, 0.0, stage.wait)
 
 
 def measure_emulators(work: Workload, spec: RoundSpec) -> Throughput:
-    """Steps per second of the bare emulators under random actions, on as many threads as qfleet's two actors have."""
+    """Steps per second of the bare emulators under random actions, on as many threads as qfleet's two groups have."""
     import numpy as np
     from ale_py.vector_env import AtariVectorEnv
 

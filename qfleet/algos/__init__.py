@@ -6,7 +6,7 @@ ALIASES = {
     "double_dqn": "agent.algo=dqn with agent.double=true",
     "dueling": "agent.algo=dqn with agent.dueling=true",
     "rainbow": "agent.algo=c51 with most other options, as in the recipe rainbow",
-    "apex": "agent.algo=dqn with placement=processes, as in the recipe apex",
+    "apex": "agent.algo=dqn with actor processes (actors=N), as in the recipe apex",
     "btr": "agent.algo=iqn with most other options, as in the recipe btr",
 }
 """Common algorithm names -> the settings that give the same algorithm here."""

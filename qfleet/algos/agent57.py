@@ -165,7 +165,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         priority = mixed_priority(td_abs, trained, cfg.eta)
         extra, metrics, buffers = ngu.curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
         metrics |= {"train/q_mean": masked_mean(r2d2.q_of_actions(rows, q[0].detach(), cfg), trained),
-                    "train/td_abs": masked_mean(td_abs, trained), "train/bonus": rows["bonus"].mean(),
+                    "train/td_abs": masked_mean(td_abs, trained), "train/intrinsic_reward": rows["bonus"].mean(),
                     "train/priority": priority}
         per_item = ((extrinsic + intrinsic) * trained).sum(1) / cfg.unroll
         return Loss(per_item, priority, extra, metrics, buffers)

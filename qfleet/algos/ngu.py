@@ -353,7 +353,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         priority = mixed_priority(td_abs, trained, cfg.eta)
         extra, metrics, buffers = curiosity_loss(net.get_submodule("curiosity"), batch, cfg, rng)
         metrics |= {"train/q_mean": masked_mean(q_t.detach(), trained), "train/td_abs": masked_mean(td_abs, trained),
-                    "train/bonus": batch.rows["bonus"].mean(), "train/priority": priority}
+                    "train/intrinsic_reward": batch.rows["bonus"].mean(), "train/priority": priority}
         return Loss(per_item, priority, extra, metrics, buffers)
 
     def priority(rows: Tensors) -> torch.Tensor:

@@ -117,13 +117,13 @@ COMMANDS = (
         "folder and uploads nothing."),
     Command("join", "run actors on this host for a fleet on another host", "HOST:PORT --token-file FILE [options]",
         (1, 1), join.join, ("qfleet join learner.example:4440 --token-file token --actors 16",), options.join, False,
-        "Start the fleet with `qfleet train ... placement=processes --listen ADDR:PORT --token-file FILE`, which "
+        "Start the fleet with `qfleet train ... actors=8 --listen ADDR:PORT --token-file FILE`, which "
         "prints this command. Actors can join and leave at any time. Your own environments must be importable here."),
     Command("submit", "submit a run to a Slurm cluster", "slurm RECIPE|ENV_ID|FILE|RUN [key=value ...] [options]",
         (2, 2), submit.submit,
         ("qfleet submit slurm cartpole --name first --time 01:00:00",
-         "qfleet submit slurm apex placement=processes --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
-         "qfleet submit slurm pong gradients=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
+         "qfleet submit slurm apex --nodes 2 --ntasks 5 -c 8 --gpus-per-node 1 -p gpu --name a",
+         "qfleet submit slurm pong sync=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
         "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
     Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),

@@ -39,7 +39,7 @@ def run_member(args: Namespace) -> int:
     from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 
     role, place, *name = args.words
-    if role == "cell":
+    if role == "learner":
         return run_learner(Path(place))
     if role == "rank":
         return run_rank(Path(place))
@@ -51,7 +51,7 @@ def run_member(args: Namespace) -> int:
     try:
         if role == "evaluator":
             return run_evaluator(contact, None if args.videos is None else Path(args.videos))
-        return run_worker(contact) if role == "bundle" else run_actor(contact)
+        return run_worker(contact) if role == "worker" else run_actor(contact)
     except BadOutput as error:
         print_error(f"environment failed: {error}")
         return EXIT_UNRECOVERABLE

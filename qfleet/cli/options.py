@@ -179,7 +179,7 @@ def share(parser: argparse.ArgumentParser) -> None:
     place(parser)
 
 
-FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.restarts"}
+FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.learner_restarts"}
 """Option -> the config key that it abbreviates."""
 
 
@@ -190,17 +190,17 @@ def fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-local-actors", action="store_true",
                         help="start no actors on this host (fleet.local_actors=false)")
     parser.add_argument("--restarts", type=at_least(0), metavar="N",
-                        help="restart a learner that died up to N times (fleet.restarts)")
+                        help="restart a learner that died up to N times (fleet.learner_restarts)")
 
 
-def fleet_overrides(args: argparse.Namespace) -> list[str]:
-    """Return these options as overrides, with placement=processes unless a placement is given."""
+def fleet_overrides(args: argparse.Namespace, has_children: Callable[[list[str]], bool]) -> list[str]:
+    """Return these options as overrides, with actors=1 if the run starts no other processes without them."""
     given = {key: getattr(args, name) for name, key in FLEET.items()}
     # Quoted as JSON: [::1]:4440 would be parsed as a list.
     found = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     found += ["fleet.local_actors=false"] if args.no_local_actors else []
-    placed = any(override.startswith(("placement=", "gradients=server")) for override in args.overrides)
-    return ["placement=processes", *found] if found and not placed else found
+    others = [override for override in args.overrides if not override.startswith("fleet.")]
+    return found if not found or has_children(others) else ["actors=1", *found]
 
 
 def _connection(parser: argparse.ArgumentParser) -> None:

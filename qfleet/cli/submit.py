@@ -96,11 +96,11 @@ def _name(args: Namespace, config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, tasks: int) -> JobLayout:
-    if str(config.placement) == "ray":  # Ray places the learners itself
+    if config.on_ray:  # Ray places the learners itself
         return "ray"
-    if config.gradients == "allreduce":
+    if config.has_ranks:
         return "ranks"
-    return "fleet" if config.placement == "processes" and tasks > 1 else "node"
+    return "fleet" if tasks > 1 and not config.has_server else "node"
 
 
 def _size(args: Namespace, config: RunConfig) -> JobSize:
@@ -109,7 +109,7 @@ def _size(args: Namespace, config: RunConfig) -> JobSize:
 
     nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
     if per_node is None:
-        each = {"solo": 1, "allreduce": max(1, args.gpus_per_node), "server": config.cells}[config.gradients]
+        each = {"none": 1, "allreduce": max(1, args.gpus_per_node), "server": config.learners}[config.sync]
         per_node = each if tasks is None else -(-tasks // nodes)
     tasks = nodes * per_node if tasks is None else tasks
     if not nodes <= tasks <= nodes * per_node:
@@ -124,8 +124,8 @@ def _implied(layout: JobLayout, size: JobSize, config: RunConfig, given: Mapping
 
     if layout == "fleet" and given.get("actors", DEFAULT) == DEFAULT:
         return [f"actors={(size.tasks - 1) * size.cpus}"]
-    if layout == "node" and config.gradients == "server" and given.get("cells", DEFAULT) == DEFAULT:
-        return [f"cells={size.tasks}"]
+    if layout == "node" and config.has_server and given.get("learners", DEFAULT) == DEFAULT:
+        return [f"learners={size.tasks}"]
     return []
 
 
@@ -134,23 +134,22 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
 
     tasks = size.tasks
     problems = []
-    if layout == "node" and config.gradients == "server":
+    if layout == "node" and config.has_server:
         if size.nodes > 1:
-            problems.append(f"--nodes {size.nodes} with gradients=server: learners and shards of a parameter server "
-                            "share one host; use --nodes 1, or gradients=allreduce")
-        if tasks not in (1, config.cells):
-            problems.append(f"--ntasks {tasks} with cells={config.cells}: each task is one cell; leave out one of them")
-    elif layout == "node" and tasks > 1:
-        problems.append(f"--ntasks {tasks} with placement=inline: a single process is a single task; use --ntasks 1, "
-                        "or placement=processes, which uses the other tasks for actors, or gradients=allreduce")
+            problems.append(f"--nodes {size.nodes} with sync=server: learners and shards of a parameter server "
+                            "share one host; use --nodes 1, or sync=allreduce")
+        if tasks not in (1, config.learners):
+            problems.append(f"--ntasks {tasks} with learners={config.learners}: each task is one learner; leave out "
+                            "one of them")
     if layout == "fleet" and config.actors < tasks - 1:
         problems.append(f"actors={config.actors} cannot be divided among {tasks - 1} tasks that join: raise actors or "
                         "lower --ntasks")
     if layout == "ranks" and tasks != size.nodes * size.per_node:
         problems.append(f"--ntasks {tasks} on --nodes {size.nodes}: all nodes run the same number of ranks; choose a "
                         "multiple")
-    if layout == "ranks" and config.cells not in (1, tasks):
-        problems.append(f"cells={config.cells} with --ntasks {tasks}: each task is one rank; leave out cells")
+    if layout == "ranks" and config.learners not in (1, tasks):
+        problems.append(f"learners={config.learners} with --ntasks {tasks}: each task is one learner; leave out "
+                        "learners")
     if size.gpus and config.device == "cpu":
         problems.append(f"--gpus-per-node {size.gpus} with device=cpu: the GPUs would be unused; leave out one of them")
     requested = size.gpus or args.local or any("gpu" in option or "gres" in option for option in args.sbatch)
@@ -167,13 +166,13 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
 
 def _ray_problems(size: JobSize, config: RunConfig) -> list[str]:
     """Requests for CPUs that Ray could never satisfy."""
-    ray, served = config.ray, config.gradients == "server"
-    packed = ray.evaluator_cpus + config.cells * ray.cell_cpus
-    packed += (1 + config.server.shards) * ray.server_cpus if served else 0
-    actor, node = ray.actor_cpus if config.gradients == "solo" else 0, size.per_node * size.cpus
-    if packed + actor <= node * size.nodes and (ray.cell_anywhere or packed <= node):
+    ray = config.ray
+    packed = ray.evaluator_cpus * config.evaluator_process + config.learners * ray.learner_cpus
+    packed += (1 + config.parameter_server.shards) * ray.server_cpus if config.has_server else 0
+    actor, node = 0 if config.learners_act else ray.actor_cpus, size.per_node * size.cpus
+    if packed + actor <= node * size.nodes and (ray.learner_any_node or packed <= node):
         return []
-    return [f"--cpus-per-task {size.cpus} with placement=ray: the learner and the processes on its node request "
+    return [f"--cpus-per-task {size.cpus} with launcher=ray: the learner and the processes on its node request "
             f"{packed:g} CPUs of a node, an actor {actor:g}, and a node of the job has {node}; raise --cpus-per-task"]
 
 

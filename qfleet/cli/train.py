@@ -32,9 +32,9 @@ def train(args: Namespace) -> int:
     from qfleet.runconfig import resolution
 
     source = args.words[0]
-    args.overrides += fleet_overrides(args)
+    args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
     plans = [resolution.resolve(source, args.overrides)]
-    restarted = _as_rank(args, plans[0].config.gradients)
+    restarted = _as_rank(args, plans[0].config.sync)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]
@@ -64,12 +64,15 @@ def resume(args: Namespace) -> int:
     from qfleet.config import parse_override, read_yaml
     from qfleet.report.progress import ProgressView
     from qfleet.report.status import RunGoal
+    from qfleet.runconfig import resolution, resumable
     from qfleet.runs.directory import RunDirectory
 
-    args.overrides += fleet_overrides(args)
     run = RunDirectory.open(args.words[0], args.root)
+    resumable.require_current(run.config)
+    config = str(run.config)
+    args.overrides += fleet_overrides(args, lambda given: resolution.resolve(config, given).config.has_children)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
-    _as_rank(args, goal.get("gradients"))
+    _as_rank(args, goal.get("sync"))
     _require_finish(args)
     view = ProgressView(RunGoal.from_settings(goal, _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _closing_view(view):
@@ -80,11 +83,11 @@ def resume(args: Namespace) -> int:
     return result.exit_code
 
 
-def _as_rank(args: Namespace, gradients: str | None) -> bool:
+def _as_rank(args: Namespace, sync: str | None) -> bool:
     """Silence every rank but rank 0 under torchrun or srun. True after a restart of all ranks: then the run exists."""
     from qfleet.sync.process_group import RankInfo
 
-    place = RankInfo.from_environment() if gradients == "allreduce" else None
+    place = RankInfo.from_environment() if sync == "allreduce" else None
     if place is not None and place.rank:
         args.quiet, args.show, args.record = True, False, False
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -216,7 +219,7 @@ def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
     from qfleet.config import to_yaml
 
     first = plans[0].config
-    if first.placement != "inline":
+    if not first.learners_act:
         from qfleet.launch.driver import require_startable
 
         require_startable(first)

@@ -50,8 +50,8 @@ def validate(model: type[M], data: Mapping[str, Any] | Layered, origin: str = "c
              hints: Mapping[str, str] | None = None) -> M:
     """Build the typed config, or raise one UserError with every problem, one per line.
 
-    `hints` maps names from other libraries to keys of the config, for the did-you-mean, and removed dotted keys to
-    their replacement.
+    `hints` maps names from other libraries to keys of the config, for the did-you-mean, and removed keys to a
+    sentence about their replacement.
     """
     layered = data if isinstance(data, Layered) else Layered().over(data, origin)
     return build_config(model, layered, hints or {})[0]
@@ -164,7 +164,7 @@ def _describe(key: str, items: list[ErrorDetails], known: Mapping[str, FieldInfo
         return text
     if whole and "section" not in text and "mapping" not in text:
         text = f"is a single value, not a section; it {text}"
-    return f"{text} (got {_show(first['input'])}){_remedy(key, first, field, layered)}"
+    return f"{text} (got {_show(first['input'])}){_remedy(key, first, known, layered)}"
 
 
 def _phrase(item: ErrorDetails) -> str:
@@ -176,8 +176,10 @@ def _phrase(item: ErrorDetails) -> str:
     return _TYPES.get(kind.partition("_")[0], item["msg"])
 
 
-def _remedy(key: str, item: ErrorDetails, field: FieldInfo | None, layered: Layered) -> str:
-    value = item["input"]
+def _remedy(key: str, item: ErrorDetails, known: Mapping[str, FieldInfo], layered: Layered) -> str:
+    value, field = item["input"], known.get(key)
+    if item["type"].startswith("model") and f"{key}s" in known:
+        return f"; did you mean {key}s={_show(value)}?"
     if item["type"] == "literal_error" and isinstance(value, str):
         choices = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         if close := get_close_matches(value, choices, 1, 0.6):
@@ -200,7 +202,7 @@ def _unknown(key: str, known: Mapping[str, FieldInfo], hints: Mapping[str, str])
     section, _, name = key.rpartition(".")
     if key in known:
         return "write it nested: the section as a key, and this key below it"
-    if section and key in hints:
+    if " " in hints.get(key, ""):
         return hints[key]
     by_name: dict[str, list[str]] = {}
     for other in known:

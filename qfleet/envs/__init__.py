@@ -28,7 +28,10 @@ class EnvConfig(Config):
 
     id: str = Field(min_length=1, description="environment: a Gymnasium id, module:Id or module:callable")
     lanes: PositiveCount = Field(
-        8, description="environments per actor, stepped together; actions are computed in one batch")
+        8, description="environments of a group, stepped together; actions are computed in one batch")
+    groups: PositiveCount = Field(
+        1, description="groups of env.lanes environments in each acting process, which alternate: while one group "
+                       "steps, the network selects actions for another")
     protocol: Literal["classic", "sticky"] | None = Field(
         None, description="Atari protocol: classic (no-op starts, a lost life is terminal, minimal actions) or sticky "
                           "(sticky actions, all 18 actions); null = classic for ...NoFrameskip-v4, sticky for "

@@ -38,9 +38,9 @@ class Config(Section):
     weight: NonNegative = Field(
         1.0, description="weight of the exploration bonus, in units of return (ucb) or of its range (ucb1_tuned)")
     random: Fraction = Field(0.5, description="probability that an episode follows a uniformly random arm")
-    base: Fraction = Field(
-        0.4, description="ε of the first lane (or arm); number i of N has base^(1 + alpha i / (N − 1))")
-    alpha: NonNegative = Field(8.0, description="steepness of the ε values: the last one is base^(1 + alpha)")
+    epsilon: Fraction = Field(
+        0.4, description="ε of the first lane (or arm); number i of N has epsilon^(1 + steepness · i / (N − 1))")
+    steepness: NonNegative = Field(8.0, description="the last lane (or arm) has ε = epsilon^(1 + steepness)")
     epsilon_by: Literal["lane", "arm"] = Field("lane", description="whether ε depends on the lane or on the arm")
     warmup_steps: Count = Field(
         0, description="environment steps of the run over which ε falls linearly from 1 to these values")
@@ -152,7 +152,7 @@ class BanditExplorer:
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> BanditExplorer:
-    ladder_config = LadderConfig(base=cfg.base, alpha=cfg.alpha, warmup_steps=cfg.warmup_steps)
+    ladder_config = LadderConfig(epsilon=cfg.epsilon, steepness=cfg.steepness, warmup_steps=cfg.warmup_steps)
     by_arm = cfg.epsilon_by == "arm"
     ladder = (Ladder(ladder_config, cfg.arms, 0, cfg.arms) if by_arm
               else Ladder(ladder_config, lanes, first, total))

@@ -1,4 +1,4 @@
-"""Constant ε per lane (Ape-X, Horgan et al. 2018): ε_i = base^(1 + α i / (N − 1)) for N lanes in the run."""
+"""Constant ε per lane (Ape-X, Horgan et al. 2018): ε_i = ε^(1 + α i / (N − 1)) for N lanes in the run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from qfleet.core.agent import ExplorationParams
 class Config(Section):
     kind: Literal["ladder"] = Field(
         "ladder", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
-    base: Fraction = Field(0.4, description="ε of the first lane; lane i of N has base^(1 + alpha i / (N − 1))")
-    alpha: NonNegative = Field(7.0, description="steepness of the ε values: the last lane has base^(1 + alpha)")
+    epsilon: Fraction = Field(
+        0.4, description="ε of the first lane; lane i of N has epsilon^(1 + steepness i / (N − 1))")
+    steepness: NonNegative = Field(
+        7.0, description="α of the paper: the last lane has epsilon^(1 + steepness); larger = less exploration")
     warmup_steps: Count = Field(
         0, description="environment steps of the run over which ε falls linearly from 1 to these values")
 
@@ -27,7 +29,7 @@ class Ladder:
     def __init__(self, cfg: Config, lanes: int, first: int, total: int) -> None:
         self.cfg = cfg
         index = torch.arange(first, first + lanes) % total
-        self.epsilon = cfg.base ** (1 + cfg.alpha * index / max(1, total - 1))
+        self.epsilon = cfg.epsilon ** (1 + cfg.steepness * index / max(1, total - 1))
 
     def params(self, steps: int) -> ExplorationParams:
         if steps >= self.cfg.warmup_steps:

@@ -23,13 +23,14 @@ class Config(Section):
     kind: Literal["mixture"] = Field(
         "mixture", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     arms: PositiveCount = Field(32, description="arms to draw from, one per episode; must equal agent.arms")
-    base: Fraction = Field(0.4, description="ε of the first lane; lane i of N has base^(1 + alpha i / (N − 1))")
-    alpha: NonNegative = Field(8.0, description="steepness of the ε values: the last lane has base^(1 + alpha)")
+    epsilon: Fraction = Field(
+        0.4, description="ε of the first lane; lane i of N has epsilon^(1 + steepness · i / (N − 1))")
+    steepness: NonNegative = Field(8.0, description="the last lane has ε = epsilon^(1 + steepness)")
     warmup_steps: Count = Field(
         0, description="environment steps of the run over which ε falls linearly from 1 to these values")
 
     def ladder(self, lanes: int, first: int, total: int) -> Ladder:
-        cfg = LadderConfig(base=self.base, alpha=self.alpha, warmup_steps=self.warmup_steps)
+        cfg = LadderConfig(epsilon=self.epsilon, steepness=self.steepness, warmup_steps=self.warmup_steps)
         return Ladder(cfg, lanes, first, total)
 
 

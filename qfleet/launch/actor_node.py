@@ -9,8 +9,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from qfleet.core.errors import UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.exploration import AdaptiveExplorer
 from qfleet.core.seeds import lane_seeds, seed_for
+from qfleet.core.weights import WeightSource
 from qfleet.launch.attempt import EXIT_CODES, require_same_spaces
 from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
 from qfleet.process.memory import retain_freed_memory
@@ -234,38 +235,65 @@ def run_actor(endpoint: Endpoint) -> int:
     """Main function of an actor: act until the run is over."""
     client = FleetClient(endpoint, "actor")
     config, connection = client.config, client.connection
+    groups, lanes, first = config.env.groups, config.env.lanes, client.index * config.env.groups
     threads = config.env.threads or endpoint.cores
-    with client.deregister_on_error(), _advise_on_oom(config), closing(
-            make_env(config.env.model_copy(update={"threads": threads}), config.env.lanes,
-                     stall_timeout_s=config.run.stall_timeout_s)) as env:
-        client.require_spec(env.spec)
-        policy = client.policy("actor", client.index, client.incarnation)
-        layout = make_layout(config, env.spec)
-        replay = connection.replay(layout, env.lanes)
-        recorder = Recorder(policy.agent, layout, env.lanes, replay, config.replay.alpha > 0)
-        explorer = make_explorer(config, client.index)
-        actor = Actor(policy, env, explorer, connection.metrics, connection.weights, recorder,
-                      connection.clock)
-        workers: list[Worker] = [actor]
-        if isinstance(explorer, AdaptiveExplorer):
-            client.restore_state(explorer.load_state_dict)
-            workers.append(ExplorerStateSaver(connection, explorer))
+    with client.deregister_on_error(), _advise_on_oom(config), ExitStack() as stack:
+        envs = [make_env(config.env.model_copy(update={"threads": threads}), lanes,
+                         stall_timeout_s=config.run.stall_timeout_s) for _ in range(groups)]
+        for env in envs:
+            stack.callback(env.close)
+        client.require_spec(envs[0].spec)
+        layout = make_layout(config, envs[0].spec)
+        replay, clock = connection.replay(layout, groups * lanes), connection.clock
+        weights: WeightSource = SharedWeights(connection.weights) if groups > 1 else connection.weights
+        explorers = [make_explorer(config, first + group) for group in range(groups)]
+        actors = []
+        for group, (env, explorer) in enumerate(zip(envs, explorers, strict=True)):
+            policy = client.policy("actor", first + group, client.incarnation)
+            recorder = Recorder(policy.agent, layout, lanes, replay, config.replay.alpha > 0)
+            actors.append(Actor(policy, env, explorer, connection.metrics, weights, recorder, clock))
+        workers: list[Worker] = [*actors]
+        if adaptive := [explorer for explorer in explorers if isinstance(explorer, AdaptiveExplorer)]:
+            saver = ExplorerStateSaver(connection, adaptive)
+            client.restore_state(saver.load_state_dict)
+            workers.append(saver)
         connection.start()
-        actor.begin(lane_seeds(config.seed, env.lanes, "member", client.index, client.incarnation))
+        for group, actor in enumerate(actors):
+            actor.begin(lane_seeds(config.seed, lanes, "member", first + group, client.incarnation))
         return client.run(*workers)
 
 
-class ExplorerStateSaver:
-    """Sends the state of an adaptive explorer to the learner periodically; a restarted actor continues from it."""
+class SharedWeights:
+    """Weights for several actors of one process, received once."""
 
-    def __init__(self, connection: FleetConnection, explorer: AdaptiveExplorer) -> None:
-        self.connection, self.explorer = connection, explorer
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._newest: tuple[int, dict[str, torch.Tensor]] | None = None
+
+    def fetch(self, newer_than: int) -> tuple[int, dict[str, torch.Tensor]] | None:
+        held = -1 if self._newest is None else self._newest[0]
+        if (received := self._source.fetch(held)) is not None:
+            self._newest = received
+        if self._newest is None or self._newest[0] == newer_than:
+            return None
+        return self._newest
+
+
+class ExplorerStateSaver:
+    """Sends the states of adaptive explorers to the learner periodically; a restarted actor continues from them."""
+
+    def __init__(self, connection: FleetConnection, explorers: Sequence[AdaptiveExplorer]) -> None:
+        self.connection, self.explorers = connection, explorers
         self._sent_at, self._sent_state = time.monotonic(), b""
+
+    def load_state_dict(self, state: Any) -> None:
+        for explorer, explorer_state in zip(self.explorers, state, strict=True):
+            explorer.load_state_dict(explorer_state)
 
     def step(self) -> bool:
         if time.monotonic() - self._sent_at >= STATE_PERIOD_S:
             self._sent_at = time.monotonic()
-            state = pack_state(self.explorer.state_dict())
+            state = pack_state([explorer.state_dict() for explorer in self.explorers])
             # A larger state would get the whole message rejected.
             if state != self._sent_state and len(state) <= MAX_MEMBER_STATE_BYTES:
                 self._sent_state = state
@@ -277,7 +305,7 @@ def run_evaluator(endpoint: Endpoint, videos: Path | None = None) -> int:
     """Main function of an evaluator: evaluate the newest weights when due and the final ones, and record videos."""
     client = FleetClient(endpoint, "evaluator")
     config, connection = client.config, client.connection
-    if config.eval.beside:
+    if not config.has_driver:
         torch.set_num_threads(evaluator_threads(config.device.startswith("cuda")))
     recorder = None if videos is None else EvalVideoRecorder(config, videos)
 
@@ -297,9 +325,10 @@ def run_evaluator(endpoint: Endpoint, videos: Path | None = None) -> int:
         connection.start()
         evaluator.resume()
         evaluator.pending = client.incarnation > 1  # repeat an interrupted evaluation
-        on_publish = config.eval.beside or config.gradients == "allreduce"
+        on_publish = config.learners_act and not config.has_server
         worker = EvaluateOnPublish(evaluator) if on_publish else evaluator
         return client.run(FinalEvaluation(connection, evaluator), worker)
+
 
 class EvaluateOnPublish:
     """Evaluates every version it receives; the learner publishes only versions that are due."""

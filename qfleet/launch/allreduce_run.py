@@ -1,8 +1,8 @@
 """Synchronous data-parallel training: the main function of a rank, and the driver that starts torchrun.
 
-    torchrun ... -m qfleet train RECIPE gradients=allreduce       the user starts the ranks; rank 0 creates the run
-    srun ... qfleet train RECIPE gradients=allreduce              the same
-    qfleet train RECIPE gradients=allreduce cells=N               the driver creates the run and starts torchrun
+    torchrun ... -m qfleet train RECIPE sync=allreduce       the user starts the ranks; rank 0 creates the run
+    srun ... qfleet train RECIPE sync=allreduce              the same
+    qfleet train RECIPE sync=allreduce learners=N            the driver creates the run and starts torchrun
 
 Rank 0 owns directory, metrics and checkpoints; the others contribute their parts. All ranks share the run's folder.
 """
@@ -58,14 +58,14 @@ log = logging.getLogger(__name__)
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run: as a rank if torchrun started this process, otherwise by starting torchrun."""
     rank_info = RankInfo.from_environment()
-    if rank_info is None and config.cells > 1:
+    if rank_info is None and config.learners > 1:
         return driver.start(config, sinks, provenance, TorchrunDriver)
     size = rank_info.size if rank_info else 1
-    if rank_info and config.cells not in (1, size):
-        raise UserError(f"cells={config.cells}, but {size} ranks were started: leave cells out, or call qfleet "
-                        "without torchrun or srun, so that it starts the ranks itself")
+    if rank_info and config.learners not in (1, size):
+        raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
+                        "qfleet without torchrun or srun, so that it starts the ranks itself")
     with connect_ranks(config, rank_info) as peers, open_env(config, size) as env:
-        config = resolve_auto(config.model_copy(update={"cells": size}), env.spec)
+        config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
         source = initial_weights(config, env.spec)
         with ExitStack() as stack:
             directory = _run_directory(config, peers, stack)
@@ -79,7 +79,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with the current number of ranks."""
     rank_info = RankInfo.from_environment()
-    if rank_info is None and config.cells > 1:
+    if rank_info is None and config.learners > 1:
         return driver.resume(directory, config, sinks, TorchrunDriver)
     size = rank_info.size if rank_info else 1
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
@@ -87,7 +87,7 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
         if any(peers.exchange(b"" if finished is None else b"ended")):
             return finished or _follower_result(directory, "total_steps")
         with open_env(config, size) as env:
-            config = resolve_auto(config.model_copy(update={"cells": size}), env.spec)
+            config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
             return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
 
@@ -154,12 +154,12 @@ class TorchrunDriver(driver.Driver):
     def _children(self) -> list[ChildSpec]:
         rule = self.config.allreduce
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                 str(self.config.cells), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
+                 str(self.config.learners), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
                  "-m", "qfleet", "_member", "rank", str(self.private)]
         # torchrun would set 1. Each rank sets the threads that torch uses; this is the upper limit.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(make_plan(self.config).decode_threads))}
         return [ChildSpec(driver.LEARNER, argv, child_environment() | threads,
-                          self.directory.path / "logs" / "ranks.log", 0)]
+                          self.directory.path / "logs" / "learners.log", 0)]
 
     def _result(self, failure: ChildFailure | None) -> TrainResult:
         try:
@@ -191,7 +191,7 @@ def open_env(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
 
 
 def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
-    cores = int(config.ray.cell_cpus) if config.placement == "ray" else usable_cores() // ranks
+    cores = int(config.ray.learner_cpus) if config.on_ray else usable_cores() // ranks
     threads = config.env.threads or max(1, cores)
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
@@ -300,7 +300,7 @@ class Replica:
         stack.callback(setup.close)
         run = SingleProcessRun(setup, self._plan(), replace(hooks, save=self.checkpoints.saver(hooks.save)))
         remote_evaluator, serve_evaluator = None, self.context.serve_evaluator
-        if self.peers.rank == 0 and (serve_evaluator is not None or self.peers.size > 1):
+        if self.peers.rank == 0 and self.config.evaluator_process:
             remote_evaluator = RemoteEvaluator(
                 self.config, self.env.spec, run.core, serve_evaluator or supervised_evaluator(self.directory)
             )

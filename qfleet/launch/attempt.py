@@ -325,7 +325,7 @@ class Attempt:
     def execute(self) -> TrainResult:
         """Train until the run ends or is stopped."""
         # In a run of several processes the driver handles the second SIGINT.
-        with stop_on_signal(self.core.stop, second_sigint_raises=self.config.placement == "inline"):
+        with stop_on_signal(self.core.stop, second_sigint_raises=self.config.learners_act and not self.config.on_ray):
             reason = self.run.run()
         self.presence.check()
         now = self.core.progress()

@@ -56,8 +56,8 @@ def shard_socket(private: Path, index: int) -> Path:
 
 def connect_shards(config: RunConfig, private: Path) -> list[RemoteShard]:
     token = read_token(private / "token")
-    return [RemoteShard(GrpcShardChannel(socket_address(shard_socket(private, index)), token), config.fleet.patience_s)
-            for index in range(config.server.shards)]
+    addresses = [socket_address(shard_socket(private, index)) for index in range(config.parameter_server.shards)]
+    return [RemoteShard(GrpcShardChannel(address, token), config.fleet.reconnect_timeout_s) for address in addresses]
 
 
 class Coordinator:
@@ -116,7 +116,7 @@ class Coordinator:
             ]
             learner.updates = max(learner.updates, min(status.version for status in self._shard_status))
         if self.evaluations.due(self.core.progress()):
-            calls = [shard.push_pull("registrar", None, True) for shard in self.shard_clients]
+            calls = [shard.push_pull("coordinator", None, True) for shard in self.shard_clients]
             snapshots = [call()[1] for call in calls]
             learner.updates = max(learner.updates, min(each.version for each in snapshots if each is not None))
             self._set_weights([each.weights for each in snapshots if each is not None])
@@ -234,7 +234,7 @@ class Coordinator:
         now, live_s = time.monotonic(), self.fleet.registry.live_s
         alive = [member for member in self.fleet.registry.members()
                  if member.role == LEARNER and now - member.heard < live_s]
-        values = {"server/cells": len(alive),
+        values = {"server/learners": len(alive),
                   "server/stale_pushes": sum(status.stale for status in self._shard_status),
                   "server/refused_pushes": sum(status.refused for status in self._shard_status),
                   **dict.fromkeys(AGES, 0)}

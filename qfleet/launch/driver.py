@@ -55,7 +55,7 @@ from qfleet.transport.security import read_token, server_credentials, write_toke
 
 log = logging.getLogger(__name__)
 
-LEARNER = "cell"
+LEARNER = "learner"
 GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 60.0
@@ -153,7 +153,7 @@ class Driver:
         write_token(self.private / RunRequest.JOIN_TOKEN_FILE)
         self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
         fleet = config.fleet
-        policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+        policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
         self.supervisor = self._make_supervisor(policy)
         self._forwarded = self._invitation_shown = False
         self._last_record_at = self._last_notice_at = self._checked_at = time.monotonic()
@@ -256,16 +256,16 @@ class Driver:
         argv = [sys.executable, "-m", "qfleet", "_member"]
         env = child_environment()
         fleet = self.config.fleet
-        learner = ChildSpec(LEARNER, [*argv, LEARNER, str(self.private)], env, logs / "cell.log", fleet.restarts,
-                         "replay.capacity or learner.batch_size")
-        local = [f"local/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
+        learner = ChildSpec(LEARNER, [*argv, LEARNER, str(self.private)], env, logs / "learner.log",
+                            fleet.learner_restarts, "replay.capacity or learner.batch_size")
+        local = [f"actor/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
         members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._video_args())]
         return [
             learner,
             *(
                 ChildSpec(
                     name, [*argv, role, *self._endpoint_of(name).to_argv(), *extra_args], env,
-                    logs / f"{name.replace('local/', 'actor-')}.log",
+                    logs / f"{name.replace('/', '-')}.log",
                     silence_s=heartbeat_timeout_of(self.config))
                 for role, name, extra_args in members
             ),
@@ -277,7 +277,7 @@ class Driver:
     def _endpoint_of(self, name: str) -> GrpcEndpoint:
         return GrpcEndpoint(
             f"unix:{self.private / RunRequest.SOCKET_FILE}", name, str(self.private / RunRequest.TOKEN_FILE),
-            self.config.fleet.patience_s, siblings=self.config.actors)
+            self.config.fleet.reconnect_timeout_s, siblings=max(1, self.config.actors))
 
     def _invitation(self) -> list[tuple[str, str]]:
         """Command by which other hosts join, if they can."""

@@ -129,7 +129,7 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
     config = resolution.resolve(str(directory.config), []).config
     published = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
-    if config.gradients != "server":
+    if not config.has_server:
         shard_clients = None
     inbox = Inbox(config.fleet.inbox_messages, *([] if shard_clients else [config.waiting_steps(config.env.lanes)]))
     stall_s = config.run.stall_timeout_s
@@ -142,9 +142,9 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
         plan = make_plan(config)
         if shard_clients is None:
             return RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
-        plan = replace(plan, device=torch.device("cpu"), learner=plan.learner.model_copy(update={"parts": 1}))
+        plan = replace(plan, device=torch.device("cpu"))
         fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
-        return Coordinator(fleet, shard_clients(config), config.cells, directory.path / "parts")
+        return Coordinator(fleet, shard_clients(config), config.learners, directory.path / "parts")
 
     with advise_on_oom(config), ExitStack() as stack:
         attempt = Attempt(config, spec, directory, (), build, checkpoint)

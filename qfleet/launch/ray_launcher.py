@@ -81,15 +81,15 @@ class RayDriver(driver.Driver):
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any]) -> None:
-        solo, server = config.gradients == "solo", config.gradients == "server"
-        self.main_child = {"solo": driver.LEARNER, "allreduce": "crew", "server": "registrar"}[config.gradients]
+        self.main_child = "coordinator" if config.has_server else "learners" if config.has_ranks else driver.LEARNER
         self.resources = {
             role: config.ray.resources(role, config.device) for role in (driver.LEARNER, EVALUATOR, ACTOR, SERVER)
         }
         self.group_roles = (
-            [SERVER] * (1 + config.server.shards) * server + [driver.LEARNER] * config.cells + [EVALUATOR]
+            [SERVER] * (1 + config.parameter_server.shards) * config.has_server + [driver.LEARNER] * config.learners
+            + [EVALUATOR] * config.evaluator_process
         )
-        self._ranks = [f"rank/{rank}" for rank in range(config.cells)] if config.gradients == "allreduce" else []
+        self._ranks = [f"rank/{rank}" for rank in range(config.learners)] if config.has_ranks else []
         self.roles: dict[str, str] = {}
         self.slots: dict[str, RayActorSlot] = {}
         self.handles: dict[str, RayProcessHandle | RestartGroup] = {}
@@ -97,7 +97,7 @@ class RayDriver(driver.Driver):
         self._resized_at = self._complete_at = time.monotonic()
         self._private_folder = _short_folder()
         try:
-            roles = [*self.group_roles, *[ACTOR] * config.actors * solo]
+            roles = [*self.group_roles, *[ACTOR] * config.actors]
             cpus = sum(self.resources[role]["CPU"] for role in roles)
             self.session = RaySession(config.ray, self._private_folder / "ray", cpus)
         except BaseException:
@@ -105,7 +105,7 @@ class RayDriver(driver.Driver):
             raise
         try:
             self.bundles = [self.resources[role] for role in self.group_roles]
-            self.group = self.session.reserve(self.bundles, "PACK", not config.ray.cell_anywhere)
+            self.group = self.session.reserve(self.bundles, "PACK", not config.ray.learner_any_node)
             if config.ray.elastic:
                 config = config.model_copy(update={"actors": self._room()})
                 replace_text(directory.config, to_yaml(config))
@@ -168,44 +168,44 @@ class RayDriver(driver.Driver):
     def _children(self) -> list[ChildSpec]:
         config, videos, timeout = (
             self.config, self._video_args(), {"silence_s": driver.heartbeat_timeout_of(self.config)})
-        if config.gradients == "server":
+        if config.has_server:
             shutil.rmtree(self.directory.path / SHARDS, ignore_errors=True)  # left by a driver that was killed
             (self.directory.path / SHARDS).mkdir()
             shards = [self._child(f"shard/{i}", SERVER, shard_job, self.run_request, i, memory_hint="agent.hidden")
-                      for i in range(config.server.shards)]
+                      for i in range(config.parameter_server.shards)]
             handles = [self.slots[shard.name].handle for shard in shards]
             main = [
                 self._child(
                     self.main_child, SERVER, learner_job, self.run_request, handles,
-                    max_restarts=config.fleet.restarts, memory_hint="agent.hidden"),
+                    max_restarts=config.fleet.learner_restarts, memory_hint="agent.hidden"),
                 *shards,
             ]
             workers = [
                 self._child(
-                    f"cell/{i}", driver.LEARNER, worker_job, self._endpoint(f"cell/{i}"), self.run_request,
-                    handles, memory_hint="cells, env.lanes or replay.capacity", **timeout)
-                for i in range(config.cells)
+                    f"learner/{i}", driver.LEARNER, worker_job, self._endpoint(f"learner/{i}"), self.run_request,
+                    handles, memory_hint="learners, env.lanes or replay.capacity", **timeout)
+                for i in range(config.learners)
             ]
-        elif config.gradients == "allreduce":
+        elif config.has_ranks:
             main, workers = [self._rank_group()], []
         else:
             main = [
                 self._child(
                     self.main_child, driver.LEARNER, learner_job, self.run_request,
-                    max_restarts=config.fleet.restarts, memory_hint="replay.capacity or learner.batch_size")
+                    max_restarts=config.fleet.learner_restarts, memory_hint="replay.capacity or learner.batch_size")
             ]
             workers = [self._actor(index) for index in range(config.actors)]
-        evaluator = self._child(
-            EVALUATOR, EVALUATOR, evaluator_job, self._endpoint(EVALUATOR), videos[-1] if videos else None, **timeout
-        )
-        return [*main, *workers, evaluator]
+        if config.evaluator_process:
+            workers.append(self._child(EVALUATOR, EVALUATOR, evaluator_job, self._endpoint(EVALUATOR),
+                                       videos[-1] if videos else None, **timeout))
+        return [*main, *workers]
 
     def _rank_group(self) -> ChildSpec:
-        config, size = self.config, self.config.cells
+        config, size = self.config, self.config.learners
         gpus = self.resources[driver.LEARNER].get("GPU", 0.0)
         ranks_per_gpu = math.ceil(1 / gpus) if gpus else size  # ranks that share a GPU
         rank_info = RankInfo(0, size, 0, ranks_per_gpu, rendezvous=start_rendezvous())
-        path = self.directory.path / "logs" / "ranks.log"
+        path = self.directory.path / "logs" / "learners.log"
         for rank, name in enumerate(self._ranks):
             self._make_slot(name, driver.LEARNER, path, rank_job, self.run_request, replace(rank_info, rank=rank))
         self.roles[self.main_child] = driver.LEARNER
@@ -214,13 +214,13 @@ class RayDriver(driver.Driver):
         )
 
     def _actor(self, index: int) -> ChildSpec:
-        name = f"local/{index}"
+        name = f"actor/{index}"
         return self._child(
             name, ACTOR, actor_job, self._endpoint(name), silence_s=driver.heartbeat_timeout_of(self.config)
         )
 
     def _child(self, name: str, role: str, job: Callable[..., int], *args: Any, **options: Any) -> ChildSpec:
-        path = self.directory.path / "logs" / f"{name.replace('local/', 'actor-').replace('/', '-')}.log"
+        path = self.directory.path / "logs" / f"{name.replace('/', '-')}.log"
         self._make_slot(name, role, path, job, *args)
         return ChildSpec(name, [], {}, path, **options)
 
@@ -238,23 +238,24 @@ class RayDriver(driver.Driver):
 
     def _endpoint(self, name: str) -> RayEndpoint:
         slot = self.slots[self._ranks[0] if self._ranks else self.main_child]
+        cores = max(1, int(self.config.ray.actor_cpus))  # for environments
         return RayEndpoint(slot.handle, name, f"the learner of {self.directory.path}",
-                           self.config.fleet.patience_s, max(1, int(self.config.ray.actor_cpus)))  # for environments
+                           self.config.fleet.reconnect_timeout_s, cores)
 
     def _room(self) -> int:
         return max(1, self.session.room(self.resources[ACTOR], self.group, self.bundles))
 
     def _resize(self) -> None:
         """Adapt the number of actors to the cluster; if there are too many, unreachable ones are removed first."""
-        present = {name for name in self.supervisor.names if name.startswith("local/")}
+        present = {name for name in self.supervisor.names if name.startswith("actor/")}
         self._leaving &= present
         names = present - self._leaving
         room = self._room()
         if len(names) != room:
             show_plan(self.sinks, [("actors", f"{len(names)}, the cluster has room for {room}")])
-        free = (index for index in count() if f"local/{index}" not in names)
+        free = (index for index in count() if f"actor/{index}" not in names)
         for index in islice(free, max(0, room - len(names))):
-            if f"local/{index}" not in self._leaving:  # its index is reused once it has left
+            if f"actor/{index}" not in self._leaving:  # its index is reused once it has left
                 self.supervisor.add(self._actor(index))
         order = sorted(
             names, key=lambda name: (name in self.handles and self.handles[name].is_unreachable, _index(name))
@@ -286,4 +287,4 @@ def _short_folder() -> Path:
 
 
 def _index(name: str) -> int:
-    return int(name.removeprefix("local/"))
+    return int(name.removeprefix("actor/"))

@@ -83,7 +83,7 @@ class RayServing:
 
 
 def ray_shard_clients(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
-    return lambda config: [RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.patience_s)
+    return lambda config: [RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.reconnect_timeout_s)
                            for index, handle in enumerate(handles)]
 
 
@@ -126,8 +126,8 @@ def rank_job(host: RayHost, run_request: RunRequest, rank_info: RankInfo) -> int
 def _require_directory(run_request: RunRequest) -> Path:
     run = Path(run_request.directory)
     if not run.is_dir():
-        raise UserError(f"the node of the learner cannot read {run}: with ray.cell_anywhere=true all nodes must share "
-                        "the disk of run.root")
+        raise UserError(f"the node of the learner cannot read {run}: with ray.learner_any_node=true all nodes must "
+                        "share the disk of run.root")
     return run
 
 

@@ -38,7 +38,7 @@ LISTENER_S = 10.0
 
 def require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UserError("placement=ray needs Ray: pip install 'qfleet[ray]'")
+        raise UserError("launcher=ray needs Ray: pip install 'qfleet[ray]'")
 
 
 def address_of(cfg: RayConfig) -> str | None:
@@ -93,8 +93,8 @@ class RaySession:
             remove_placement_group(group)
             needed = "; ".join(", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles)
             raise UserError(f"the cluster has no room{' on this node' * here} for the learner and the evaluator, which "
-                            f"need {needed}: free resources, or lower ray.cell_cpus, ray.cell_gpus and "
-                            "ray.evaluator_cpus" + ", or allow other nodes with ray.cell_anywhere=true" * here)
+                            f"need {needed}: free resources, or lower ray.learner_cpus, ray.learner_gpus and "
+                            "ray.evaluator_cpus" + ", or allow other nodes with ray.learner_any_node=true" * here)
         self._groups.append(group)
         return group
 
@@ -162,7 +162,7 @@ def _secure() -> None:
     if os.environ.get("RAY_AUTH_MODE"):
         return  # set by the user
     if "ray" in sys.modules and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        raise UserError("placement=ray starts a Ray that requires a token, which must be set before ray is imported: "
+        raise UserError("launcher=ray starts a Ray that requires a token, which must be set before ray is imported: "
                         "set RAY_AUTH_MODE yourself, import ray later, or connect to your own Ray with ray.init")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     token = cache / "qfleet" / "ray_token"

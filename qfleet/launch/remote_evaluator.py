@@ -1,6 +1,6 @@
 """Evaluator in a separate process, for runs whose actors share the learner's process.
 
-Used by rank 0 of an allreduce run, and by a single-process run with `eval.beside=true`. They serve it, and usually
+Used by rank 0 of an allreduce run, and by a single-process run with `eval.process=true`. They serve it, and usually
 start it as well.
 """
 
@@ -73,12 +73,12 @@ def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
             stack.callback(server.close, 0.0)
             server.start()
             video_args = ["--videos", str(directory.videos.resolve())] if config.eval.video_period else []
-            endpoint = GrpcEndpoint(f"unix:{socket}", NAME, str(token), fleet.patience_s)
+            endpoint = GrpcEndpoint(f"unix:{socket}", NAME, str(token), fleet.reconnect_timeout_s)
             child = ChildSpec(
                 NAME, [sys.executable, "-m", "qfleet", "_member", NAME, *endpoint.to_argv(), *video_args],
                 child_environment(), directory.path / "logs" / f"{NAME}.log",
                 silence_s=heartbeat_timeout_of(config))
-            policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.max_restarts)
+            policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
             supervisor = Supervisor([child], log.warning, policy, lambda name: None, private)
             stack.callback(supervisor.terminate, GRACE_S)
 
@@ -172,12 +172,12 @@ class RemoteEvaluatorSlot:
         self._stop_on_failure(self.remote.evaluate)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.evaluator.state_dict() | {"beside": self.remote.state_dict()}
+        return self.evaluator.state_dict() | {"process": self.remote.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.evaluator.load_state_dict(state)
-        if "beside" in state:
-            self.remote.load_state_dict(state["beside"])
+        if "process" in state:
+            self.remote.load_state_dict(state["process"])
 
     def _stop_on_failure(self, work: Callable[[], object]) -> bool:
         try:

@@ -34,19 +34,19 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
 class ServerDriver(driver.Driver):
     """Driver with several workers. Any child that dies is replaced; only the coordinator is indispensable."""
 
-    main_child = "registrar"
+    main_child = "coordinator"
 
     def _children(self) -> list[ChildSpec]:
         config, logs = self.config, self.directory.path / "logs"
         argv = [sys.executable, "-m", "qfleet", "_member"]
         env = child_environment()
         coordinator = ChildSpec(self.main_child, [*argv, driver.LEARNER, str(self.private)], env,
-                                logs / "registrar.log", config.fleet.restarts, "agent.hidden")
+                                logs / "coordinator.log", config.fleet.learner_restarts, "agent.hidden")
         shards = [ChildSpec(name, [*argv, "shard", str(self.private), name], env, _log(self.directory, name),
                             memory_hint="agent.hidden")
-                  for name in (f"shard/{index}" for index in range(config.server.shards))]
+                  for name in (f"shard/{index}" for index in range(config.parameter_server.shards))]
         clients: list[tuple[str, str, list[str]]] = [
-            *(("bundle", f"cell/{index}", []) for index in range(config.cells)),
+            *(("worker", f"learner/{index}", []) for index in range(config.learners)),
             ("evaluator", "evaluator", self._video_args())]
         return [
             coordinator,
@@ -54,7 +54,7 @@ class ServerDriver(driver.Driver):
             *(
                 ChildSpec(
                     name, [*argv, role, *self._endpoint_of(name).to_argv(), *extra_args], env,
-                    _log(self.directory, name), memory_hint="cells, env.lanes or replay.capacity",
+                    _log(self.directory, name), memory_hint="learners, env.lanes or replay.capacity",
                     silence_s=driver.heartbeat_timeout_of(self.config))
                 for role, name, extra_args in clients
             ),

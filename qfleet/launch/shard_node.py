@@ -51,7 +51,7 @@ def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: 
                 serve: Callable[[ShardService], AbstractContextManager[object]]) -> int:
     """Hold a slice of the weights until the run ends. A restarted shard loads the last snapshot in the folder."""
     torch.set_num_threads(1)
-    snapshot_file, optimizer, server = folder / f"shard-{index}.state", config.learner, config.server
+    snapshot_file, optimizer, server = folder / f"shard-{index}.state", config.learner, config.parameter_server
     slices = _param_slices(config, EnvSpec.from_json(spec), index)
     writing = threading.Lock()
 
@@ -74,7 +74,7 @@ def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: 
     if heartbeat is not None:
         heartbeat.on_orphan(stop_requested.set)
     with exit_on_signal(stop_requested.set), serve(service):
-        snapshotter = ShardSnapshotter(service, server.copy_period_updates, save_snapshot)
+        snapshotter = ShardSnapshotter(service, server.snapshot_period_updates, save_snapshot)
         while not service.leaving and not (stop_requested.is_set() and time.monotonic() - service.called_at > QUIET_S):
             if heartbeat is not None:
                 heartbeat.beat()
@@ -90,7 +90,8 @@ def _param_slices(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSl
         return ()
     net = agent.network()
     size = sum(parameter.numel() for parameter in net.parameters())
-    return slices_within(param_slices_of(net, agent.param_groups), split_evenly(size, config.server.shards)[index])
+    slices = split_evenly(size, config.parameter_server.shards)
+    return slices_within(param_slices_of(net, agent.param_groups), slices[index])
 
 
 class ShardSnapshotter:

@@ -172,7 +172,7 @@ class CoordinatorClient:
         while self.connection.requested_checkpoint == save and not self.stop.run_ended:
             since = time.monotonic()
             time.sleep(10 * PAUSE_S)
-            self.connection.metrics.count("server/hold_ms", round(1000 * (time.monotonic() - since)))
+            self.connection.metrics.count("server/checkpoint_barrier_ms", round(1000 * (time.monotonic() - since)))
 
 
 def _checkpoint_part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _open_env(config: RunConfig) -> Iterator[VectorEnv]:
 
 def _with_shared_cores(config: RunConfig) -> RunConfig:
     """Config with the host's cores divided among the workers."""
-    threads = config.env.threads or max(1, usable_cores() // config.cells)
+    threads = config.env.threads or max(1, usable_cores() // config.learners)
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
@@ -284,14 +284,14 @@ def _attach_to_server(
     for shard in shard_clients:
         shard.wait = wait
     sync = ParameterServerSync(
-        f"{client.connection.name}, life {client.incarnation}", shard_clients, config.server,
+        f"{client.connection.name}, life {client.incarnation}", shard_clients, config.parameter_server,
         run.core.meter, first=client.index == 0)
     learner.set_sync(sync)
     learner.next_update_count = sync.next_update_count
     learner.target.polyak_update(learner.flat)
     learner.updates = sync.updates
-    if config.server.outlier_deviations is not None:
-        learner.filter_outliers(config.server.outlier_deviations)
+    if config.parameter_server.outlier_deviations is not None:
+        learner.filter_outliers(config.parameter_server.outlier_deviations)
     run.core.gauges.append(sync.gauges)
 
 
@@ -304,7 +304,7 @@ def _restore(config: RunConfig, run: SingleProcessRun, client: FleetClient, chec
     state = checkpoint.state()
     net = state["learner"]["net"]
     state |= {"weights": {"version": welcome.updates, "state": net}, "evaluator": {}}
-    restore_rank(run, state, checkpoint.segments(), client.index, config.cells, welcome.steps)
+    restore_rank(run, state, checkpoint.segments(), client.index, config.learners, welcome.steps)
     learner = run.core.learner
     learner.updates = learner.next_update_count(learner.updates)
     run.core.republish()

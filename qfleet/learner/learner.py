@@ -54,7 +54,7 @@ class LearnerConfig(OptimizerConfig):
                            "slow")
     capture: bool | Literal["auto"] = Field(
         "auto", description="record updates as CUDA graphs: whole updates if the replay is on the GPU and "
-                            "gradients=solo, else loss and gradient; auto: on a GPU, unless allreduce.overlap is set; "
+                            "sync=none, else loss and gradient; auto: on a GPU, unless allreduce.overlap is set; "
                             "no effect on a CPU")
     metrics_period_updates: PositiveCount = Field(16, description="updates between measurements of loss and Q-values")
     max_bad_updates: PositiveCount = Field(

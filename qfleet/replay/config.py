@@ -14,7 +14,7 @@ class ReplayConfig(Config):
     """Config section `replay`: capacity, memory, replay ratio and prioritisation."""
 
     capacity: PositiveCount = Field(
-        100_000, description="capacity, environment steps; the oldest are dropped. gradients=allreduce divides it "
+        100_000, description="capacity, environment steps; the oldest are dropped. sync=allreduce divides it "
                              "among the learners")
     store: Literal["auto", "host", "device"] = Field(
         "auto", description="host (compressed in main memory), device (raw on the learner's device) or auto (device "

@@ -52,23 +52,24 @@ ADVICE = {
     "learner": FEWER,
     "pace": "raise replay.chunk_steps or env.lanes, which allows a larger distance between the two sides; "
             "replay.samples_per_insert sets their ratio",
-    "evaluation": "set eval.beside=true to evaluate in a separate process during training; or raise "
+    "evaluation": "set eval.process=true to evaluate in a separate process during training; or raise "
                   "eval.period_steps, or lower eval.episodes",
     "checkpoints": "raise checkpoint.period_steps, or set checkpoint.replay=false",
 }
 INLINE_ADVICE = {
-    "env": "set placement=processes and raise actors, so that environments run in parallel to learning; more "
+    "env": "raise actors, so that environments run in processes of their own, in parallel to learning; more "
            "env.threads help if the environment uses them",
     "inference": "raise env.lanes, so that one network call serves more environments; a smaller network "
                  "(agent.hidden, agent.torso) is faster",
-    "storing": "raise replay.chunk_steps, so that fewer rows are stored twice, or set placement=processes to store in "
+    "storing": "raise replay.chunk_steps, so that fewer rows are stored twice, or set actors=1 to store in "
                "parallel to learning",
 }
 SERVER_ADVICE = {
-    "server": "raise server.push_period_updates and server.pull_period_updates for fewer messages, or "
-              "learner.batch_size for fewer updates; server.compress=bf16 makes messages of a large network smaller",
-    "env": "raise actors, so that environments step while the network selects actions; more cells help if there are "
-           "cores for them",
+    "server": "raise parameter_server.push_period_updates and parameter_server.pull_period_updates for fewer messages, "
+              "or learner.batch_size for fewer updates; parameter_server.compress=bf16 makes messages of a large "
+              "network smaller",
+    "env": "raise env.groups, so that environments step while the network selects actions; more learners help if there "
+           "are cores for them",
 }
 SILENT = "check logs/ of the run, or add actors (qfleet join)"
 WARMING_UP = "lower replay.min_steps to start earlier; raise actors or env.lanes to fill it faster"
@@ -164,7 +165,8 @@ def _means(records: list[Record]) -> dict[str, float]:
 
 
 def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, float]) -> Bottleneck:
-    wait, idle, held = acting.get("waiting", 0.0), _share(mean, "time/idle_share"), _share(mean, "fleet/held_share")
+    wait, idle = acting.get("waiting", 0.0), _share(mean, "time/idle_share")
+    held = _share(mean, "fleet/backpressure_share")
     waiting = f"actors wait {percent(wait)} of their time"
     busy = _learner_process_shares(mean, learning)
     if min(held, wait, idle) >= BOTH_WAIT:
@@ -201,7 +203,7 @@ def _of_fleet(mean: Record, acting: Mapping[str, float], learning: Mapping[str, 
 def _learner_process_shares(mean: Record, learning: Mapping[str, float]) -> dict[str, float]:
     """Fractions of time of the learner's process, by the name of the limit."""
     updating = _share(mean, "time/learner_share")
-    return {"wire": _share(mean, "time/intake_share"), "checkpoints": _share(mean, "time/save_share"),
+    return {"wire": _share(mean, "time/inbox_share"), "checkpoints": _share(mean, "time/save_share"),
             **{name: share * updating for name, share in learning.items()}}
 
 
@@ -211,8 +213,8 @@ def _of_one_process(mean: Record, acting: Mapping[str, float], learning: Mapping
              **{name: share * stepping for name, share in acting.items() if name != "waiting"},
              **{name: share * updating for name, share in learning.items()}}
     advice = {**ADVICE, **INLINE_ADVICE}
-    if "server/meet_ms" in mean:
-        fraction = min(1.0, _share(mean, "server/meet_ms") / max(1e-9, _share(mean, "train/update_ms")))
+    if "server/push_pull_ms" in mean:
+        fraction = min(1.0, _share(mean, "server/push_pull_ms") / max(1e-9, _share(mean, "train/update_ms")))
         update = parts.get("learner", 0.0)
         parts |= {"server": fraction * update, "learner": (1 - fraction) * update}
         advice |= SERVER_ADVICE

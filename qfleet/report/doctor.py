@@ -30,7 +30,7 @@ CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safete
 EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), "ray": ("ray",),
           "video": ("imageio-ffmpeg", "pillow", "pygame"), "plot": ("matplotlib",), "wandb": ("wandb",),
           "hub": ("huggingface-hub",)}
-SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments", "ray": "placement=ray",
+SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments", "ray": "launcher=ray",
           "video": "videos and the window of `play`", "plot": "learning curves as images",
           "wandb": "Weights & Biases", "hub": "policies on the Hugging Face Hub"}
 FAULTS = {

@@ -61,7 +61,7 @@ SHOWN_METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("replay steps", "replay/steps", format_number),
     ("replay", "replay/bytes", format_size),
     ("actors", "fleet/actors", format_number),
-    ("cells", "server/cells", format_number),
+    ("learners", "server/learners", format_number),
     ("staleness", "server/staleness", format_number),
 )
 """Label, tag and format of the displayed metrics, most important first; metrics without a value are left out."""
@@ -69,7 +69,7 @@ SHOWN_METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 RATIO = "samples/insert"
 LAG_OF_FLEET = "fleet/policy_lag"
-LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "receiving": "time/intake_share",
+LOOP = {"acting": "time/actor_share", "learning": "time/learner_share", "receiving": "time/inbox_share",
         "evaluating": "time/eval_share", "saving": "time/save_share", "idle": "time/idle_share"}
 """Parts of the time of the learner's process; in a fleet, other processes act and evaluate."""
 

@@ -49,10 +49,10 @@ UNLIMITED_STEPS = 10_000
 
 def learner_cores(config: RunConfig) -> int:
     """CPU cores of this host for one learner; those of local actor processes are subtracted."""
-    actor_processes = config.actors if config.placement == "processes" and config.fleet.local_actors else 0
-    if config.placement == "ray":
-        return max(1, int(config.ray.cell_cpus))
-    return max(1, (usable_cores() - actor_processes) // config.cells)
+    if config.launcher == "ray":
+        return max(1, int(config.ray.learner_cpus))
+    actor_processes = config.actors if config.fleet.local_actors else 0
+    return max(1, (usable_cores() - actor_processes) // config.learners)
 
 
 def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
@@ -62,8 +62,8 @@ def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
 
 def make_plan(config: RunConfig) -> TrainingPlan:
     """Training plan of a config with resolved auto values."""
-    alone = config.placement != "inline" and config.gradients == "solo"  # otherwise every learner runs its own actors
-    decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), alone, learner_cores(config))
+    decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), not config.learners_act,
+                                learner_cores(config))
     return TrainingPlan(
         seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
         total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,
@@ -77,10 +77,10 @@ def _slack_samples(config: RunConfig) -> float:
 
 
 def make_explorer(config: RunConfig, index: int) -> Explorer:
-    """Explorer of actor `index`, whose lanes are a slice of all lanes of the run."""
+    """Explorer of a group of lanes. Groups are numbered over the whole run: process index x env.groups + group."""
     lanes = config.env.lanes
     build = plugin_module("qfleet.explore", config.explore.kind).build
-    explorer: Explorer = build(config.explore, lanes, index * lanes, config.cells * config.lanes)
+    explorer: Explorer = build(config.explore, lanes, index * lanes, config.total_lanes)
     if isinstance(explorer, AdaptiveExplorer):
         explorer.seed(seed_for(config.seed, "explorer", index))
     return explorer
@@ -104,7 +104,9 @@ def with_step_limit(env: EnvConfig) -> EnvConfig:
 
 
 def make_acting_setup(config: RunConfig, env: VectorEnv, learner_index: int = 0, evaluates: bool = True) -> ActingSetup:
-    """Agent, actors and evaluation environment of a single-process learner; the first actor uses `env`.
+    """Agent, actors and evaluation environment of a learner that acts; there is one actor per group of lanes.
+
+    The first one uses `env`.
 
     `ActingSetup.close` closes all of them. Only the first learner evaluates, and only if `evaluates`; the others get
     `env` as a placeholder for the evaluation environment.
@@ -113,10 +115,10 @@ def make_acting_setup(config: RunConfig, env: VectorEnv, learner_index: int = 0,
         stack.callback(env.close)
         agent = make_agent(config, env.spec)
         envs = [env]
-        for _ in range(1, config.actors):
+        for _ in range(1, config.env.groups):
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
-        first = learner_index * config.actors
+        first = learner_index * config.env.groups
         actors = [ActorSpec(each, make_explorer(config, first + i)) for i, each in enumerate(envs)]
         eval_env = LazyEnv(lambda: make_eval_env(config), env.spec, min(config.eval.lanes, config.eval.episodes))
         setup = ActingSetup(agent, actors, eval_env if evaluates and learner_index == 0 else env)

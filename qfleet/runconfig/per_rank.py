@@ -34,5 +34,5 @@ def per_rank(cfg: RunConfig, ranks: int) -> RunConfig:
     least = max(math.ceil(replay.min_steps * before / ranks), learner.batch_size)
     replay = replay.model_copy(update={"capacity": math.ceil(replay.capacity * before / ranks), "min_steps": least})
     return cfg.model_copy(update={
-        "cells": ranks, "learner": learner, "replay": replay if ranks != before else cfg.replay,
+        "learners": ranks, "learner": learner, "replay": replay if ranks != before else cfg.replay,
         "total_updates": updates, "allreduce": rule.model_copy(update={"scaled_for": ranks})})

@@ -17,10 +17,10 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
 
     Logs a warning if the disk of `where` is too small for the run's checkpoints.
     """
-    layout, network, cells = make_layout(config, spec), footprint(make_agent(config, spec)), config.cells
+    layout, network, learners = make_layout(config, spec), footprint(make_agent(config, spec)), config.learners
     memory, total = replay_memory(config, layout, network), config.total_steps
-    updates = max(0, total / cells - config.replay.min_steps) * (
-        config.replay.samples_per_insert / config.learner.batch_size) * (cells if config.gradients == "server" else 1)
+    updates = max(0, total / learners - config.replay.min_steps) * (
+        config.replay.samples_per_insert / config.learner.batch_size) * (learners if config.sync == "server" else 1)
     return [
         ("environment", f"{spec.id}, {_lanes(config)}, {spec.action_text}, observes {spec.observation_text}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
@@ -29,7 +29,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
             "memory",
             f"about {memory_plan.format_bytes(memory.total)} for replay of {config.replay.capacity:,} steps"
             + (f" on {config.device}" if config.replay.store == "device" else "")
-            + (" in each cell" if cells > 1 else "")
+            + (" in each learner" if learners > 1 else "")
             + f", {memory_plan.format_bytes(max(network_bytes(config, network)))} for {network.elements:,} parameters"
             + (f", {memory_plan.format_bytes(memory.available)} left" if memory.available else ""),
         ),
@@ -40,26 +40,26 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
 
 
 def _ranks(config: RunConfig) -> list[tuple[str, str]]:
-    if config.gradients != "allreduce":
+    if config.sync != "allreduce":
         return []
-    learner, cells = config.learner, config.cells
-    return [("ranks", f"{cells} with a batch of {learner.batch_size} each, {cells * learner.batch_size} together, "
-                      f"learning rate {learner.learning_rate:g}"
-                      + (", optimizer sharded" if config.allreduce.shard_optimizer else ""))]
+    learner, learners = config.learner, config.learners
+    text = (f"{learners} with a batch of {learner.batch_size} each, {learners * learner.batch_size} together, learning "
+            f"rate {learner.learning_rate:g}")
+    return [("learners", text + (", optimizer sharded" if config.allreduce.shard_optimizer else ""))]
 
 
 def _servers(config: RunConfig) -> list[tuple[str, str]]:
-    if config.gradients != "server":
+    if config.sync != "server":
         return []
-    rule, cells = config.server, config.cells
+    rule, learners = config.parameter_server, config.learners
     stale = rule.max_staleness
     guards = [f"gradients older than {stale} updates are dropped" if stale is not None else "",
               f"losses beyond {rule.outlier_deviations:g} deviations are left out" if rule.outlier_deviations else "",
               f"{rule.compensation} delay compensation" if rule.compensation != "none" else ""]
-    return [("server", "; ".join([f"{rule.shards} shard{'s' * (rule.shards > 1)}, {cells} cell{'s' * (cells > 1)}",
-                                  *filter(None, guards)]))]
+    numbers = f"{rule.shards} shard{'s' * (rule.shards > 1)}, {learners} learner{'s' * (learners > 1)}"
+    return [("server", "; ".join([numbers, *filter(None, guards)]))]
 
 
 def _lanes(config: RunConfig) -> str:
-    each = f"{config.env.lanes} lanes"
-    return each if config.actors == 1 else f"{config.actors} actors of {each}"
+    numbers = ((config.env.groups, "groups"), (config.actors, "actors"))
+    return " of ".join([*(f"{n} {what}" for n, what in reversed(numbers) if n > 1), f"{config.env.lanes} lanes"])

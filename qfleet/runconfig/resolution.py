@@ -62,16 +62,34 @@ REMOVED = {
     "learner.parts": "was removed in 0.2.0: batches are no longer split; delete it, and set run.threads=1 where "
                      "other processes keep cores busy",
     "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",
+    "placement": "was replaced in 0.2.0: placement=inline is the default (env.groups=N instead of actors=N), "
+                 "placement=processes is actors=N, placement=ray is launcher=ray with actors=N",
+    "gradients": "was renamed in 0.2.0: gradients=solo, allreduce or server is sync=none, allreduce or server",
+    "cells": "was renamed in 0.2.0 to learners; actors=N per cell is env.groups=N",
+    "server": "was renamed in 0.2.0: the section is parameter_server, and copy_period_updates in it is "
+              "snapshot_period_updates",
+} | {
+    old: f"was renamed in 0.2.0 to {new}" for old, new in {
+        "eval.beside": "eval.process", "explore.base": "explore.epsilon", "explore.alpha": "explore.steepness",
+        "fleet.restarts": "fleet.learner_restarts", "fleet.max_restarts": "fleet.actor_restarts",
+        "fleet.patience_s": "fleet.reconnect_timeout_s", "ray.cell_cpus": "ray.learner_cpus",
+        "ray.cell_gpus": "ray.learner_gpus", "ray.cell_memory_mb": "ray.learner_memory_mb",
+        "ray.cell_resources": "ray.learner_resources", "ray.cell_anywhere": "ray.learner_any_node",
+    }.items()
 }
-"""Removed keys -> remedy."""
+"""Keys of version 0.1 -> what replaces them."""
 
 NOT_PLAYED = (*REMOVED, "learner.capture")
 """Keys in checkpoints of older versions that this version may reject and that a trained agent does not need."""
 
+TOPOLOGY_0_1 = ("actors", "allreduce", "fleet", "ray")
+"""Keys whose meaning in version 0.1 depended on `placement` and `gradients`."""
+
 
 def playable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a checkpoint of this or an older version, without keys that only training needs."""
-    return reduce(without, NOT_PLAYED, dict(settings))
+    dropped = [*NOT_PLAYED, *(TOPOLOGY_0_1 if "placement" in settings else ())]
+    return reduce(without, dropped, dict(settings))
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 def network_bytes(config: RunConfig, network: Footprint) -> tuple[int, int]:
     """Memory of one learner's networks: on its device, if that is a GPU, and in main memory."""
-    acting = network.acting_bytes(config.actors + 1)
+    acting = network.acting_bytes((config.actors or 1) * config.env.groups + 1)
     if not config.device.startswith("cuda"):
         return 0, network.learning_bytes + acting
-    shared_device = config.placement == "inline" or config.gradients != "solo"  # actors use the learner's device
-    return network.learning_bytes + acting * shared_device, acting * (not shared_device)
+    # Acting learners use their device, actor processes the CPU.
+    return network.learning_bytes + acting * config.learners_act, acting * (not config.learners_act)
 
 
 def require_memory(config: RunConfig, network: Footprint) -> Footprint:
@@ -59,7 +59,7 @@ def replay_memory(config: RunConfig, layout: Layout, network: Footprint) -> memo
 def free_memory(config: RunConfig) -> int | None:
     """Free main memory per learner, as all learners may be on this host; None if it is not known."""
     free = memory_plan.available_memory()
-    return None if free is None else free // config.cells
+    return None if free is None else free // config.learners
 
 
 def free_bytes(config: RunConfig) -> int | None:
@@ -68,16 +68,16 @@ def free_bytes(config: RunConfig) -> int | None:
     if device.type != "cuda":
         return free_memory(config)
     free = gpu_memory.free_bytes(device)
-    return None if free is None else free // config.cells
+    return None if free is None else free // config.learners
 
 
 def describe_disk(config: RunConfig, layout: Layout, network: Footprint, where: Path) -> str:
     """Peak disk usage of checkpoints, as text: a new checkpoint is complete before an old one is deleted."""
-    rule, cells, steps = config.checkpoint, config.cells, config.total_steps
+    rule, learners, steps = config.checkpoint, config.learners, config.total_steps
     period = rule.period_steps or (rule.period_updates or 0) * config.learner.batch_size / (
         config.replay.samples_per_insert) or steps
     older = int(min(rule.keep, max(0, steps // period - 1)))  # besides the newest; most of the replay is shared
-    replay = [cells * memory_plan.saved_bytes(layout, config.replay, each / cells) * rule.replay
+    replay = [learners * memory_plan.saved_bytes(layout, config.replay, each / learners) * rule.replay
               for each in (steps, *[period] * older)]
     needed = (1 + older) * network.checkpoint_bytes + 2 * network.copy_bytes + sum(replay)
     free = free_checkpoint_bytes(where)

@@ -19,20 +19,21 @@ from qfleet.transport.ray_config import RayConfig
 
 RESUMABLE = frozenset({
     "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "replay.store",
-    "learner.capture", "placement", "actors", "cells",
+    "learner.capture", "actors", "learners", "launcher", "env.groups",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
-    "server.shards", "server.copy_period_updates",
+    "parameter_server.shards", "parameter_server.snapshot_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
     *(f"ray.{name}" for name in RayConfig.model_fields),
     *(f"eval.{name}" for name in EvalConfig.model_fields),
     *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields),
     *(f"run.{name}" for name in RunSection.model_fields if name not in ("exact_resume", "root", "name")),
 })
-"""Keys that may change on resume: duration, evaluation, storage and placement, but not what is learned."""
+"""Keys that may change on resume: duration, evaluation, storage and topology, but not what is learned."""
 
 
 EXACT_RESUME_KEYS = frozenset({
-    "device", "replay.max_bytes", "replay.store", "learner.capture", "placement", "actors", "run.threads",
+    "device", "replay.max_bytes", "replay.store", "learner.capture", "actors", "learners", "launcher", "env.groups",
+    "run.threads", "eval.process",
     "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
 """Keys of RESUMABLE that an exact resume must keep: they change the results, or where episodes are truncated."""
@@ -42,8 +43,8 @@ def require_current(config: Path) -> None:
     """Raise UserError if the run of this config.yaml was started by a version whose keys no longer exist."""
     present = {name for name, _ in leaves(read_yaml(config))}
     if old := sorted(present & set(REMOVED)):
-        raise UserError(f"{config.parent} was started by qfleet 0.1 ({', '.join(old)} in its config.yaml), whose runs "
-                        f"cannot be resumed; start a new run with its weights: init_from={config.parent}")
+        raise UserError(f"{config.parent} was started by qfleet 0.1 ({', '.join(old[:3])} in its config.yaml), whose "
+                        f"runs cannot be resumed; start a new run with its weights: init_from={config.parent}")
 
 
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[Difference]:

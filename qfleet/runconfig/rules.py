@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qfleet.runconfig.run_config import RunConfig
 
 
-EPSILON_KEYS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "base"}
+EPSILON_KEYS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "epsilon"}
 """Exploration strategy -> the key that sets its amount of random actions."""
 
 
@@ -34,10 +34,10 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.total_steps <= cfg.replay.min_steps:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins, replay.min_steps="
                      f"{cfg.replay.min_steps}: raise total_steps or lower min_steps")
-    if cfg.total_steps <= cfg.cells * cfg.lanes * cfg.replay.chunk_steps:
+    if cfg.total_steps <= cfg.total_lanes * cfg.replay.chunk_steps:
         found.append(f"total_steps={cfg.total_steps} ends before learning begins: the first chunks are full after "
-                     f"env.lanes={cfg.env.lanes} x actors={cfg.actors}{_cells(cfg)} x replay.chunk_steps="
-                     f"{cfg.replay.chunk_steps} steps; raise total_steps or lower chunk_steps")
+                     f"{_all_lanes(cfg)} x replay.chunk_steps={cfg.replay.chunk_steps} steps; raise total_steps or "
+                     "lower chunk_steps")
     arms, drawn = getattr(cfg.agent, "arms", None), getattr(cfg.explore, "arms", None)
     if arms is not None and drawn is not None and arms != drawn:
         found.append(f"explore.arms={drawn} differs from agent.arms={arms}: set both to the same number")
@@ -49,43 +49,50 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
         found.append(f"stop_at={cfg.stop_at:g} is checked against evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
-    if cfg.eval.from_return is not None and (cfg.placement != "inline" or cfg.gradients != "solo"):
-        found.append(f"eval.from_return={cfg.eval.from_return:g} needs actors in the learner's process: leave it out, "
-                     "or set placement=inline gradients=solo")
+    if cfg.eval.from_return is not None and (cfg.has_children or cfg.sync != "none" or cfg.launcher != "local"):
+        found.append(f"eval.from_return={cfg.eval.from_return:g} needs a run with one learner that also acts: leave it "
+                     "out, or set actors=0 learners=1 sync=none launcher=local")
     found += _noise_and_epsilon(cfg)
     found += _noise_on_discrete_actions(cfg)
-    found += _placement(cfg)
+    found += _topology(cfg)
     captured = cfg.learner.capture is True and not cfg.learner.compile
-    if cfg.gradients == "allreduce" and cfg.allreduce.overlap and captured:
+    if cfg.sync == "allreduce" and cfg.allreduce.overlap and captured:
         found.append("allreduce.overlap=true with learner.capture=true: a captured update returns all gradients at "
                      "once; set learner.capture=false")
-    if cfg.gradients == "server":
+    if cfg.sync == "server":
         found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
 
 
-def _placement(cfg: RunConfig) -> list[str]:
-    found = cfg.fleet.problems() if cfg.placement == "processes" else []
-    if cfg.placement == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
-        found.append(f"device={cfg.device} with placement=ray: Ray assigns the GPU, and the learner sees no other; set "
+def _topology(cfg: RunConfig) -> list[str]:
+    """Numbers of processes and ways to start and connect them that do not fit together."""
+    found = cfg.fleet.problems() if not cfg.learners_act and cfg.launcher == "local" else []
+    if cfg.learners > 1 and cfg.sync == "none":
+        found.append(f"learners={cfg.learners} with sync=none: set sync=allreduce (synchronous average) or sync=server "
+                     "(parameter server), so that they train one network")
+    if not cfg.learners_act and cfg.sync != "none":
+        found.append(f"actors={cfg.actors} with sync={cfg.sync}: learners that are synchronised act themselves; set "
+                     "actors=0, and env.lanes or env.groups for more environments")
+    if cfg.eval.process is False and cfg.has_children:
+        found.append("eval.process=false needs a run with one learner that also acts: leave it out, or set actors=0 "
+                     "learners=1, without sync=server")
+    if cfg.launcher == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
+        found.append(f"device={cfg.device} with launcher=ray: Ray assigns the GPU, and the learner sees no other; set "
                      "device=cuda")
-    if cfg.placement == "processes" and cfg.gradients != "solo":
-        found.append(f"gradients={cfg.gradients} with placement={cfg.placement}: every learner runs its own actors; "
-                     "set placement=inline, or ray")
     return found
 
 
 def _server(cfg: RunConfig) -> list[str]:
-    found = []
-    if cfg.total_steps <= cfg.cells * cfg.replay.min_steps:
-        found.append(f"total_steps={cfg.total_steps} ends before learning begins: each of cells={cfg.cells} takes "
-                     f"replay.min_steps={cfg.replay.min_steps} steps first; raise total_steps or lower min_steps")
-    stale, pull, push = cfg.server.max_staleness, cfg.server.pull_period_updates, cfg.server.push_period_updates
+    found, rule = [], cfg.parameter_server
+    if cfg.total_steps <= cfg.learners * cfg.replay.min_steps:
+        found.append(f"total_steps={cfg.total_steps} ends before learning begins: each of learners={cfg.learners} "
+                     f"takes replay.min_steps={cfg.replay.min_steps} steps first; raise total_steps or lower min_steps")
+    stale, pull, push = rule.max_staleness, rule.pull_period_updates, rule.push_period_updates
     own = -(-pull // push) - 1
     if stale is not None and stale < own:
-        found.append(f"server.max_staleness={stale} with server.pull_period_updates={pull}: before a learner pulls "
-                     f"again its weights are {own} of its own pushes old, so its gradients are dropped; raise "
-                     "max_staleness or lower the period")
+        found.append(f"parameter_server.max_staleness={stale} with parameter_server.pull_period_updates={pull}: before "
+                     f"a learner pulls again its weights are {own} of its own pushes old, so its gradients are "
+                     "dropped; raise max_staleness or lower the period")
     return found
 
 
@@ -137,17 +144,17 @@ def action_mismatch(agent: Config, spec: EnvSpec) -> str | None:
 def _exact_resume(cfg: RunConfig) -> list[str]:
     """Settings that prevent a resume bitwise equal to an uninterrupted run, or truncate too many episodes."""
     found = []
-    if cfg.placement != "inline":
-        found.append(f"run.exact_resume=true with placement={cfg.placement}: processes run asynchronously; set "
-                     "placement=inline")
-    if cfg.gradients != "solo":
-        found.append(f"run.exact_resume=true with gradients={cfg.gradients}: learners run asynchronously, "
-                     "or hold batches that are not saved; set gradients=solo")
+    if not cfg.learners_act or cfg.launcher != "local":
+        value = f"actors={cfg.actors}" if not cfg.learners_act else f"launcher={cfg.launcher}"
+        found.append(f"run.exact_resume=true with {value}: processes run asynchronously; set actors=0 launcher=local")
+    if cfg.sync != "none":
+        found.append(f"run.exact_resume=true with sync={cfg.sync}: learners run asynchronously, or hold batches that "
+                     "are not saved; set sync=none")
     if cfg.device.startswith("cuda"):
         found.append(f"run.exact_resume=true with device={cfg.device}: only the CPU is exact; set device=cpu")
-    if cfg.eval.beside:
-        found.append("run.exact_resume=true with eval.beside=true: the time at which its results arrive "
-                     "is not deterministic, nor is the end of the run; set eval.beside=false")
+    if cfg.eval.process is True:
+        found.append("run.exact_resume=true with eval.process=true: the time at which its results arrive is not "
+                     "deterministic, nor is the end of the run; set eval.process=false")
     if not cfg.checkpoint.replay:
         found.append("run.exact_resume=true with checkpoint.replay=false: the replay must be saved, too; "
                      "set checkpoint.replay=true")
@@ -160,9 +167,11 @@ def _exact_resume(cfg: RunConfig) -> list[str]:
     if steps < least * cfg.lanes:
         found.append(f"run.exact_resume=true truncates every episode at a checkpoint, here after {steps // cfg.lanes} "
                      f"steps per lane, which is short for an episode: set checkpoint.period_steps to at least "
-                     f"{least * cfg.lanes} ({least} per lane, env.lanes={cfg.env.lanes} x actors={cfg.actors})")
+                     f"{least * cfg.lanes} ({least} per lane, {_all_lanes(cfg)})")
     return found
 
 
-def _cells(cfg: RunConfig) -> str:
-    return f" x cells={cfg.cells}" if cfg.cells > 1 else ""
+def _all_lanes(cfg: RunConfig) -> str:
+    """The factors of the number of lanes, as text."""
+    numbers = {"env.groups": cfg.env.groups, "actors": cfg.actors, "learners": cfg.learners * cfg.learners_act}
+    return " x ".join([f"env.lanes={cfg.env.lanes}", *(f"{key}={n}" for key, n in numbers.items() if n > 1)])

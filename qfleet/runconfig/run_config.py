@@ -23,9 +23,9 @@ from qfleet.transport.ray_config import RayConfig
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
-SUPERVISION = ("heartbeat_timeout_s", "max_restarts", "restarts", "patience_s", "max_message_mb", "inbox_messages")
+SUPERVISION = ("heartbeat_timeout_s", "actor_restarts", "learner_restarts", "reconnect_timeout_s", "max_message_mb",
+               "inbox_messages")
 """Keys of the fleet section that apply to all child processes."""
-
 
 LISTEN_KEYS = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
 """Keys of the fleet section for actors that join from other hosts."""
@@ -49,16 +49,17 @@ class RunConfig(Config):
     init_partial: bool = Field(
         False, description="load only the tensors of init_from whose name and shape match; for another network or "
                            "environment")
-    placement: Literal["inline", "processes", "ray"] = Field(
-        "inline", description="process layout: inline (actors in the learner's process), processes (one process per "
-                              "actor; other hosts can join) or ray (a Ray cluster)")
-    actors: PositiveCount = Field(
-        1, description="actors per learner, each with env.lanes environments; placement=inline steps them in turn. "
-                       "auto = as many as fit on the Ray cluster")
-    gradients: Literal["solo", "allreduce", "server"] = Field(
-        "solo", description="how several learners combine gradients: allreduce (synchronous average) or server "
-                            "(asynchronous parameter server); solo = one learner")
-    cells: PositiveCount = Field(1, description="number of learners, each with its own actors and its own replay")
+    actors: Count = Field(
+        0, description="actor processes of the whole run, each with env.groups x env.lanes environments; 0 = the "
+                       "learner process also acts. auto = as many as fit on the Ray cluster")
+    learners: PositiveCount = Field(
+        1, description="learner processes, each with its own environments and replay. More than one needs sync")
+    sync: Literal["none", "allreduce", "server"] = Field(
+        "none", description="how several learners combine gradients: allreduce (synchronous average) or server "
+                            "(asynchronous parameter server); none = one learner")
+    launcher: Literal["local", "ray"] = Field(
+        "local", description="what starts the processes: local (on this host; actors of other hosts can join) or ray "
+                             "(on a Ray cluster)")
     env: EnvConfig
     agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="the algorithm and its hyperparameters")
     explore: Annotated[Any, EXPLORE] = Field(
@@ -70,13 +71,65 @@ class RunConfig(Config):
     run: RunSection = RunSection()
     fleet: FleetConfig = FleetConfig()
     allreduce: AllReduceConfig = AllReduceConfig()
-    server: ParameterServerConfig = ParameterServerConfig()
+    parameter_server: ParameterServerConfig = ParameterServerConfig()
     ray: RayConfig = RayConfig()
 
     @property
+    def learners_act(self) -> bool:
+        """True if learner processes step their own environments; False if actors are separate processes."""
+        return self.actors == 0
+
+    @property
+    def group_lanes(self) -> int:
+        """Lanes of one acting process."""
+        return self.env.groups * self.env.lanes
+
+    @property
     def lanes(self) -> int:
-        """Lanes of all actors of one learner."""
-        return self.actors * self.env.lanes
+        """Lanes that feed one learner, the largest number if actors cannot be divided evenly."""
+        return max(1, -(-self.actors // self.learners)) * self.group_lanes
+
+    @property
+    def total_lanes(self) -> int:
+        """Lanes of the whole run, without actors that join."""
+        return (self.actors or self.learners) * self.group_lanes
+
+    @property
+    def evaluator_process(self) -> bool:
+        """True if evaluations run in a separate process."""
+        if self.eval.process != "auto":
+            return self.eval.process
+        return self.has_children or self.on_ray
+
+    @property
+    def has_children(self) -> bool:
+        """True if actors, several learners or a parameter server need processes besides the learner's."""
+        return not self.learners_act or self.learners > 1 or self.sync == "server"
+
+    @property
+    def on_ray(self) -> bool:
+        return self.launcher == "ray"
+
+    @property
+    def has_server(self) -> bool:
+        """True if a parameter server holds the weights."""
+        return self.sync == "server"
+
+    @property
+    def has_ranks(self) -> bool:
+        """True if learners are ranks of a process group; on Ray a learner that acts is a group of one."""
+        return self.sync == "allreduce" or (self.on_ray and self.learners_act and not self.has_server)
+
+    @property
+    def has_driver(self) -> bool:
+        """True if this process only starts and supervises the processes of the run."""
+        return self.has_children or self.on_ray
+
+    def process_settings(self) -> list[str]:
+        """Settings, as `key=value`, because of which the run starts other processes."""
+        given = {f"actors={self.actors}": not self.learners_act, f"sync={self.sync}": self.sync != "none",
+                 f"launcher={self.launcher}": self.on_ray, "eval.process=true": self.evaluator_process}
+        return [text for text, starts in given.items() if starts]
 
     def waiting_steps(self, lanes: int) -> int:
         """Steps of `lanes` lanes that may wait for the learner: a fraction of the burst in which chunks arrive."""
@@ -84,37 +137,44 @@ class RunConfig(Config):
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
-        if self.placement == "inline":
-            alone = self.gradients == "solo" and not self.eval.beside
-            why = "placement=inline starts no other processes" if alone else (
-                "with eval.beside=true: only the evaluator is a separate process" if self.eval.beside else
-                f"with gradients={self.gradients} every learner runs its own actors, on this host")
-            idle |= dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields
-                                   if alone or name not in SUPERVISION or (name == "restarts" and self.eval.beside)],
-                                  why)
-        if self.placement == "ray":
-            idle |= dict.fromkeys(
-                [f"fleet.{name}" for name in LISTEN_KEYS], "with placement=ray nodes join the cluster"
-            )
-            if self.gradients != "server":
-                idle["ray.server_cpus"] = "unless gradients=server"
-            if self.gradients != "solo":
-                idle |= dict.fromkeys(RAY_ACTORS, f"with gradients={self.gradients} every learner runs its own actors")
-            if self.gradients == "allreduce":
-                idle["fleet.restarts"] = "ranks are restarted up to allreduce.max_restarts times"
-        else:
-            idle |= dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless placement=ray")
-        rules: dict[str, type[Config]] = {"allreduce": AllReduceConfig, "server": ParameterServerConfig}
-        for rule, model in rules.items():
-            if self.gradients != rule:
-                idle |= dict.fromkeys([f"{rule}.{name}" for name in model.model_fields], f"unless gradients={rule}")
-        if self.placement != "inline" or self.gradients != "solo":
-            idle["eval.beside"] = ("unless placement=inline gradients=solo: otherwise the evaluator is a separate "
-                                   "process anyway")
+        idle |= self._inactive_ray() | self._inactive_fleet()
+        rules: dict[str, tuple[str, type[Config]]] = {
+            "allreduce": ("allreduce", AllReduceConfig), "server": ("parameter_server", ParameterServerConfig)}
+        for rule, (section, model) in rules.items():
+            if self.sync != rule:
+                idle |= dict.fromkeys([f"{section}.{name}" for name in model.model_fields], f"unless sync={rule}")
         if self.device == "cpu" and self.learner.capture is True:
             idle["learner.capture"] = "with device=cpu: it captures updates as CUDA graphs"
-        if self.gradients == "solo":
-            idle["cells"] = "gradients=solo has one learner"
+        return idle
+
+    def _inactive_fleet(self) -> dict[str, str]:
+        """Keys of the fleet section without effect: there are no other processes, or none that join."""
+        # torchrun or srun may start more ranks than `learners` says.
+        children = self.evaluator_process or self.has_children or self.sync == "allreduce"
+        idle: dict[str, str] = {}
+        if not children:
+            return dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
+                                 "with actors=0 and one learner, which starts no other processes")
+        if self.learners_act:
+            why = "with actors=0: every learner steps its own environments"
+            idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], why)
+        if self.launcher == "ray":
+            idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], "with launcher=ray nodes join the cluster")
+        if self.sync == "allreduce":
+            idle["fleet.learner_restarts"] = "learners are restarted up to allreduce.max_restarts times"
+        elif not self.has_children and self.launcher == "local":
+            idle["fleet.learner_restarts"] = "with actors=0 and one learner: this process trains"
+        return idle
+
+    def _inactive_ray(self) -> dict[str, str]:
+        """Keys of the ray section without effect."""
+        if self.launcher != "ray":
+            return dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless launcher=ray")
+        idle = {} if self.sync == "server" else {"ray.server_cpus": "unless sync=server"}
+        if self.learners_act:
+            idle |= dict.fromkeys(RAY_ACTORS, "with actors=0: every learner steps its own environments")
+        if not self.evaluator_process:
+            idle["ray.evaluator_cpus"] = "with eval.process=false"
         return idle
 
     @field_validator("device")
@@ -130,11 +190,10 @@ class RunConfig(Config):
         """Expand `actors=auto` to `ray.elastic`; the number is determined when the cluster is known."""
         if not isinstance(data, dict) or data.get("actors") != "auto":
             return data
-        if data.get("placement") != "ray":
-            raise ValueError("actors=auto needs placement=ray: otherwise give a number")
-        if data.get("gradients", "solo") != "solo":
-            raise ValueError(f"actors=auto with gradients={data['gradients']}: every learner runs its own "
-                             "actors; give their number")
+        if data.get("launcher") != "ray":
+            raise ValueError("actors=auto needs launcher=ray: otherwise give a number")
+        if data.get("learners", 1) != 1:
+            raise ValueError(f"actors=auto with learners={data['learners']}: give the number of actors")
         return data | {"actors": 1, "ray": dict(data.get("ray") or {}) | {"elastic": True}}
 
     @model_validator(mode="after")

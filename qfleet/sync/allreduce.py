@@ -25,7 +25,7 @@ RankRows = list[list[float]]
 
 
 class AllReduceConfig(Config):
-    """The allreduce section: learners that average their gradients synchronously (gradients=allreduce)."""
+    """The allreduce section: learners that average their gradients synchronously (sync=allreduce)."""
 
     batch: Literal["per_rank", "global"] = Field(
         "global", description="learner.batch_size is global (the sum over all ranks) or per_rank")

@@ -132,7 +132,7 @@ class ParameterServerSync:
         """Bytes exchanged and milliseconds spent per update since the last call."""
         sent, made, seconds = self._bytes, self._updates_made, self._seconds
         self._bytes, self._updates_made, self._seconds = 0, 0, 0.0
-        return {"comm/bytes_per_update": sent / made, "server/meet_ms": 1000 * seconds / made} if made else {}
+        return {"comm/bytes_per_update": sent / made, "server/push_pull_ms": 1000 * seconds / made} if made else {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

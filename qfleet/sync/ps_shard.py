@@ -28,7 +28,7 @@ from qfleet.maths.delay_compensation import compensate
 
 
 class ParameterServerConfig(Config):
-    """The server section: learners with an asynchronous parameter server (gradients=server)."""
+    """The parameter_server section: learners with an asynchronous parameter server (sync=server)."""
 
     shards: PositiveCount = Field(1, description="number of server processes, each with a slice of the parameters")
     push_period_updates: PositiveCount = Field(
@@ -48,13 +48,13 @@ class ParameterServerConfig(Config):
         0.95, description="decay of the running mean square of gradients that scales the adaptive λ")
     compress: Literal["none", "bf16"] = Field(
         "none", description="data type of pushed gradients: none (fp32), or bf16 for half the traffic")
-    copy_period_updates: PositiveCount = Field(
+    snapshot_period_updates: PositiveCount = Field(
         100, description="updates between copies of a shard to disk; a shard that dies is restored from the last one")
 
     def inactive(self) -> dict[str, str]:
-        idle = {} if self.compensation != "none" else {"compensation_lambda": "with server.compensation=none"}
+        idle = {} if self.compensation != "none" else {"compensation_lambda": "with parameter_server.compensation=none"}
         if self.compensation != "adaptive":
-            idle["compensation_decay"] = "unless server.compensation=adaptive"
+            idle["compensation_decay"] = "unless parameter_server.compensation=adaptive"
         return idle
 
 

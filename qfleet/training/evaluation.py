@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -49,8 +49,9 @@ class EvalConfig(Config):
     max_episode_steps: PositiveCount | None = Field(
         None, description="truncate evaluation episodes after this many steps; the return so far counts. null = "
                           "env.max_episode_steps")
-    beside: bool = Field(
-        False, description="evaluate in a separate process on the CPU while training continues (placement=inline)")
+    process: bool | Literal["auto"] = Field(
+        "auto", description="evaluate in a separate process on the CPU while training continues; auto = whenever the "
+                            "run has several processes")
     video_period: Count = Field(
         0, description="record a video of one episode at every n-th evaluation, from the first on; 0 = never")
 

@@ -46,7 +46,7 @@ class MessageHandler:
     """Applies the messages in the inbox, each exactly once; pauses while the rate limiter does not allow inserts.
 
     `closing`: training has ended; experience is dropped, and evaluations and metrics are still taken.
-    `shares` records the time for which messages were held back (`fleet/held_share`).
+    `shares` records the time for which messages were held back (`fleet/backpressure_share`).
     """
 
     def __init__(self, core: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares) -> None:
@@ -63,7 +63,7 @@ class MessageHandler:
     def step(self) -> bool:
         """Apply up to `MESSAGES_PER_TURN` messages; returns whether there were any."""
         now = time.perf_counter()
-        self.shares.add_seconds("fleet/held_share", 0.0 if self._held_since is None else now - self._held_since)
+        self.shares.add_seconds("fleet/backpressure_share", 0.0 if self._held_since is None else now - self._held_since)
         self._held_since = None
         for taken in range(MESSAGES_PER_TURN):
             message = self.inbox.peek()
@@ -149,7 +149,7 @@ class RemoteActorsRun:
         try:
             drive(
                 [
-                    timed("time/intake_share", self.message_handler),
+                    timed("time/inbox_share", self.message_handler),
                     timed("time/learner_share", core.learner), core.meter,
                     timed("time/save_share", self.checkpointer)],
                 stop,

@@ -27,13 +27,13 @@ class FleetConfig(Config):
         True, description="start actors on this host; false = only actors that join from other hosts")
     heartbeat_timeout_s: Positive = Field(
         30.0, description="restart a process that sends no heartbeat for this long, seconds")
-    max_restarts: Count = Field(
-        5, description="restarts in a row of one actor or evaluator before the run fails; with gradients=server also "
-                       "of a learner or shard")
-    restarts: Count = Field(
-        0, description="restarts of a learner that died, in total, each from the newest checkpoint; with "
-                       "gradients=server of the coordinator")
-    patience_s: Positive = Field(
+    actor_restarts: Count = Field(
+        5, description="restarts in a row of one actor or evaluator before the run fails; with sync=server also of a "
+                       "learner or shard")
+    learner_restarts: Count = Field(
+        0, description="restarts of a learner that died, in total, each from the newest checkpoint; with sync=server "
+                       "of the coordinator")
+    reconnect_timeout_s: Positive = Field(
         600.0, description="seconds that an actor waits for a learner that does not answer before it exits")
     inbox_messages: PositiveCount = Field(
         4, description="messages of one actor queued at the learner; beyond that the actor waits")

@@ -8,7 +8,7 @@ from qfleet.config import Config, NonNegative, Positive, PositiveCount
 
 
 class RayConfig(Config):
-    """The ray section: the Ray cluster of a run and the resources of its processes (placement=ray)."""
+    """The ray section: the Ray cluster of a run and the resources of its processes (launcher=ray)."""
 
     address: str | None = Field(
         None, description="HOST:PORT of a Ray cluster, or auto; null = RAY_ADDRESS if it is set, else a local Ray for "
@@ -16,14 +16,14 @@ class RayConfig(Config):
     elastic: bool = Field(
         False, description="adapt the number of actors to the size of the cluster as nodes join and leave; set by "
                            "actors=auto")
-    cell_cpus: Positive = Field(1.0, description="CPUs reserved for each learner")
-    cell_gpus: NonNegative | None = Field(
+    learner_cpus: Positive = Field(1.0, description="CPUs reserved for each learner")
+    learner_gpus: NonNegative | None = Field(
         None, description="GPUs reserved for each learner; null = 1 if device is a GPU, else 0")
-    cell_memory_mb: PositiveCount | None = Field(
+    learner_memory_mb: PositiveCount | None = Field(
         None, description="memory reserved for each learner and its replay, megabytes; null = none")
-    cell_resources: dict[str, float] = Field(
+    learner_resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources that each learner needs, by name")
-    cell_anywhere: bool = Field(
+    learner_any_node: bool = Field(
         False, description="place the learner on any node, all of which must share the run's file system; false = on "
                            "this node")
     actor_cpus: Positive = Field(1.0, description="CPUs reserved for each actor")
@@ -50,10 +50,10 @@ class RayConfig(Config):
         cpus = self.server_cpus if role == "server" else self.evaluator_cpus
         requested: dict[str, float | int | None] = {"CPU": cpus}
         custom: dict[str, float] = {}
-        if role == "cell":
-            gpus = float(device.startswith("cuda")) if self.cell_gpus is None else self.cell_gpus
-            requested = {"CPU": self.cell_cpus, "GPU": gpus, "memory": _bytes(self.cell_memory_mb)}
-            custom = self.cell_resources
+        if role == "learner":
+            gpus = float(device.startswith("cuda")) if self.learner_gpus is None else self.learner_gpus
+            requested = {"CPU": self.learner_cpus, "GPU": gpus, "memory": _bytes(self.learner_memory_mb)}
+            custom = self.learner_resources
         elif role == "actor":
             requested = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": _bytes(self.actor_memory_mb)}
             custom = self.actor_resources

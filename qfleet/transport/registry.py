@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-ROLES = ACTOR, LEARNER, EVALUATOR, SUPERVISOR = "actor", "cell", "evaluator", "supervisor"
+ROLES = ACTOR, LEARNER, EVALUATOR, SUPERVISOR = "actor", "learner", "evaluator", "supervisor"
 MAX_PAST_INCARNATIONS = 64
 """Ended incarnations that are still known: their last messages may be in the inbox."""
 
@@ -185,8 +185,7 @@ class Registry:
             self._seen = dict.fromkeys(self._newest, time.monotonic())
 
     def _index_of(self, name: str, role: str) -> int:
-        numbered = {ACTOR: "local", LEARNER: "cell"}
-        if role in numbered and (match := re.fullmatch(rf"{numbered[role]}/([0-9]{{1,6}})", name)):
+        if role in (ACTOR, LEARNER) and (match := re.fullmatch(rf"{role}/([0-9]{{1,6}})", name)):
             return int(match[1])
         for entry in self._newest.values():
             if entry.name == name:

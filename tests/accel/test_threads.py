@@ -21,7 +21,7 @@ def test_convolutions_take_all_cores_that_the_user_leaves_them(monkeypatch, imag
 
 
 @pytest.mark.parametrize(("gpu", "cores", "given"), [(False, 16, 1), (True, 16, 4), (True, 2, 1), (True, 1, 1)])
-def test_an_evaluator_beside_a_gpu_takes_cores_that_nobody_learns_on(gpu, cores, given):
+def test_an_evaluator_with_a_gpu_takes_cores_that_nobody_learns_on(gpu, cores, given):
     assert evaluator_threads(gpu, cores) == given
 
 
@@ -64,11 +64,11 @@ VECTORS = EnvSpec("CartPole-v1", {"obs": Leaf((4,), "float32", "vector")}, 2)
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
-@pytest.mark.parametrize(("words", "cells", "actors"), [
-    ([], 1, 0), (["actors=2"], 1, 0), (["placement=processes", "actors=1"], 1, 1),
-    (["placement=processes", "actors=3"], 1, 3), (["placement=processes", "actors=15"], 1, 15),
-    (["placement=processes", "actors=63"], 1, 63), (["gradients=server", "cells=2"], 2, 0)])
-def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, words, cells, actors):
+@pytest.mark.parametrize(("words", "learners", "actors"), [
+    ([], 1, 0), (["env.groups=2"], 1, 0), (["actors=1"], 1, 1), (["actors=3"], 1, 3), (["actors=15"], 1, 15),
+    (["actors=63"], 1, 63), (["sync=server", "learners=2"], 2, 0),
+    (["sync=allreduce", "learners=2"], 2, 0)])
+def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, words, learners, actors):
     """All who compute at once, learners with their threads and actors with one each; but one each they have."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(build, "usable_cores", lambda: cores)
@@ -80,12 +80,12 @@ def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, 
         config = resolve(recipe, ["replay.capacity=50000", "replay.min_steps=1000", "learner.precision=fp32", *words])
         settled = auto.resolve_auto(config.config, spec)
         learner, decoders = settled.run.threads, build.make_plan(settled).decode_threads
-        assert learner >= 1 and learner * cells + actors <= max(cores, cells + actors)
-        assert decoders >= learner and decoders * cells + actors <= max(cores, cells + actors)
+        assert learner >= 1 and learner * learners + actors <= max(cores, learners + actors)
+        assert decoders >= learner and decoders * learners + actors <= max(cores, learners + actors)
         if gpu or recipe == "cartpole":
             assert learner == 1, "what the GPU computes needs no thread, and a small network is fastest on one"
-        elif cores >= cells + actors:
-            assert learner == (cores - actors) // cells, "and no core is left idle"
+        elif cores >= learners + actors:
+            assert learner == (cores - actors) // learners, "and no core is left idle"
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])

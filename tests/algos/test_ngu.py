@@ -29,7 +29,7 @@ def config(**changes):
 
 
 def drawn(lanes=3, arms=5):
-    explorer = mixture.build(mixture.Config(arms=arms, base=0.5, alpha=1), lanes, 0, lanes)
+    explorer = mixture.build(mixture.Config(arms=arms, epsilon=0.5, steepness=1), lanes, 0, lanes)
     explorer.seed(3)
     return explorer
 

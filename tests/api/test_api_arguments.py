@@ -111,7 +111,7 @@ def test_an_environment_object_is_answered_with_the_name_to_give(given):
         qfleet.train(given)
 
 
-@pytest.mark.parametrize("override", ["placement=processes", "env.isolate=true", "eval.beside=true"])
+@pytest.mark.parametrize("override", ["actors=1", "env.isolate=true", "eval.process=true"])
 def test_a_class_of_the_script_itself_is_refused_where_other_processes_must_import_it(override, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "Mine", lambda: gymnasium.make("CartPole-v1"), raising=False)
     settings = {"extends": "cartpole", "env": {"id": "__main__:Mine"}}

@@ -38,11 +38,11 @@ def assert_bash_reads(text):
 
 @pytest.mark.parametrize(("words", "layout", "sizes", "steps"), [
     ([], "node", ("1", "1"), ("1", "1", "1")),
-    (["placement=processes", "-c", "4"], "node", ("1", "1"), ("1", "1", "4")),
-    (["placement=processes", "--nodes", "2", "-n", "5", "-c", "4"], "fleet", ("2", "3"), ("5", "3", "4")),
-    (["gradients=allreduce", "--nodes", "2", "--gpus-per-node", "8", "-c", "2"], "ranks", ("2", "8"), ("2", "1", "16")),
-    (["gradients=allreduce", "-n", "4", "--nodes", "2"], "ranks", ("2", "2"), ("2", "1", "2")),
-    (["gradients=server", "-n", "3", "-c", "2"], "node", ("1", "3"), ("1", "1", "6")),
+    (["actors=3", "-c", "4"], "node", ("1", "1"), ("1", "1", "4")),
+    (["actors=4", "--nodes", "2", "-n", "5", "-c", "4"], "fleet", ("2", "3"), ("5", "3", "4")),
+    (["sync=allreduce", "--nodes", "2", "--gpus-per-node", "8", "-c", "2"], "ranks", ("2", "8"), ("2", "1", "16")),
+    (["sync=allreduce", "-n", "4", "--nodes", "2"], "ranks", ("2", "2"), ("2", "1", "2")),
+    (["sync=server", "-n", "3", "-c", "2"], "node", ("1", "3"), ("1", "1", "6")),
 ])
 def test_the_config_says_how_tasks_are_used(words, layout, sizes, steps):
     for local in (False, True):
@@ -169,8 +169,8 @@ def test_options_of_slurm_stand_in_the_script(tmp_path):
 
 
 def test_actors_are_one_per_cpu_of_those_who_join_unless_they_are_given():
-    assert "actors=8" in job("cartpole", "placement=processes", "-n", "3", "-c", "4").train
-    assert job("cartpole", "placement=processes", "actors=5", "-n", "3").actors == 5
+    assert "actors=8" in job("cartpole", "-n", "3", "-c", "4").train
+    assert job("cartpole", "actors=5", "-n", "3").actors == 5
 
 
 def test_a_run_that_exists_is_gone_on_with(tmp_path, capsys):
@@ -200,18 +200,18 @@ def test_without_slurm_people_are_told_where_there_is_one(tmp_path, capsys, monk
 
 @pytest.mark.parametrize(("words", "told"), [
     (["cartpole", "-n", "0"], "0 is too small: the minimum is 1"),
-    (["cartpole", "-n", "2"], "--ntasks 2 with placement=inline"),
     (["cartpole", "-n", "5", "--nodes", "2", "--ntasks-per-node", "2"], "choose from 2 to 4"),
-    (["cartpole", "--nodes", "3", "-n", "2", "placement=processes"], "choose from 3 to 3"),
+    (["cartpole", "--nodes", "3", "-n", "2", "actors=2"], "choose from 3 to 3"),
     (["cartpole", "device=cpu", "--gpus-per-node", "1"], "the GPUs would be unused"),
     (["cartpole", "device=cuda"], "add --gpus-per-node 1"),
-    (["cartpole", "gradients=server", "--nodes", "2"], "share one host"),
-    (["cartpole", "gradients=server", "cells=3", "-n", "2"], "each task is one cell"),
-    (["cartpole", "gradients=allreduce", "cells=3", "-n", "2"], "each task is one rank"),
-    (["cartpole", "gradients=allreduce", "--nodes", "2", "-n", "3"], "choose a multiple"),
-    (["cartpole", "placement=processes", "actors=1", "-n", "3"], "actors=1 cannot be divided among 2 tasks"),
-    (["cartpole", "placement=ray", "-c", "1"], "request 2 CPUs of a node, an actor 1, and a node of the job has 1"),
-    (["cartpole", "placement=processes", "--nodes", "2", "--local"], "--local is one machine"),
+    (["cartpole", "sync=server", "--nodes", "2"], "share one host"),
+    (["cartpole", "sync=server", "learners=3", "-n", "2"], "each task is one learner"),
+    (["cartpole", "sync=allreduce", "learners=3", "-n", "2"], "each task is one learner"),
+    (["cartpole", "sync=allreduce", "--nodes", "2", "-n", "3"], "choose a multiple"),
+    (["cartpole", "actors=1", "-n", "3"], "actors=1 cannot be divided among 2 tasks"),
+    (["cartpole", "launcher=ray", "actors=1", "-c", "1"],
+     "request 2 CPUs of a node, an actor 1, and a node of the job has 1"),
+    (["cartpole", "actors=2", "--nodes", "2", "--local"], "--local is one machine"),
     (["cartpole", "--name", "a/b"], "a single folder name"),
     (["cartpole", "learner.batch=3"], "unknown key"),
     (["nothing"], "is not a recipe"),

@@ -25,7 +25,8 @@ CONFIG = "seed: 1\ntotal_steps: 4000\nenv:\n  id: CartPole-v1\nreplay:\n  sample
 def record(step, **tags):
     busy = {"actor/env_ms": 1.0, "actor/act_ms": 2.0, "actor/store_ms": 0.0, "actor/wait_ms": 7.0,
             "train/sample_ms": 0.5, "train/update_ms": 2.0, "time/learner_share": 0.9, "time/idle_share": 0.04,
-            "fleet/held_share": 0.8, "fleet/actors": 3.0, "fleet/policy_lag": 42.0, "replay/samples_per_insert": 7.9,
+            "fleet/backpressure_share": 0.8, "fleet/actors": 3.0, "fleet/policy_lag": 42.0,
+            "replay/samples_per_insert": 7.9,
             "replay/bytes": 5.4e6}
     return {"step": step, "updates": step // 2, "episodes": 7, "time_s": step / 1000, **busy, **tags}
 
@@ -222,13 +223,13 @@ def test_the_doctor_finds_restarts_faults_and_a_learner_that_is_behind(run, caps
     run.write(record(1000), record(2000, **{"fault/env_rebuilds": 3, "fault/bad_updates": 2, "wire/retries": 9,
                                             "replay/samples_per_insert": 6.0, "replay/clamped_priorities": 0.0}))
     (run.path / "logs").mkdir()
-    (run.path / "logs" / "actor-0.log").write_text("=== local/0: start 1 ===\nTraceback\n=== local/0: start 2 ===\n"
-                                                   "=== local/0: start 3 ===\nit said === local/0: start 4 ===\n")
-    (run.path / "logs" / "cell.log").write_text("=== cell: start 1 ===\n=== cell: start 1 ===\n")  # resumed, that is
+    (run.path / "logs" / "actor-0.log").write_text("=== actor/0: start 1 ===\nTraceback\n=== actor/0: start 2 ===\n"
+                                                   "=== actor/0: start 3 ===\nit said === actor/0: start 4 ===\n")
+    (run.path / "logs" / "learner.log").write_text("=== learner: start 1 ===\n" * 2)  # resumed, that is
     (run.path / "logs" / "evaluator.log").write_bytes(b"\xff\xfe")
     assert main(["doctor", "x"]) == 0
     out = capsys.readouterr().out
-    assert "restarts   2 of actor-0, see runs/x/logs/actor-0.log\n" in out and "of cell" not in out
+    assert "restarts   2 of actor-0, see runs/x/logs/actor-0.log\n" in out and "of learner" not in out
     assert "3 episodes were lost" in out and "2 updates were skipped" in out
     assert "9 calls were repeated because no answer came" in out
     assert "6 samples per insert, 8 configured: the learner is behind" in out

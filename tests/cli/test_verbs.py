@@ -175,9 +175,9 @@ def test_ranks_that_torchrun_starts_anew_find_their_run(tape, place, monkeypatch
     (place / "runs" / "x").mkdir(parents=True)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert main(["train", "cartpole", "gradients=allreduce", "run.name=x"]) == 2, "somebody else's"
+    assert main(["train", "cartpole", "sync=allreduce", "run.name=x"]) == 2, "somebody else's"
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert main(["train", "cartpole", "gradients=allreduce", "run.name=x"]) == 0 and len(tape.calls) == 1
+    assert main(["train", "cartpole", "sync=allreduce", "run.name=x"]) == 0 and len(tape.calls) == 1
 
 
 def test_a_dry_run_trains_nothing_and_shows_config_and_plan(tape, place, capsys):
@@ -328,7 +328,7 @@ def test_play_shows_every_picture(tape, monkeypatch, capsys):
 def test_config_explains_where_values_come_from(capsys):
     assert main(["config", "explain", "cartpole", "seed=8"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "command line" in rows["seed"] and "recipe cartpole" in rows["env.id"] and "default" in rows["placement"]
+    assert "command line" in rows["seed"] and "recipe cartpole" in rows["env.id"] and "default" in rows["launcher"]
     assert "no effect" in rows["env.protocol"]
 
 

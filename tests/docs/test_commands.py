@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import bench
+import evidence
 import pytest
 
 from qfleet.cli.commands import MOVED, find_command, parse
@@ -85,7 +86,8 @@ def check(line: str) -> None:
     elif verb.name == "config":
         source = args.words[1:2] if args.words[0] in ("show", "explain") else []
     elif verb.name == "resume":
-        learnt = ["gradients=server"] if any(word.startswith(("cells=", "server.")) for word in args.overrides) else []
+        met = any(word.startswith(("learners=", "parameter_server.")) for word in args.overrides)
+        learnt = ["sync=server"] if met else []
         begun, changed = (resolution.resolve("cartpole", [*learnt, *more]).config for more in ([], args.overrides))
         resumable.changed_on_resume(begun, changed)
         return
@@ -93,8 +95,10 @@ def check(line: str) -> None:
         return
     if not source or source[0].startswith("runs/") or not (source[0] in KNOWN or re.search(r"[:/]|-v\d$", source[0])):
         return  # a run
-    more = fleet_overrides(args) if verb.name == "train" else []
-    resolution.resolve(source[0], [*(word for word in args.overrides if not word.startswith("fleet.tls_")), *more])
+    given = [word for word in args.overrides if not word.startswith("fleet.tls_")]
+    if verb.name == "train":
+        given += fleet_overrides(args, lambda words: resolution.resolve(source[0], words).config.has_children)
+    resolution.resolve(source[0], given)
 
 
 def stored(value: Any) -> Iterator[str]:
@@ -119,11 +123,15 @@ STORED = {command for document in documents() for command in stored(document)}
 """Commands of benchmarks/results. They are data of the commit that was measured, and may have changed since."""
 
 
+OLD = evidence.old_commands()
+"""Commands of runs that qfleet 0.1 recorded, with its keys; results.md says of each row by which version it was."""
+
+
 def exempt(page: str, line: str) -> bool:
     """Whether a command is not one of this version: of the data that results.md is written from, or a verb of an
     earlier version in the changelog."""
     if page == "results.md":
-        return line in STORED
+        return line in STORED | OLD
     return page == "CHANGELOG.md" and line.split()[:2] in [["qfleet", verb] for verb in MOVED]
 
 
@@ -154,7 +162,8 @@ def test_there_are_commands():
 
 @pytest.mark.parametrize("line", ["qfleet trian cartpole", "qfleet train cartpole agent.n_stp=3",
                                   "qfleet eval x --sedes 3", "qfleet train cartpole replay.beta_start=0.5",
-                                  "qfleet submit slurm pong actors=0", "qfleet resume demo seed=4",
+                                  "qfleet submit slurm pong learners=2", "qfleet train pong placement=processes",
+                                  "qfleet resume demo seed=4",
                                   "qfleet resume demo eval.episods=3"])
 def test_a_wrong_command_is_found(line, examples):
     with pytest.raises((UserError, SystemExit)):
@@ -169,14 +178,28 @@ def test_only_stored_commands_and_the_past_are_exempt():
     assert not exempt("CHANGELOG.md", "qfleet trian pong")
 
 
+def test_commands_that_0_1_recorded_are_exempt_and_told_as_that():
+    page = (ROOT / "docs/results.md").read_text()
+    rows = [line for line in page.splitlines() if any(f"`{command}` |" in line for command in OLD)]
+    assert len(rows) >= len(OLD) > 10 and all("| 0.1 |" in row for row in rows)
+    assert "recorded with qfleet 0.1 use the keys of that version" in " ".join(page.split())
+    [old] = [line for line in OLD if line.startswith("qfleet train iqn ")]
+    assert exempt("results.md", old) and not exempt("values.md", old) and not exempt("results.md", f"{old} seed=1")
+    run = {"settings": ["iqn", "agent.n_step=3", "actors=2", "run.name=x"]}
+    assert evidence.version_of(run) == "0.1" and evidence.version_of(run | {"version": "0.2.0"}) == "0.2.0"
+    assert evidence.command_of(run) == "qfleet train iqn agent.n_step=3 actors=2", "as it was recorded"
+    assert evidence.in_new_keys(run)[1:3] == ("agent.n_step=3", "env.groups=2")
+    assert evidence.in_new_keys(run | {"version": "0.2.0"})[1:3] == ("agent.n_step=3", "actors=2")
+
+
 def test_commands_are_found_in_every_form():
     text = ("```console\n$ qfleet train cartpole   # ok\n$ FOO=1 qfleet eval x > out\n```\nSee `qfleet\ntop x` and "
             "`qfleet plot RUN`.\n\n    $ qfleet train pong \\\n        seed=3\n\n"
             "    $ torchrun --nproc-per-node 2 -m qfleet train catch\n    $ srun --ntasks=4 -c 2 qfleet join x:1 &\n"
-            "Or `python -m qfleet watch x`, `qfleet resume RUN cells=1`, and `ray start`.")
+            "Or `python -m qfleet watch x`, `qfleet resume RUN learners=1`, and `ray start`.")
     assert list(commands(text)) == ["qfleet train cartpole", "qfleet eval x", "qfleet train pong seed=3",
                                     "qfleet train catch", "qfleet join x:1", "qfleet top x", "qfleet watch x",
-                                    "qfleet resume RUN cells=1"]
+                                    "qfleet resume RUN learners=1"]
 
 
 TINY = ["total_steps=1200", "eval.episodes=2", "replay.min_steps=200", "replay.samples_per_insert=4"]

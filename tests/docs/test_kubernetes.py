@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
@@ -14,10 +13,8 @@ from qfleet import __version__
 from qfleet.cli.commands import OVERRIDE, find_command, parse
 from qfleet.cli.options import fleet_overrides
 from qfleet.runconfig import resolution
-from qfleet.runconfig.run_config import RunConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
-PLACEMENTS = get_args(RunConfig.model_fields["placement"].annotation)
 
 
 def objects(name: str) -> dict[str, dict]:
@@ -43,9 +40,9 @@ def taken(words: list[str]) -> list[str]:
     assert words[0] == "qfleet"
     args = parse(find_command(words[1]), words[2:])
     assert all(OVERRIDE.match(word) for word in args.overrides)
-    placed = next((word.partition("=")[2] for word in args.overrides if word.startswith("placement=")), "inline")
-    if words[1] == "train" and placed in PLACEMENTS:
-        resolution.resolve(args.words[0], [*args.overrides, *fleet_overrides(args)])
+    if words[1] == "train":
+        more = fleet_overrides(args, lambda given: resolution.resolve(args.words[0], given).config.has_children)
+        resolution.resolve(args.words[0], [*args.overrides, *more])
     return words[2:]
 
 
@@ -84,7 +81,7 @@ def test_exit_codes_mean_what_the_job_takes_them_for():
 
 def test_the_ray_job_runs_a_command_of_ours_with_a_token():
     job = objects("kuberay.yaml")["RayJob qfleet-ray"]
-    assert "placement=ray" in taken(shlex.split(job["entrypoint"]))
+    assert "launcher=ray" in taken(shlex.split(job["entrypoint"]))
     cluster = job["rayClusterSpec"]
     assert cluster["authOptions"] == {"mode": "token"} and tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 52)
     pod(cluster["headGroupSpec"])

@@ -74,23 +74,42 @@ def test_a_new_row_of_pong_appears_by_itself(writer, monkeypatch):
 
     data = evidence.read("pong_family.json")
     new = {"steps": 10, "updates": 1, "curve": [], "training": [], "settings": ["c51", "agent.n_step=3", "run.name=x"],
-           "commit": "abc1234"}
+           "commit": "abc1234", "version": "0.2.0"}
     changed = data | {"rows": data["rows"] | {"c51": new}}
     read = evidence.read
     for module in (evidence, writer):
         monkeypatch.setattr(module, "read", lambda file: changed if file == "pong_family.json" else read(file))
     lines = list(writer.pong())
     assert len([line for line in lines if line.startswith("| ")]) == 1 + len(changed["rows"])
-    assert "| c51 | C51, 3 steps | 10 | 1 | never evaluated | abc1234 | `qfleet train c51 agent.n_step=3` |" in lines
+    row = "| c51 | C51, 3 steps | 10 | 1 | never evaluated | 0.2.0 | abc1234 | `qfleet train c51 agent.n_step=3` |"
+    assert row in lines
     assert any(line.startswith("| btr (cut off) | ") and "never evaluated; training returned" in line for line in lines)
     assert any("c51: was not evaluated" in line for line in writer.recipes())
 
 
-def test_settings_that_say_what_the_recipe_says_are_left_out(writer):
+def test_settings_that_say_what_the_recipe_says_are_left_out():
+    import evidence
+
     settings = ("cartpole", "agent.n_step=3", "env.lanes=4", "run.name=x", "checkpoint.keep=1", "eval.episodes=7")
-    assert writer.changed(settings) == ["env.lanes=4", "eval.episodes=7"] and not writer.as_it_is(settings)
-    assert writer.as_it_is(("cartpole", "eval.episodes=7", "agent.n_step=3"))
-    assert writer.changed(("atari", "env.id=PongNoFrameskip-v4")) == ["env.id=PongNoFrameskip-v4"]
+    assert evidence.changed(settings) == ["env.lanes=4", "eval.episodes=7"] and not evidence.as_it_is(settings)
+    assert evidence.as_it_is(("cartpole", "eval.episodes=7", "agent.n_step=3"))
+    assert evidence.changed(("atari", "env.id=PongNoFrameskip-v4")) == ["env.id=PongNoFrameskip-v4"]
+
+
+def test_settings_that_0_1_recorded_are_read_with_the_keys_of_this_version(writer):
+    import evidence
+    import old_keys
+
+    assert old_keys.renamed(["placement=processes", "actors=8", "explore.base=0.4", "explore.alpha=7"]) == [
+        "launcher=local", "actors=8", "explore.epsilon=0.4", "explore.steepness=7"]
+    assert old_keys.renamed(["gradients=server", "cells=3", "server.shards=1", "actors=2"]) == [
+        "sync=server", "learners=3", "parameter_server.shards=1", "env.groups=2"]
+    assert old_keys.renamed(["actors=2", "eval.beside=true", "replay.alpha=0.5", "env.id=a=b"]) == [
+        "env.groups=2", "eval.process=true", "replay.alpha=0.5", "env.id=a=b"]
+    configs = {name: evidence.configured(evidence.settings_of("sources_figures.json", name))
+               for name in ("n=5, 8 actors", "Gorila, 3 clients")}
+    assert [(each.actors, each.learners, each.sync) for each in configs.values()] == [
+        (8, 1, "none"), (0, 3, "server")]
 
 
 def test_a_row_that_was_trained_twice_says_so(writer):

@@ -21,15 +21,15 @@ def benchmarks(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [1, 2, 3, 4])
-@pytest.mark.parametrize(("way", "actors", "cells"), [("actors", True, False), ("cells", False, True),
-                                                      ("ranks", False, True)])
-def test_settings_are_taken(way, actors, cells, value):
+@pytest.mark.parametrize(("way", "actors", "learners"), [("actors", True, False), ("cells", False, True),
+                                                         ("ranks", False, True)])
+def test_settings_are_taken(way, actors, learners, value):
     import spread
 
     cfg = resolution.resolve("pong", spread.words_for(way, value)).config
-    assert (cfg.actors, cfg.cells) == (value if actors else 1, value if cells else 1)
+    assert (cfg.actors, cfg.learners) == (value if actors else 0, value if learners else 1)
     assert cfg.run.threads == 1 and cfg.stop_at is None
-    if cfg.gradients == "allreduce":
+    if cfg.sync == "allreduce":
         assert per_rank(cfg, value).learner.batch_size == 32
 
 
@@ -45,6 +45,8 @@ def test_rounds_become_medians_and_gains():
 
     lines = derived.spreads({"rows": rows})["actors"]["table"].strip().splitlines()
     assert lines[2:] == ["| 1 | 10 | 4 | 1.0 |", "| 4 | 30 | 5 | 3.0 |"]
+    lines = derived.spreads({"rows": {"cells": rows["actors"]}})["cells"]["table"].strip().splitlines()
+    assert lines[0] == "| learners | steps/s | updates/s | times the steps of one |", "as they are called now"
 
 
 @pytest.mark.slow

@@ -160,8 +160,8 @@ def test_choosers_go_on_where_they_were(kind):
 
 
 def test_epsilon_may_belong_to_arms():
-    lanes = bandit.build(bandit.Config(arms=4, base=0.5, alpha=3), 4, 0, 4)
-    arms = bandit.build(bandit.Config(arms=4, base=0.5, alpha=3, epsilon_by="arm"), 2, 0, 8)
+    lanes = bandit.build(bandit.Config(arms=4, epsilon=0.5, steepness=3), 4, 0, 4)
+    arms = bandit.build(bandit.Config(arms=4, epsilon=0.5, steepness=3, epsilon_by="arm"), 2, 0, 8)
     arms.seed(0)
     assert arms.params(0).epsilon.tolist() == [lanes.params(0).epsilon[int(arm)] for arm in arms.params(0).index]
 

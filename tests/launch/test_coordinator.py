@@ -1,4 +1,4 @@
-"""The registrar of a parameter server, without processes: checkpoints of cells that come and go, clocks, figures."""
+"""The coordinator of a parameter server, without processes: checkpoints of learners that come and go, clocks."""
 
 import json
 import time
@@ -28,17 +28,18 @@ from qfleet.transport.shard_pb2 import LookReply
 
 pytestmark = [pytest.mark.timeout(60)]
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
-        "gradients=server", "cells=2", "server.shards=2", "run.threads=1", "total_steps=1000", "eval.period_steps=100"]
+        "sync=server", "learners=2", "parameter_server.shards=2", "run.threads=1", "total_steps=1000",
+        "eval.period_steps=100"]
 
 
 class ShardClient:
-    """A shard that is in this process, as the registrar sees those that are not."""
+    """A shard that is in this process, as the coordinator sees those that are not."""
 
     def __init__(self, config):
         self.config, self.shard, self.wait = config, None, time.sleep
 
     def load(self, state):
-        self.shard = Shard("shard", state["weights"], self.config.learner, self.config.server)
+        self.shard = Shard("shard", state["weights"], self.config.learner, self.config.parameter_server)
         self.shard.load_state_dict(state)
 
     def copy(self):
@@ -69,8 +70,8 @@ class World:
         fleet = RemoteActorsRun(
             make_agent(config, self.spec), self.spec, make_plan(config), outside, self.published,
             self.registry, self.inbox)
-        self.shard_clients = [ShardClient(config) for _ in range(config.server.shards)]
-        self.bureau = Coordinator(fleet, self.shard_clients, config.cells, folder / "parts")
+        self.shard_clients = [ShardClient(config) for _ in range(config.parameter_server.shards)]
+        self.bureau = Coordinator(fleet, self.shard_clients, config.learners, folder / "parts")
         self.core, self.places = self.bureau.core, {}
 
     def write(self, record):
@@ -84,7 +85,7 @@ class World:
         self.saved.append(snapshot)
 
     def hello(self, index, session):
-        self.places[index] = [*self.registry.hello(f"cell/{index}", "cell", "here", 1, session), 0]
+        self.places[index] = [*self.registry.hello(f"learner/{index}", "learner", "here", 1, session), 0]
 
     def tell(self, index, **content):
         place, incarnation, sequence = self.places[index]
@@ -94,7 +95,7 @@ class World:
         self.bureau.fleet.serve(0)
 
     def give(self, index, steps, segments=("replay-1",), save=None):
-        state = {"actors": [], "replay": {"cell": index}, "clock": {"steps": steps}, "begin": ["begin", 0],
+        state = {"actors": [], "replay": {"learner": index}, "clock": {"steps": steps}, "begin": ["begin", 0],
                  "torch_rng": torch.get_rng_state(),
                  "learner": {"rng": torch.Generator().manual_seed(index).get_state()}}
         self.tell(index, part=Part(save=self.published.status.save if save is None else save, state=pack_state(state),
@@ -115,7 +116,7 @@ def world(tmp_path):
 
 
 def answering(world, *gifts):
-    """Cells that give their parts as soon as they are asked to."""
+    """Learners that give their parts as soon as they are asked to."""
     left = list(gifts)
 
     def turn(nap_s):
@@ -135,7 +136,7 @@ def test_a_checkpoint_is_of_all_cells_and_shards_at_one_moment(world):
     world.bureau.checkpointer.save()
     snapshot: Snapshot = world.saved[0]
     assert snapshot.progress == (101, 1) and snapshot.state["steps"] == 101
-    assert snapshot.state["replay"] == {"cell": 0} and snapshot.state["ranks"][0]["replay"] == {"cell": 1}
+    assert snapshot.state["replay"] == {"learner": 0} and snapshot.state["ranks"][0]["replay"] == {"learner": 1}
     assert torch.equal(snapshot.state["learner"]["rng"], torch.Generator().manual_seed(0).get_state())
     assert [segment.name for segment in snapshot.segments] == ["replay-0", "rank0001-replay-1"]
     held = torch.cat([shelf.shard.weights for shelf in world.shard_clients])
@@ -162,7 +163,7 @@ def test_who_does_not_answer_is_not_waited_for_and_keeps_what_it_gave(world):
     assert world.bureau.parts[1][0]["clock"]["steps"] == 40, "too late"
 
 
-def test_a_cell_that_never_gave_anything_has_an_empty_part_and_others_restore_it(world, tmp_path):
+def test_a_learner_that_never_gave_anything_has_an_empty_part_and_others_restore_it(world, tmp_path):
     world.hello(0, "s0")
     world.tell(0, steps=40)
     answering(world, (0, 40))
@@ -172,7 +173,7 @@ def test_a_cell_that_never_gave_anything_has_an_empty_part_and_others_restore_it
     again = World(tmp_path / "again")
     again.bureau.restore(state, [])
     assert again.core.progress() == (40, 0) and again.bureau.parts[1][0]["replay"] is None
-    other = World(tmp_path / "other", "cells=3", "server.shards=5")
+    other = World(tmp_path / "other", "learners=3", "parameter_server.shards=5")
     other.bureau.restore(state, [])
     other.bureau._load()
     assert other.bureau.parts == {} and len(other.shard_clients) == 5
@@ -219,7 +220,7 @@ def test_everybody_hears_of_the_others_and_evaluations_find_fresh_weights(world)
     assert torch.equal(torch.cat([value.flatten() for value in world.published.weights.state.values()]), held)
     world.core.meter.emit()
     record = world.records[-1]
-    assert record["server/cells"] == 2 and record["server/staleness_0"] == 4 and record["server/staleness_1"] == 0
+    assert record["server/learners"] == 2 and record["server/staleness_0"] == 4 and record["server/staleness_1"] == 0
 
 
 def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):
@@ -236,8 +237,8 @@ def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):
     assert world.core.learner.updates == 2
 
 
-def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_cells_say(tmp_path):
-    """Running figures of the network are the first cell's; what an evaluator noted is not: cells have no evaluator."""
+def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_learners_say(tmp_path):
+    """Running figures of the network are the first learner's; what an evaluator noted is not: they have none."""
     world = World(tmp_path, "agent.algo=agent57", "agent.memory=none", "agent.arms=3", "agent.curious_hidden=[8]",
                   "agent.embedding=4", "agent.n_step=2", "explore.kind=bandit", "explore.arms=3")
     world.bureau._load()
@@ -254,7 +255,7 @@ def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_cells_say(tmp_pat
 def test_a_shard_whose_weights_are_not_finite_keeps_the_copy_before():
     config = resolve("cartpole", TINY).config
     kept = []
-    shard = Shard("shard", torch.zeros(4), config.learner, config.server)
+    shard = Shard("shard", torch.zeros(4), config.learner, config.parameter_server)
     copier = ShardSnapshotter(SimpleNamespace(shard=shard), 2, kept.append)
     for version in range(1, 7):
         copier.step()

@@ -11,7 +11,7 @@ from qfleet.launch import ray_session
 from qfleet.launch.ray_session import RaySession
 from qfleet.transport.ray_config import RayConfig
 
-CELL, EVALUATOR = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}
+LEARNER, EVALUATOR = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}
 
 
 def node(name, alive=True, **resources):
@@ -23,7 +23,7 @@ def node(name, alive=True, **resources):
     ([node("a", CPU=3.0, GPU=1.0), node("b", CPU=2.0)], {"CPU": 1.5}, 1),  # 3 CPUs are free, but nowhere 1.5 twice
     ([node("a", CPU=3.0, GPU=1.0), node("b", CPU=8.0, alive=False)], {"CPU": 1.0}, 1),
     ([node("a", CPU=8.0, GPU=1.0), node("b", CPU=8.0, far=0.3)], {"CPU": 1.0, "far": 0.1}, 3),
-    ([node("a", CPU=8.0, GPU=1.0), node("b", CPU=8.0, GPU=2.0)], {"CPU": 1.0, "GPU": 1.0}, 2),  # the cell has the other
+    ([node("a", CPU=8.0, GPU=1.0), node("b", CPU=8.0, GPU=2.0)], {"CPU": 1.0, "GPU": 1.0}, 2),  # the learner's
     ([node("a", CPU=1.0, GPU=1.0)], {"CPU": 1.0}, 0),  # less than they were given: a node came back smaller
 ])
 def test_room(monkeypatch, nodes, needs, room):
@@ -31,7 +31,7 @@ def test_room(monkeypatch, nodes, needs, room):
     util = SimpleNamespace(placement_group_table=lambda group: table)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes, util=util))
     monkeypatch.setitem(sys.modules, "ray.util", util)
-    assert RaySession.room(None, needs, "group", [CELL, EVALUATOR]) == room
+    assert RaySession.room(None, needs, "group", [LEARNER, EVALUATOR]) == room
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://localhost:{}"])

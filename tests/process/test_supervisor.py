@@ -326,7 +326,7 @@ def simulated(monkeypatch, names, ready_s, kill, seconds):
 
 def test_children_that_are_killed_every_half_minute_are_at_work_most_of_the_time(monkeypatch):
     """Ten minutes in which one of four is killed every 8 s: none lives for the 30 s that count as healthy."""
-    names, every = ["cell", "local/0", "local/1", "evaluator"], int(8 / supervise.TURN_S)
+    names, every = ["learner", "actor/0", "actor/1", "evaluator"], int(8 / supervise.TURN_S)
     shares, restarts = simulated(monkeypatch, names, 3.0, lambda turn: names[turn // every % 4]
                                  if turn % every == 0 else None, 600.0)
     assert min(shares.values()) > 0.8 and min(restarts.values()) >= 17, (shares, restarts)
@@ -334,8 +334,8 @@ def test_children_that_are_killed_every_half_minute_are_at_work_most_of_the_time
 
 def test_children_that_die_soon_after_their_start_have_longer_and_longer_pauses(monkeypatch):
     every = int(2 / supervise.TURN_S)
-    _, restarts = simulated(monkeypatch, ["local/0"], 1.0, lambda turn: turn % every == 0 and "local/0", 600.0)
-    assert restarts["local/0"] < 30, "a pause of 30 s, in the end, between lives of 2 s"
+    _, restarts = simulated(monkeypatch, ["actor/0"], 1.0, lambda turn: turn % every == 0 and "actor/0", 600.0)
+    assert restarts["actor/0"] < 30, "a pause of 30 s, in the end, between lives of 2 s"
 
 
 def test_the_message_that_a_child_ended_with_is_told_without_its_log(tmp_path, nursery):

@@ -20,7 +20,7 @@ def records(seed: int, points: int = 24, gain: float = 1.0) -> list[dict]:
                "time/updates_per_s": 100.0, "train/loss": math.exp(-i / 9), "train/priority": 1 / i,
                "train/q_mean": float(i), "replay/samples_per_insert": 7.8, "replay/size": 50.0 * i,
                "replay/bytes": 1e6, "replay/beta": 0.4 + i / 99, "fleet/actors": 2.0, "fleet/policy_lag": 20.0 + seed,
-               "fleet/held_share": 0.6, "actor/env_ms": 1.0, "actor/act_ms": 2.0, "actor/wait_ms": 7.0,
+               "fleet/backpressure_share": 0.6, "actor/env_ms": 1.0, "actor/act_ms": 2.0, "actor/wait_ms": 7.0,
                "train/sample_ms": 0.5, "train/update_ms": 2.0, "time/learner_share": 0.9, "time/idle_share": 0.04}
         rows.append(row)
         if i % 6 == 0:
@@ -46,7 +46,7 @@ def limited(points: int = 24) -> list[dict]:
         clock = {"step": clock["step"] + (100 if early else 1000), "time_s": clock["time_s"] + (9.0 if early else 1.0)}
         rows.append(clock | {"updates": 10 * i, "frames": clock["step"], "fleet/actors": 2.0, "actor/env_ms": 9.0,
                              "actor/act_ms": 1.0, "actor/wait_ms": 0.0 if early else 50.0, "train/sample_ms": 0.5,
-                             "train/update_ms": 2.0, "fleet/held_share": 0.0 if early else 0.9,
+                             "train/update_ms": 2.0, "fleet/backpressure_share": 0.0 if early else 0.9,
                              "time/learner_share": 0.2 if early else 0.9, "time/idle_share": 0.8 if early else 0.05})
     return rows
 

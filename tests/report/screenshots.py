@@ -26,7 +26,7 @@ SEEDS = 3
 SHORT = ["total_steps=9000", "stop_at=null", "eval.period_steps=1500", "eval.episodes=4", "run.log_period_steps=300",
          "run.tensorboard=false", "run.threads=1"]
 COMPARED = {"one-step": ["agent.n_step=1"], "five-step": ["agent.n_step=5"]}
-FLEET = ["placement=processes", "actors=2", "total_steps=400000", "stop_at=null", "eval.period_steps=2000",
+FLEET = ["actors=2", "total_steps=400000", "stop_at=null", "eval.period_steps=2000",
          "eval.episodes=2", "eval.video_period=1", "run.tensorboard=false", "run.log_period_steps=500",
          "run.name=fleet"]
 
@@ -58,7 +58,7 @@ def of_watch(browser: Browser, folder: Path) -> None:
         browser.sees("document.querySelector('video')?.currentTime > 0.1 && "
                      "document.querySelectorAll('figure[data-tag=\"eval/mean_reward\"] circle').length > 4", 120)
         browser.ask("document.querySelector('video').controls = false")
-        fleet.kill("local/1")
+        fleet.kill("actor/1")
         browser.sees("document.querySelector('tr[data-health=down]') !== null")
         browser.pause(0.5)
         browser.picture(PICTURES / "watch.png", whole=False)

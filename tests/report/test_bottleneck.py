@@ -24,12 +24,12 @@ def fleet(env=1.0, act=1.0, store=0.1, wait=0.0, sample=0.5, update=2.0, **tags)
     """A record of a fleet that nothing is wrong with; times in ms, shares of the learner's process from 0 to 1."""
     record = {"actor/env_ms": env, "actor/act_ms": act, "actor/store_ms": store, "actor/wait_ms": wait,
               "train/sample_ms": sample, "train/update_ms": update, "time/learner_share": 0.5,
-              "time/intake_share": 0.05, "time/save_share": 0.0, "time/idle_share": 0.4,
-              "fleet/held_share": 0.0, "fleet/actors": 4.0}
+              "time/inbox_share": 0.05, "time/save_share": 0.0, "time/idle_share": 0.4,
+              "fleet/backpressure_share": 0.0, "fleet/actors": 4.0}
     return record | {tag.replace("__", "/"): value for tag, value in tags.items()}
 
 
-def inline(env=1.0, act=1.0, store=0.1, sample=0.5, update=2.0, **tags):
+def one_process(env=1.0, act=1.0, store=0.1, sample=0.5, update=2.0, **tags):
     record = {"actor/env_ms": env, "actor/act_ms": act, "actor/store_ms": store, "actor/wait_ms": 0.0,
               "train/sample_ms": sample, "train/update_ms": update, "time/actor_share": 0.5, "time/learner_share": 0.4,
               "time/eval_share": 0.05, "time/save_share": 0.05}
@@ -42,29 +42,29 @@ def run_of(*records):
             for i in range(12)]
 
 
-HELD = {"fleet__held_share": 0.95, "time__idle_share": 0.01, "time__learner_share": 0.95}
+HELD = {"fleet__backpressure_share": 0.95, "time__idle_share": 0.01, "time__learner_share": 0.95}
 CASES = {
     "env": fleet(env=9.0),
     "inference": fleet(act=9.0),
     "wire, packing": fleet(store=9.0),
     "wire, messages are slow": fleet(wait=9.0, time__idle_share=0.8, time__learner_share=0.1),
-    "wire, taking in": fleet(wait=9.0, time__idle_share=0.02, time__intake_share=0.9, time__learner_share=0.05),
+    "wire, taking in": fleet(wait=9.0, time__idle_share=0.02, time__inbox_share=0.9, time__learner_share=0.05),
     "decode": fleet(wait=9.0, sample=5.0, update=1.0, **HELD),
     "learner": fleet(wait=9.0, **HELD),
-    "learner, hardly": fleet(wait=0.2, fleet__held_share=0.1, time__idle_share=0.01),
-    "pace": fleet(wait=2.0, fleet__held_share=0.5, time__idle_share=0.4),
-    "pace, the other way round": fleet(wait=2.0, fleet__held_share=0.3, time__idle_share=0.5),
+    "learner, hardly": fleet(wait=0.2, fleet__backpressure_share=0.1, time__idle_share=0.01),
+    "pace": fleet(wait=2.0, fleet__backpressure_share=0.5, time__idle_share=0.4),
+    "pace, the other way round": fleet(wait=2.0, fleet__backpressure_share=0.3, time__idle_share=0.5),
     "learner, and nobody has told of waiting yet": fleet(**HELD),
     "checkpoints": fleet(wait=9.0, time__save_share=0.8, time__learner_share=0.1, time__idle_share=0.02),
 }
 ONE_PROCESS = {
-    "env": inline(env=9.0, time__actor_share=0.8, time__learner_share=0.1),
-    "inference": inline(act=9.0, time__actor_share=0.8, time__learner_share=0.1),
-    "storing": inline(store=9.0, time__actor_share=0.8, time__learner_share=0.1),
-    "decode": inline(sample=5.0, update=1.0, time__actor_share=0.1, time__learner_share=0.8),
-    "learner": inline(time__actor_share=0.1, time__learner_share=0.8),
-    "evaluation": inline(time__eval_share=0.7, time__actor_share=0.1, time__learner_share=0.1),
-    "checkpoints": inline(time__save_share=0.7, time__actor_share=0.1, time__learner_share=0.1),
+    "env": one_process(env=9.0, time__actor_share=0.8, time__learner_share=0.1),
+    "inference": one_process(act=9.0, time__actor_share=0.8, time__learner_share=0.1),
+    "storing": one_process(store=9.0, time__actor_share=0.8, time__learner_share=0.1),
+    "decode": one_process(sample=5.0, update=1.0, time__actor_share=0.1, time__learner_share=0.8),
+    "learner": one_process(time__actor_share=0.1, time__learner_share=0.8),
+    "evaluation": one_process(time__eval_share=0.7, time__actor_share=0.1, time__learner_share=0.1),
+    "checkpoints": one_process(time__save_share=0.7, time__actor_share=0.1, time__learner_share=0.1),
 }
 
 
@@ -100,11 +100,11 @@ def test_a_run_is_not_told_to_take_what_it_has(settings, advised):
 
 
 def test_talking_to_a_parameter_server_is_a_part_of_the_updates():
-    cell = inline(update=4.0, time__learner_share=0.8) | {"server/cells": 3.0}
-    verdict = find_bottleneck(run_of(cell | {"server/meet_ms": 3.0}))
+    learner = one_process(update=4.0, time__learner_share=0.8) | {"server/learners": 3.0}
+    verdict = find_bottleneck(run_of(learner | {"server/push_pull_ms": 3.0}))
     assert verdict.limit == "server" and verdict.advice == SERVER_ADVICE["server"]
     assert verdict.evidence.startswith("communication with the parameter server takes")
-    assert find_bottleneck(run_of(cell | {"server/meet_ms": 0.5})).limit == "learner"
+    assert find_bottleneck(run_of(learner | {"server/push_pull_ms": 0.5})).limit == "learner"
 
 
 def test_the_evidence_is_in_numbers():
@@ -114,7 +114,7 @@ def test_the_evidence_is_in_numbers():
         "actors are held back 95 % of the time; the learner spends 76 % on updates"
 
 
-@pytest.mark.parametrize("make", [fleet, inline])
+@pytest.mark.parametrize("make", [fleet, one_process])
 def test_before_learning_begins_pace_is_the_limit(make):
     record = {tag: value for tag, value in make().items() if not tag.startswith("train/")}
     verdict = find_bottleneck(run_of(record))
@@ -172,7 +172,7 @@ ALL_ADVICE = [*ADVICE.values(), *INLINE_ADVICE.values(), *SERVER_ADVICE.values()
 
 @pytest.mark.parametrize("text", ALL_ADVICE)
 def test_the_keys_that_are_advised_exist(text):
-    named = re.findall(r"\b((?:env|agent|replay|learner|eval|checkpoint|fleet|server)\.[a-z_]+)", text)
-    named += re.findall(r"\b(actors|device|placement)\b(?==|, or let|, so that)", text)
+    named = re.findall(r"\b((?:env|agent|replay|learner|eval|checkpoint|fleet|parameter_server)\.[a-z_]+)", text)
+    named += re.findall(r"\b(actors|learners|device|launcher)\b(?==|, or let|, so that)", text)
     assert [key for key in named if key not in KEYS] == []
     assert named or "qfleet join" in text

@@ -91,9 +91,9 @@ def test_nothing_is_filmed_unless_asked_for(tmp_path):
 def test_a_missing_extra_is_found_before_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    for placement in ("inline", "processes"):
+    for actors in (0, 1):
         with pytest.raises(UserError, match=r"pip install 'qfleet\[video\]', or set eval.video_period=0"):
-            api.train("catch", [*TINY, "eval.video_period=1", f"placement={placement}"])
+            api.train("catch", [*TINY, "eval.video_period=1", f"actors={actors}"])
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 
@@ -118,7 +118,7 @@ def test_a_fleet_films_and_tells_what_limits_it(tmp_path, monkeypatch):
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.chdir(tmp_path)
     result = api.train("catch", [*TINY, "total_steps=3000", "eval.period_steps=1000", "eval.video_period=1",
-                                 "placement=processes", "actors=2", "run.name=fleet"])
+                                 "actors=2", "run.name=fleet"])
     assert result.reason == "total_steps"
     said = [path.read_text()[-2000:] for path in (result.directory / "logs").glob("evaluator*")]
     assert list((result.directory / "videos").glob("step-*.mp4")), said

@@ -28,7 +28,7 @@ from qfleet.runs.membership import MemberMonitor, read_members, record_exit, sho
 pytestmark = pytest.mark.timeout(60)
 
 
-def member(name="local/0", **changes):
+def member(name="actor/0", **changes):
     return {"name": name, "role": "actor", "host": "here", "pid": 7, "incarnation": 1, "steps": 100, "version": 4,
             "silent_s": 0.2, "live_s": 30.0} | changes
 
@@ -187,8 +187,8 @@ def test_rates_and_lives_are_told(tmp_path, monkeypatch):
     at(monkeypatch, 201.0, tmp_path, member(silent_s=0.0, incarnation=2, steps=0))
     assert seen.poll(201.0)[0]["health"] == "healthy"
     assert [text for _, text in seen.events] == [
-        "local/0: no heartbeat for 6 s", "local/0: no heartbeat for 98 s",
-        "local/0 restarted (start 2)"]
+        "actor/0: no heartbeat for 6 s", "actor/0: no heartbeat for 98 s",
+        "actor/0 restarted (start 2)"]
 
 
 def test_somebody_who_was_slow_is_heard_of_again(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_somebody_who_was_slow_is_heard_of_again(tmp_path, monkeypatch):
     for now, silent in ((10.0, 0.0), (17.0, 7.0), (18.0, 0.1)):
         at(monkeypatch, now, tmp_path, member(silent_s=silent))
         seen.poll(now)
-    assert [text for _, text in seen.events][-1] == "local/0: heartbeat again"
+    assert [text for _, text in seen.events][-1] == "actor/0: heartbeat again"
 
 
 KILLED = "was killed by SIGKILL: perhaps out of memory, lower env.lanes or actors"
@@ -204,21 +204,21 @@ KILLED = "was killed by SIGKILL: perhaps out of memory, lower env.lanes or actor
 
 def test_who_died_is_down_at_once_and_the_cause_is_told(tmp_path, monkeypatch):
     seen = MemberMonitor(tmp_path)
-    at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0), member("local/1", pid=8, silent_s=0.0))
+    at(monkeypatch, 100.0, tmp_path, member(silent_s=0.0), member("actor/1", pid=8, silent_s=0.0))
     assert [row["health"] for row in seen.poll(100.0)] == ["healthy", "healthy"]
-    record_exit(tmp_path, "local/0", 7, KILLED)
+    record_exit(tmp_path, "actor/0", 7, KILLED)
     dead, other = seen.poll(100.5)
     assert (dead["health"], dead["words"], dead["rate"]) == ("down", "killed (SIGKILL), restarting", None)
     assert (other["health"], other["words"]) == ("healthy", None)
     at(monkeypatch, 104.0, tmp_path, member(silent_s=0.0, incarnation=2, pid=9))
     assert seen.poll(104.0)[0]["health"] == "healthy"
-    assert [text for _, text in seen.events] == [f"local/0 {KILLED}", "local/0 restarted (start 2)"]
+    assert [text for _, text in seen.events] == [f"actor/0 {KILLED}", "actor/0 restarted (start 2)"]
 
 
 def test_a_number_that_was_given_again_is_another_process(tmp_path, monkeypatch):
     """After a container's restart the same numbers come back, and old exits are no news."""
     monkeypatch.setattr(roll.time, "time", lambda: 10.0)
-    record_exit(tmp_path, "local/0", 7, KILLED)
+    record_exit(tmp_path, "actor/0", 7, KILLED)
     at(monkeypatch, 500.0, tmp_path, member(silent_s=0.0))
     seen = MemberMonitor(tmp_path)
     assert seen.poll(500.0)[0]["health"] == "healthy" and not seen.events
@@ -226,7 +226,7 @@ def test_a_number_that_was_given_again_is_another_process(tmp_path, monkeypatch)
 
 def test_only_the_last_exits_are_kept(tmp_path):
     for number in range(1, 80):
-        record_exit(tmp_path, "local/0", number, "ended with exit code 1")
+        record_exit(tmp_path, "actor/0", number, "ended with exit code 1")
     kept = json.loads((tmp_path / roll.EXITS_FILE).read_text())["members"]
     assert len(kept) == roll.MOST_EXITS and kept[-1]["pid"] == 79
     assert (

@@ -72,7 +72,7 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
     (folder / "lock").write_text(f"{LockOwner.current()}\n")
     write_film(folder)
     common = {"host": "worker-17.cluster.example", "pid": 123_456, "incarnation": 1, "steps": 9_000, "version": 4}
-    write_members(folder, [common | {"name": name, "role": role} for name, role in (("local/0", "actor"),
+    write_members(folder, [common | {"name": name, "role": role} for name, role in (("actor/0", "actor"),
                                                                                     ("evaluator", "evaluator"))])
     server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -81,7 +81,7 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
         with Browser() as browser:
             browser.screen(1280, 900)
             browser.open(server.url)
-            browser.sees(f"{ROW.format('local/0')} !== null && document.querySelector('video') !== null")
+            browser.sees(f"{ROW.format('actor/0')} !== null && document.querySelector('video') !== null")
             assert browser.ask(spare) == 0
             _, _, edge, low = browser.ask(box("#members th:last-child"))
             left, _, right, _ = browser.ask(box("#roles"))
@@ -89,8 +89,8 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
             _, top, end, _ = browser.ask(box("[aria-label=Now]"))
             start, beside, _, _ = browser.ask(box("[aria-label^=Newest]"))
             assert top == beside and end < start and top > low, "the newest values stand beside the video"
-            text = browser.ask(f"{ROW.format('local/0')}.innerText")
-            assert text.startswith("actor local/0\t") and text.endswith("worker-17.cluster.example 123456")
+            text = browser.ask(f"{ROW.format('actor/0')}.innerText")
+            assert text.startswith("actor/0\t") and text.endswith("worker-17.cluster.example 123456")
             now = browser.ask("[...document.querySelectorAll('#figures dt')].map(each => each.textContent)")
             assert {"eval", "best eval", "samples/insert", "policy lag", "steps/s", "updates/s"} <= set(now)
             assert " · " in browser.ask("document.getElementById('headline').textContent")
@@ -134,20 +134,20 @@ def test_a_run_of_another_host(tmp_path):
 def follow(browser, fleet):
     browser.sees("document.querySelectorAll('path.curve').length > 8", 60)
     assert browser.ask("document.getElementById('state').textContent") == "is running"
-    browser.sees(f"{ROW.format('local/1')}?.innerText.includes('steps/s')", 30)
+    browser.sees(f"{ROW.format('actor/1')}?.innerText.includes('steps/s')", 30)
     assert browser.ask(f"{ROW.format('learner')}.innerText").startswith("learner\thealthy\t")
     points = "+document.querySelector('figure[data-tag=\"time/fps\"]').dataset.points"
     before = browser.ask(points)
     browser.sees(f"{points} > {before}", 30)
     browser.sees("document.querySelector('video')?.currentTime > 0.1", 60)
 
-    pid = fleet.kill("local/1")
+    pid = fleet.kill("actor/1")
     told = "document.getElementById('events').innerText"
-    browser.sees(f"{ROW.format('local/1')}.innerText.includes('killed (SIGKILL), restarting')", 20)
-    assert "local/1 was killed by SIGKILL: perhaps out of memory" in browser.ask(told)
-    browser.sees(f"!{ROW.format('local/1')}.innerText.includes(' {pid}')", 60)
-    browser.sees(f"{told}.includes('local/1 restarted (start 2)')")
+    browser.sees(f"{ROW.format('actor/1')}.innerText.includes('killed (SIGKILL), restarting')", 20)
+    assert "actor/1 was killed by SIGKILL: perhaps out of memory" in browser.ask(told)
+    browser.sees(f"!{ROW.format('actor/1')}.innerText.includes(' {pid}')", 60)
+    browser.sees(f"{told}.includes('actor/1 restarted (start 2)')")
     browser.sees("document.querySelector('figure[data-tag=\"fleet/restarts\"] path.curve') !== null", 60)
     restarts = "document.querySelector('figure[data-tag=\"fleet/restarts\"] tbody').textContent"
     assert browser.ask(restarts) == "x0101", "first, last, min, max: there were none, and now there is one"
-    assert browser.ask(f"{ROW.format('local/0')}.dataset.health") == "healthy"
+    assert browser.ask(f"{ROW.format('actor/0')}.dataset.health") == "healthy"

@@ -214,8 +214,8 @@ def test_an_amount_is_short_and_near_its_value(value):
 def of_fleet(step, **tags):
     """A record as the learner's process of a fleet writes it."""
     busy = {"actor__env_ms": 1.0, "actor__act_ms": 2.0, "actor__store_ms": 0.0, "actor__wait_ms": 7.0,
-            "train__sample_ms": 0.5, "train__update_ms": 2.0, "time__learner_share": 0.9, "time__intake_share": 0.05,
-            "time__save_share": 0.01, "time__idle_share": 0.04, "fleet__held_share": 0.8, "fleet__actors": 3.0,
+            "train__sample_ms": 0.5, "train__update_ms": 2.0, "time__learner_share": 0.9, "time__inbox_share": 0.05,
+            "time__save_share": 0.01, "time__idle_share": 0.04, "fleet__backpressure_share": 0.8, "fleet__actors": 3.0,
             "fleet__policy_lag": 42.0, "replay__samples_per_insert": 7.9}
     return record(step, **busy | tags)
 

@@ -61,17 +61,17 @@ def test_on_the_same_kind_of_device_nothing_changes(gpu, monkeypatch):
 def test_what_a_gpu_is_there_for_and_is_not_done_is_said(gpu, monkeypatch, caplog):
     begun("learner.capture=auto")
     assert not caplog.messages, "all is done on the GPU"
-    for words in (["gradients=server"], ["gradients=allreduce"], ["replay.store=host"]):
+    for words in (["sync=server"], ["sync=allreduce"], ["replay.store=host"]):
         assert begun("learner.capture=auto", *words).learner.capture is True, "at least losses are recorded"
-    assert begun("learner.capture=auto", "gradients=allreduce", "allreduce.overlap=true").learner.capture is False
-    assert begun("learner.capture=false", "gradients=allreduce").learner.capture is False and not caplog.messages
+    assert begun("learner.capture=auto", "sync=allreduce", "allreduce.overlap=true").learner.capture is False
+    assert begun("learner.capture=false", "sync=allreduce").learner.capture is False and not caplog.messages
     monkeypatch.setattr(gpu_memory, "free_bytes", lambda device: 10_000_000)
     assert of(begun("learner.capture=auto")) == ("cuda", "host", True)
     (store,) = caplog.messages
     assert store.startswith("replay.store: ") and "more than half of the 10 MB free there;" in store
     caplog.clear()
     gpu["there"] = False
-    assert of(begun("learner.capture=auto", "gradients=allreduce")) == ("cpu", "host", False)
+    assert of(begun("learner.capture=auto", "sync=allreduce")) == ("cpu", "host", False)
     assert not caplog.messages, "no GPU, nothing to explain"
 
 

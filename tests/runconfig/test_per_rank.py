@@ -7,7 +7,7 @@ from qfleet.core.errors import UserError
 from qfleet.runconfig import resolution
 from qfleet.runconfig.per_rank import per_rank
 
-RUN = ["gradients=allreduce", "learner.batch_size=64", "learner.learning_rate=1e-3", "total_updates=1000",
+RUN = ["sync=allreduce", "learner.batch_size=64", "learner.learning_rate=1e-3", "total_updates=1000",
        "replay.capacity=10000", "replay.min_steps=1001"]
 
 
@@ -28,7 +28,7 @@ def test_a_global_batch_is_divided_and_nothing_else_changes_for_the_run():
 def test_a_batch_that_grows_scales_rate_and_updates(scaling, rate):
     shared = per_rank(config("allreduce.batch=per_rank", f"allreduce.rate_scaling={scaling}"), 4)
     assert figures(shared) == (64, rate, 250, 2500, 251)
-    assert shared.total_steps == config().total_steps and shared.cells == 4
+    assert shared.total_steps == config().total_steps and shared.learners == 4
 
 
 def test_one_rank_has_what_was_asked_for():
@@ -55,11 +55,11 @@ def test_min_steps_never_fall_below_a_batch():
 
 
 @pytest.mark.parametrize("overrides,message", [
-    (["gradients=solo", "cells=2"], "cells"),
-    (["gradients=solo", "allreduce.timeout_s=5"], "unless gradients=allreduce"),
+    (["sync=none", "learners=2"], "learners=2 with sync=none"),
+    (["sync=none", "allreduce.timeout_s=5"], "unless sync=allreduce"),
     (["allreduce.rate_scaling=linear"], "the batch does not grow"),
-    (["placement=processes"], "every learner runs its own actors"),
-    (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with gradients=allreduce"),
+    (["learners=4", "actors=8"], "actors=8 with sync=allreduce: learners that are synchronised act themselves"),
+    (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with sync=allreduce"),
 ])
 def test_what_has_no_effect_or_contradicts_itself_is_refused(overrides, message):
     with pytest.raises(UserError, match=message):

@@ -69,7 +69,7 @@ def test_names_that_users_type() -> None:
              "replay.capacity=5e4 replay.max_bytes=1e9 replay.min_steps=500 replay.samples_per_insert=8 "
              "learner.batch_size=32 learner.learning_rate=3e-4 learner.target_period_updates=100 "
              "learner.publish_period_updates=2 "
-             "eval.period_updates=500 eval.episodes=5 checkpoint.period_updates=1000 placement=inline "
+             "eval.period_updates=500 eval.episodes=5 checkpoint.period_updates=1000 launcher=local "
              "run.exact_resume=false env.protocol=null")
     config = resolve("cartpole", typed.split()).config
     assert (config.total_steps, config.eval.period_updates, config.eval.period_steps) == (100_000, 500, None)
@@ -100,8 +100,8 @@ BAD = [
     (["agent.algo=TD3"], f"command line: agent.algo: 'TD3' is not one of {', '.join(plugin_names('qfleet.algos'))}, "
                          "or module:attribute; use agent.algo=ddpg with agent.twin, agent.smoothing and "
                          "agent.policy_delay, as in the recipe control"),
-    (["placement=cluster"],
-     "command line: placement: must be inline, processes or ray (got 'cluster'); the default is 'inline'"),
+    (["launcher=cluster"],
+     "command line: launcher: must be local or ray (got 'cluster'); the default is 'local'"),
     (["agent.n_step=100"], "command line and recipe vector: a look-ahead of 100 steps (agent.n_step) is longer "
                            "than replay.chunk_steps=16: lower agent.n_step or raise replay.chunk_steps"),
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],
@@ -121,7 +121,7 @@ BAD = [
     (["run.exact_resume=true", "checkpoint.period_steps=4000"],
      "command line and recipe vector: run.exact_resume=true truncates every episode at a checkpoint, here after 500 "
      "steps per lane, which is short for an episode: set checkpoint.period_steps to at least 8000 (1000 per "
-     "lane, env.lanes=8 x actors=1)"),
+     "lane, env.lanes=8)"),
     (["run.exact_resume=true", "checkpoint.period_steps=0"],
      "command line: run.exact_resume=true needs scheduled checkpoints: set checkpoint.period_steps"),
     (["run.exact_resume=true", "checkpoint.replay=false"],
@@ -129,15 +129,15 @@ BAD = [
      "set checkpoint.replay=true"),
     (["run.exact_resume=true", "device=cuda"],
      "command line: run.exact_resume=true with device=cuda: only the CPU is exact; set device=cpu"),
-    (["run.exact_resume=true", "checkpoint.period_steps=100000", "eval.beside=true"],
-     "command line: run.exact_resume=true with eval.beside=true: the time at which its results arrive is not "
-     "deterministic, nor is the end of the run; set eval.beside=false"),
-    (["placement=processes", "eval.beside=true"],
-     "command line: eval.beside: has no effect unless placement=inline gradients=solo: otherwise the evaluator "
-     "is a separate process anyway; remove it, or change that"),
-    (["eval.beside=true", "fleet.restarts=3"],
-     "command line: fleet.restarts: has no effect with eval.beside=true: only the evaluator is a separate process; "
-     "remove it, or change that"),
+    (["run.exact_resume=true", "checkpoint.period_steps=100000", "eval.process=true"],
+     "command line: run.exact_resume=true with eval.process=true: the time at which its results arrive is not "
+     "deterministic, nor is the end of the run; set eval.process=false"),
+    (["actors=2", "eval.process=false"],
+     "command line: eval.process=false needs a run with one learner that also acts: leave it out, or set actors=0 "
+     "learners=1, without sync=server"),
+    (["eval.process=true", "fleet.learner_restarts=3"],
+     "command line: fleet.learner_restarts: has no effect with actors=0 and one learner: this process trains; remove "
+     "it, or change that"),
     (["device=cpu", "learner.capture=true"],
      "command line: learner.capture: has no effect with device=cpu: it captures updates as CUDA graphs; remove "
      "it, or change that"),
@@ -162,6 +162,16 @@ def test_checkpoints_of_older_versions_are_read_without_what_was_removed() -> No
     assert {line.split(": ")[1] for line in str(caught.value).splitlines()} == {
         "learner.capture", "learner.parts", "run.share_cores"}
     assert validate(RunConfig, resolution.playable(old)).env.id == "CartPole-v1"
+
+
+def test_an_agent_of_0_1_is_played_whatever_its_topology_was() -> None:
+    saved = parse_mapping(to_yaml(resolve("cartpole", ["device=cpu"]).config), "config.yaml")
+    old = {key: value for key, value in saved.items() if key not in ("actors", "learners", "sync", "launcher")}
+    old |= {"placement": "ray", "gradients": "server", "cells": 3, "actors": 4, "server": {"copy_period_updates": 10},
+            "fleet": {"patience_s": 5.0}, "ray": {"cell_cpus": 2.0},
+            "explore": {"kind": "ladder", "base": 0.4, "alpha": 7.0}, "eval": old["eval"] | {"beside": False}}
+    played = validate(RunConfig, resolution.playable(old))
+    assert (played.env.id, played.actors, played.sync, played.explore.kind) == ("CartPole-v1", 0, "none", "ladder")
 
 
 @pytest.mark.parametrize(("overrides", "line"), BAD, ids=[" ".join(overrides) for overrides, _ in BAD])
@@ -194,7 +204,7 @@ def test_turning_prioritisation_off_needs_one_word_only() -> None:
 
 
 def test_changing_the_kind_of_exploration_drops_the_settings_of_the_other() -> None:
-    assert resolve("cartpole", ["explore.kind=ladder"]).config.explore.model_dump()["base"] == 0.4
+    assert resolve("cartpole", ["explore.kind=ladder"]).config.explore.model_dump()["epsilon"] == 0.4
 
 
 @pytest.mark.parametrize(("env_id", "name"), [
@@ -332,7 +342,7 @@ def test_diff_names_both_values() -> None:
         describe.Difference("seed", 1, 2)
     ]
     kinds = describe.diff(resolve("pong").config, resolve("pong", ["explore.kind=ladder"]).config)
-    assert describe.Difference("explore.base", None, 0.4) in kinds
+    assert describe.Difference("explore.epsilon", None, 0.4) in kinds
 
 
 def test_the_json_schema_knows_every_kind() -> None:
@@ -376,7 +386,7 @@ def test_what_may_change_on_resume() -> None:
     told = str(caught.value).splitlines()
     assert told[:2] == ["seed: is 2, but the run was started with 1",
                         "agent.gamma: is 0.9, but the run was started with 0.99"]
-    assert "a resumed run may change actors, device, placement, " in told[2] and "init_from=RUN" in told[2]
+    assert "a resumed run may change actors, device, launcher, learners, " in told[2] and "init_from=RUN" in told[2]
     assert "run.* (except exact_resume, name, root)" in told[2] and "allreduce" not in told[2]
 
 

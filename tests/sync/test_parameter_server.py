@@ -254,7 +254,7 @@ def test_volume_is_as_the_formula_says(cfg):
         rule.apply(gradient(flat, step))
     figures = rule.gauges()
     assert figures["comm/bytes_per_update"] == bytes_per_update(len(flat.master), rule.cfg)
-    assert figures["server/meet_ms"] > 0 and rule.gauges() == {}
+    assert figures["server/push_pull_ms"] > 0 and rule.gauges() == {}
 
 
 def test_periods_average_pushes_and_space_out_pulls():

@@ -61,7 +61,7 @@ def curious(algo, explore):
             "agent.episodic_capacity=200", "agent.kernel_epsilon=0.1", f"agent.gamma={GAMMA}",
             f"agent.gamma_min={GAMMA}", "agent.n_step=2", f"env.kwargs={{length: {LENGTH}}}",
             "env.max_episode_steps=100", "agent.hidden=[32]", f"explore.kind={explore}", "explore.arms=3",
-            "explore.base=1", "explore.alpha=0", "learner.batch_size=32",
+            "explore.epsilon=1", "explore.steepness=0", "learner.batch_size=32",
             "learner.learning_rate=2e-3", "learner.target_period_updates=50", "replay.samples_per_insert=8",
             "eval.period_steps=null", "eval.episodes=4", "total_steps=10000"]
 

@@ -18,9 +18,10 @@ from real_runs import ENVIRONMENT, command, records
 from qfleet.transport.address import parse_address
 from qfleet.transport.grpc_channel import GrpcChannel
 
-SMALL = ["placement=processes", "agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64",
-         "learner.batch_size=8", "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2",
-         "run.tensorboard=false", "run.log_period_steps=100", "run.threads=1", "stop_at=null", "device=cpu"]
+SMALL = ["agent.hidden=[32]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
+         "replay.samples_per_insert=4", "replay.capacity=20000", "eval.episodes=2", "run.tensorboard=false",
+         "run.log_period_steps=100", "run.threads=1", "stop_at=null", "device=cpu"]
+"""Without the number of processes, which each run sets."""
 GENTLE = "env.wrappers=[fleet_envs:Gentle]"
 """For fleets that run until something has happened: they leave the cores to processes that are starting."""
 PATHS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -56,13 +57,19 @@ class FleetRun:
     # ---- Who is there ----
 
     def pids(self) -> dict[str, int]:
-        """The living children by name: cell, local/0, ..., evaluator."""
+        """The living children by name: learner, actor/0, ..., evaluator; of a parameter server coordinator, shard/0,
+        ..., learner/0, ..., evaluator."""
         found = {}
         for pid, words in processes(self.head.pid):
             if "_member" in words:
-                role = words[words.index("_member") + 1]
-                found["cell" if role == "cell" else words[words.index("_member") + 3]] = pid
+                role, _, *name = words[words.index("_member") + 1:]
+                found[self._main_child if role == "learner" else name[0]] = pid
         return found
+
+    @property
+    def _main_child(self) -> str:
+        """The coordinator of a parameter server is started by the same command as a learner."""
+        return "coordinator" if (self.run / "logs" / "coordinator.log").exists() else "learner"
 
     def everybody(self) -> list[int]:
         """All processes of the run but the head, also when it is dead: those that know its private folder."""
@@ -76,14 +83,15 @@ class FleetRun:
     # ---- What it says ----
 
     def pulse(self) -> Any:
-        """The cell's own account, None while there is nobody who could give it."""
+        """The learner's own account, None while there is nobody who could give it."""
         try:
             if self._caller is None:
                 private = next(self.tmp.glob("qfleet-*"))
                 token = (private / "token").read_text().strip()
-                if not token:  # it is being written just now
+                socket = private / "fleet.sock"
+                if not token or not socket.exists():  # a call that comes too early would be followed by a back-off
                     return None
-                self._caller = GrpcChannel(parse_address(f"unix:{private / 'fleet.sock'}"), token)
+                self._caller = GrpcChannel(parse_address(f"unix:{socket}"), token)
             return self._caller.pulse(2.0)
         except (grpc.RpcError, StopIteration, OSError):
             return None

@@ -1,7 +1,7 @@
-"""Soaks, long with `make soak` and short in the tests: a fleet whose cell dies again and again, and fleets that must
+"""Soaks, long with `make soak` and short in the tests: a fleet whose learner dies again and again, and fleets that must
 solve CartPole while somebody keeps killing their processes.
 
-    python tests/system/fleet_soak.py --cells 20 --seconds 300 --seed 1
+    python tests/system/fleet_soak.py --deaths 20 --seconds 300 --seed 1
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from pathlib import Path
 from fleet_runs import SMALL, FleetRun, assert_goes_forward
 from real_runs import newest
 
-SOLVES = ["placement=processes", "actors=2", "env.lanes=4", "run.tensorboard=false", "run.threads=1", "device=cpu",
-          "replay.chunk_steps=8", "checkpoint.period_steps=500", "eval.period_steps=1000", "eval.episodes=5",
-          "fleet.max_restarts=1000"]
+SOLVES = ["actors=2", "env.lanes=4", "run.tensorboard=false", "run.threads=1", "device=cpu", "replay.chunk_steps=8",
+          "checkpoint.period_steps=500", "eval.period_steps=1000", "eval.episodes=5", "fleet.actor_restarts=1000"]
 ENDLESS = [*SMALL, "actors=2", "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=200"]
 HEAD_MB = 30.0
 """By how much the head may grow while its children die."""
 
 
-def kill_cell(fleet: FleetRun, delay_s: float | None) -> float:
-    """Kill the cell so long after a checkpoint, or in the middle of one, and see it resumed from a valid one, with
+def kill_learner(fleet: FleetRun, delay_s: float | None) -> float:
+    """Kill the learner so long after a checkpoint, or in the middle of one, and see it resumed from a valid one, with
     everybody else still there. Returns the seconds until it answered again."""
-    others = {name: pid for name, pid in fleet.pids().items() if name != "cell"}
+    others = {name: pid for name, pid in fleet.pids().items() if name != "learner"}
     saved = fleet.checkpoints[-1]
     fleet.until(lambda: fleet.checkpoints[-1] > saved)
     if delay_s is None:
@@ -38,7 +37,7 @@ def kill_cell(fleet: FleetRun, delay_s: float | None) -> float:
     else:
         time.sleep(delay_s)
     epoch, since = fleet.until(fleet.pulse).epoch, time.monotonic()
-    fleet.kill("cell")
+    fleet.kill("learner")
     valid = newest(fleet.run)
     fleet.until(lambda: (pulse := fleet.pulse()) and pulse.epoch != epoch)
     seconds = time.monotonic() - since
@@ -46,21 +45,21 @@ def kill_cell(fleet: FleetRun, delay_s: float | None) -> float:
     assert attempts[-1]["resumed_from"] == valid.path.name
     fleet.until(lambda: (pulse := fleet.pulse()) and pulse.updates > valid.manifest.updates
                 and {each.name: each.pid for each in pulse.members} == others)
-    assert {name: pid for name, pid in fleet.pids().items() if name != "cell"} == others, "nobody else was restarted"
+    assert {name: pid for name, pid in fleet.pids().items() if name != "learner"} == others, "nobody else was restarted"
     assert_goes_forward(fleet.run)
     return seconds
 
 
 def many_deaths(place: Path, deaths: int, seed: int, say: Callable[[str], object] = print) -> None:
-    """One run whose cell dies so often, at random moments and while it saves; told to end, it has lost nothing."""
+    """One run whose learner dies so often, at random moments and while it saves; told to end, it has lost nothing."""
     rng = random.Random(seed)
     with FleetRun("train", "cartpole", *ENDLESS, "run.name=deaths", "--restarts", str(deaths), cwd=place,
                   run="deaths") as fleet:
         fleet.learns()
         fleet.until(lambda: len(fleet.now().members) == 3 and fleet.checkpoints)
         for death in range(deaths):
-            seconds = kill_cell(fleet, None if rng.random() < 0.4 else rng.uniform(0.0, 1.5))
-            say(f"death {death + 1}: the cell answers again after {seconds:.1f} s, at step {fleet.now().steps:,}")
+            seconds = kill_learner(fleet, None if rng.random() < 0.4 else rng.uniform(0.0, 1.5))
+            say(f"death {death + 1}: the learner answers again after {seconds:.1f} s, at step {fleet.now().steps:,}")
         fleet.head.terminate()
         code, result = fleet.ended()
         fleet.assert_gone()
@@ -132,13 +131,13 @@ def usage(pid: int) -> tuple[int, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=20, help="deaths of the cell of one run")
+    parser.add_argument("--deaths", type=int, default=20, help="deaths of the learner of one run")
     parser.add_argument("--seconds", type=float, default=300.0, help="of killing anybody")
     parser.add_argument("--pauses", type=float, nargs=2, default=(5.0, 10.0), metavar="S")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if args.cells:
-            many_deaths(Path(folder), args.cells, args.seed)
+        if args.deaths:
+            many_deaths(Path(folder), args.deaths, args.seed)
         found = soak(Path(folder), args.seconds, tuple(args.pauses), args.seed)
     print(f"killed {sum(found.values())}: {dict(found)}")

@@ -138,7 +138,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def store(host: Any) -> int:
-    """The job of a cell that learns nothing: it keeps what is told, as `Intake` does, and counts repetitions."""
+    """The job of a learner that learns nothing: it keeps what is told, as `Intake` does, and counts repetitions."""
     from qfleet.transport.fleet_server import FleetService
     from qfleet.transport.inbox import Inbox
     from qfleet.transport.published_state import PublishedState
@@ -159,12 +159,12 @@ def store(host: Any) -> int:
             time.sleep(0.005)
 
 
-def tell(host: Any, cell: Any) -> int:
+def tell(host: Any, learner: Any) -> int:
     """The job of a member that has nothing but numbers to tell, each in a message of its own, until it shall leave."""
     from qfleet.transport.client import FleetConnection
     from qfleet.transport.ray_channel import RayChannel
 
-    link = FleetConnection(RayChannel(cell, "the cell"), "local/0", patience_s=120.0)
+    link = FleetConnection(RayChannel(learner, "the learner"), "actor/0", patience_s=120.0)
     link.hello()
     link.start()
     over = threading.Event()
@@ -209,16 +209,16 @@ class Obeying:
         from qfleet.transport.ray_host import RayHost
 
         kind = ray.remote(max_restarts=0, max_concurrency=16)(RayHost)
-        cell, sender = kind.remote("", []), kind.options(resources={"lossy": 1}).remote("", [])
-        ray.get([cell.begin.remote(1, store), sender.begin.remote(1, tell, cell)])
+        learner, sender = kind.remote("", []), kind.options(resources={"lossy": 1}).remote("", [])
+        ray.get([learner.begin.remote(1, store), sender.begin.remote(1, tell, learner)])
         deadline = time.monotonic() + 150
         while (look := ray.get(sender.look.remote())).code is None:  # calls of this process are not lost
-            word = ray.get(cell.look.remote()).message
+            word = ray.get(learner.look.remote()).message
             if (word and json.loads(word)["repeats"] >= repeats) or time.monotonic() > deadline:
                 sender.leave.remote()
             time.sleep(0.1)
-        found = json.loads(ray.get(cell.look.remote()).message)
-        for each in (cell, sender):
+        found = json.loads(ray.get(learner.look.remote()).message)
+        for each in (learner, sender):
             ray.kill(each)
         return found | {"code": look.code, "told": look.message}
 
@@ -247,12 +247,12 @@ class Obeying:
 
         from qfleet.transport.ray_channel import RayChannel
 
-        cells = [name for name in self.actors()["actors"] if name.endswith(("/cell", "/registrar", "/rank/0"))]
+        found = [name for name in self.actors()["actors"] if name.endswith(("/learner", "/coordinator", "/rank/0"))]
         try:
-            found = RayChannel(ray.get_actor(cells[0]), "the cell").pulse(5.0)
+            pulse = RayChannel(ray.get_actor(found[0]), "the learner").pulse(5.0)
         except (IndexError, ValueError, grpc.RpcError):
             return {"pulse": None}
-        return {"pulse": MessageToDict(found, always_print_fields_with_no_presence=True,
+        return {"pulse": MessageToDict(pulse, always_print_fields_with_no_presence=True,
                                        preserving_proto_field_name=True)}
 
     def stop(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Two hosts of a Ray cluster, network namespaces with addresses of their own, and a cable between them that is pulled.
 
     python tests/system/ray_soak.py [--seconds 20]     actors far away
-    python tests/system/ray_soak.py --ranks            a rank on each, and gradients between them
+    python tests/system/ray_soak.py --learners         a learner on each, and gradients between them
 
 A run on both learns on while the far actors are out of reach, and has them back in their places when the cable is in
-again. Ranks begin anew when it is. Needs root and iproute2; part of `make soak`.
+again. Learners begin anew when it is. Needs root and iproute2; part of `make soak`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from ray_kit import RayRun
 from real_runs import ENVIRONMENT, records
 
 RAY = str(Path(sys.executable).parent / "ray")
-WORDS = ["train", "cartpole", "placement=ray", *(word for word in SMALL if not word.startswith("placement=")),
-         "total_steps=1000000", "run.name=x", "eval.period_steps=null"]
+WORDS = ["train", "cartpole", "launcher=ray", *SMALL, "total_steps=1000000", "run.name=x", "eval.period_steps=null"]
 FAR = ["actors=2", "ray.actor_resources={far: 0.1}", "checkpoint.period_steps=null"]
-RANKS = ["gradients=allreduce", "cells=2", "ray.cell_anywhere=true", "ray.cell_cpus=1.5", "ray.evaluator_cpus=0.5",
-         "allreduce.timeout_s=5", "checkpoint.period_steps=500"]
+LEARNERS = ["sync=allreduce", "learners=2", "ray.learner_any_node=true", "ray.learner_cpus=1.5",
+            "ray.evaluator_cpus=0.5", "allreduce.timeout_s=5", "checkpoint.period_steps=500"]
 
 
 def start_ray(words: list[str], folder: Path, env: dict[str, str], within: list[str], stack: ExitStack) -> None:
@@ -94,6 +93,6 @@ def soak(words: list[str], seconds: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--learners", action="store_true")
     args = parser.parse_args()
-    soak(RANKS if args.ranks else FAR, args.seconds)
+    soak(LEARNERS if args.learners else FAR, args.seconds)

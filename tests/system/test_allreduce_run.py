@@ -1,4 +1,4 @@
-"""Crews of real processes: one rank is Solo to the bit; ranks are killed, told to stop, and others go on."""
+"""Learners that average gradients: one is a run without sync to the bit; several are killed, told to stop, go on."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from real_runs import ENVIRONMENT, TINY, command, newest, qfleet, records, train
 from qfleet import api
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
-CREW = [*TINY, "gradients=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
-        "checkpoint.period_steps=200", "eval.period_steps=400"]
+LEARNERS = [*TINY, "sync=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
+            "checkpoint.period_steps=200", "eval.period_steps=400"]
 
 
 def ranks_of(run):
@@ -49,7 +49,7 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
     monkeypatch.chdir(tmp_path)
     schedule = ["total_steps=500", "checkpoint.period_steps=200", "eval.period_steps=150", *overrides]
     solo = train("cartpole", *schedule, "run.name=solo").directory
-    one = train("cartpole", *schedule, "run.name=one", "gradients=allreduce").directory
+    one = train("cartpole", *schedule, "run.name=one", "sync=allreduce").directory
     assert weights_hash(solo) == weights_hash(one)
     for run in (solo, one):
         api.resume(run, ["total_steps=800"])
@@ -60,9 +60,9 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
 
 
 def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
-    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=6000", "run.name=crew", "--json"]
+    words = ["train", "cartpole", *LEARNERS, "learners=2", "total_steps=6000", "run.name=x", "--json"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    run = tmp_path / "runs" / "crew"
+    run = tmp_path / "runs" / "x"
     try:
         until(lambda: list(run.glob("checkpoints/step-*")) and len(ranks_of(tmp_path)) == 3, process)
         os.kill(ranks_of(tmp_path)["e"], signal.SIGSTOP)  # whoever hangs there hinders nobody, and is replaced
@@ -84,7 +84,7 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     assert len(state["ranks"]) == 1 and state["clock"]["steps"] + state["ranks"][0]["clock"]["steps"] == result["steps"]
     assert not (run / "parts").exists() and not ranks_of(tmp_path)
     monkeypatch.chdir(tmp_path)
-    alone = api.resume(run, ["cells=1", "total_steps=6300"])
+    alone = api.resume(run, ["learners=1", "total_steps=6300"])
     assert alone.exit_code == 0 and 6300 <= alone.steps < 6310 and alone.updates > result["updates"]
     assert "ranks" not in newest(run).state() and newest(run).state()["clock"]["steps"] == alone.steps
 
@@ -93,18 +93,18 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     ("learner.learning_rate=1e30", 1, "training failed: loss or gradient was not finite"),
     ("agent.torso=nowhere:Torso", 2, "nowhere")])
 def test_what_no_restart_mends_is_not_tried_again(tmp_path, override, code, words):
-    done = qfleet("train", "cartpole", *CREW, "cells=2", "total_steps=3000", "run.name=crew", override,
+    done = qfleet("train", "cartpole", *LEARNERS, "learners=2", "total_steps=3000", "run.name=x", override,
                   "learner.max_bad_updates=3", "learner.clip_norm=0", cwd=tmp_path)
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not ranks_of(tmp_path)
     if code == 1:
-        assert len(json.loads((tmp_path / "runs" / "crew" / "run.json").read_text())["attempts"]) == 1
+        assert len(json.loads((tmp_path / "runs" / "x" / "run.json").read_text())["attempts"]) == 1
 
 
-def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
-    words = ["train", "cartpole", *CREW, "cells=2", "total_steps=1000000", "run.name=crew"]
+def test_ranks_that_are_told_to_stop_save_and_leave(tmp_path):
+    words = ["train", "cartpole", *LEARNERS, "learners=2", "total_steps=1000000", "run.name=x"]
     process = subprocess.Popen(command(*words), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    run = tmp_path / "runs" / "crew"
+    run = tmp_path / "runs" / "x"
     try:
         until(lambda: list(run.glob("checkpoints/step-*")), process)
         process.send_signal(signal.SIGUSR1)
@@ -119,11 +119,11 @@ def test_a_crew_that_is_told_to_stop_saves_and_leaves(tmp_path):
 
 def test_torchrun_itself_is_enough(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "qfleet",
-             "train", "cartpole", *CREW, "total_steps=900", "run.name=crew", "allreduce.shard_optimizer=true"]
+             "train", "cartpole", *LEARNERS, "total_steps=900", "run.name=x", "allreduce.shard_optimizer=true"]
     done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "runs/crew" and done.stdout.count("all steps done") == 1, "one rank speaks"
-    run = tmp_path / "runs" / "crew"
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["crew"]
-    assert 900 <= newest(run).manifest.step < 910 and "cells: 2" in (run / "config.yaml").read_text()
-    assert qfleet("eval", "crew", "--episodes", "2", cwd=tmp_path).returncode == 0
+    assert done.stdout.splitlines()[-1] == "runs/x" and done.stdout.count("all steps done") == 1, "one rank speaks"
+    run = tmp_path / "runs" / "x"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
+    assert 900 <= newest(run).manifest.step < 910 and "learners: 2" in (run / "config.yaml").read_text()
+    assert qfleet("eval", "x", "--episodes", "2", cwd=tmp_path).returncode == 0

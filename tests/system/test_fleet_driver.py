@@ -17,7 +17,7 @@ def test_killed_and_told_to_end_a_fleet_is_saved_gone_and_goes_on(tmp_path):
         fleet.until(lambda: len(fleet.checkpoints) > 1)
         fleet.head.kill()
         fleet.head.wait()
-        # At once: the cell of the dead head may be saving its last checkpoint, and the new one lets it.
+        # At once: the learner of the dead head may be saving its last checkpoint, and the new one lets it.
         with FleetRun("resume", "x", cwd=tmp_path) as again:
             since = time.monotonic()
             private = next(fleet.tmp.glob("qfleet-*"))
@@ -68,10 +68,10 @@ def goes_on_from(result, tmp_path):
 def test_a_second_interrupt_does_not_wait(tmp_path):
     with FleetRun("train", "cartpole", *ENDLESS, cwd=tmp_path) as fleet:
         fleet.until(fleet.pulse)
-        fleet.kill("cell", signal.SIGSTOP)
+        fleet.kill("learner", signal.SIGSTOP)
         fleet.head.send_signal(signal.SIGINT)
         time.sleep(0.5)
-        assert fleet.head.poll() is None, "the first one waits for the cell"
+        assert fleet.head.poll() is None, "the first one waits for the learner"
         since = time.monotonic()
         fleet.head.send_signal(signal.SIGINT)
         code, _ = fleet.ended(20)
@@ -81,9 +81,9 @@ def test_a_second_interrupt_does_not_wait(tmp_path):
 
 
 def test_told_to_end_before_it_has_begun_it_does_not_begin_again(tmp_path):
-    """The signal kills a cell that still imports: that is no death to be resumed from."""
+    """The signal kills a learner that still imports: that is no death to be resumed from."""
     with FleetRun("train", "cartpole", *ENDLESS, "--restarts", "3", cwd=tmp_path) as fleet:
-        fleet.until(lambda: fleet.pids().get("cell"))
+        fleet.until(lambda: fleet.pids().get("learner"))
         fleet.head.send_signal(signal.SIGTERM)
         code, result = fleet.ended(100)
         fleet.assert_gone()

@@ -8,7 +8,7 @@ from real_runs import newest, qfleet, records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 ONCE = [*SMALL, "actors=1", "total_steps=100000", "eval.period_steps=null", "checkpoint.period_steps=100",
-        "fleet.max_restarts=0", "run.name=x"]
+        "fleet.actor_restarts=0", "run.name=x"]
 
 
 def end_of(tmp_path, *words):
@@ -20,7 +20,7 @@ def end_of(tmp_path, *words):
 
 
 def test_an_environment_that_actors_cannot_make_ends_the_run_with_the_first_traceback(tmp_path):
-    code, said, run = end_of(tmp_path, "fleet_envs:Breaks", *ONCE, "fleet.max_restarts=1")
+    code, said, run = end_of(tmp_path, "fleet_envs:Breaks", *ONCE, "fleet.actor_restarts=1")
     assert code == 1, said
     assert "and 1 restart did not help; the first time it wrote" in said
     assert "fleet_envs:Breaks could not be built" in said and "OSError: the licence server is on holiday" in said
@@ -43,7 +43,7 @@ def test_an_environment_beyond_repair_ends_the_run_which_is_saved(tmp_path):
     ("fleet_envs:Lists", 2, "step must return the reward as one number, not a list"),
 ])
 def test_a_reward_that_nothing_can_be_learned_from_ends_the_run_as_in_one_process(tmp_path, env, code, words):
-    ended, said, _ = end_of(tmp_path, env, *ONCE, "fleet.max_restarts=5", "env.kwargs={nan_reward_at: 70}")
+    ended, said, _ = end_of(tmp_path, env, *ONCE, "fleet.actor_restarts=5", "env.kwargs={nan_reward_at: 70}")
     assert (ended, said.count(words)) == (code, 1), said
     assert "restart " not in said and "Traceback" not in said
 
@@ -70,17 +70,17 @@ def test_a_loss_that_is_not_finite_is_skipped_kept_and_in_the_end_the_end(tmp_pa
     assert all(value.isfinite().all() for value in newest(run).policy().values())
 
 
-def test_a_cell_that_dies_ends_the_run_which_can_go_on(tmp_path):
+def test_a_learner_that_dies_ends_the_run_which_can_go_on(tmp_path):
     """Without --restarts. And the evaluator may die while the last evaluation is under way."""
     with FleetRun("train", "cartpole", *ONCE, cwd=tmp_path) as fleet:
         fleet.until(lambda: len(fleet.checkpoints) > 1)
-        fleet.kill("cell")
+        fleet.kill("learner")
         code, _ = fleet.ended()
         fleet.assert_gone()
         saved, said = newest(fleet.run), fleet.complaints
-    assert code == 1 and "cell was killed by SIGKILL: perhaps out of memory, lower replay.capacity" in said, said
+    assert code == 1 and "learner was killed by SIGKILL: perhaps out of memory, lower replay.capacity" in said, said
     assert f"its last checkpoint is {saved.path.name}: qfleet resume runs/x" in said
-    short = [f"total_steps={saved.manifest.step + 400}", "eval.episodes=200", "fleet.max_restarts=3"]
+    short = [f"total_steps={saved.manifest.step + 400}", "eval.episodes=200", "fleet.actor_restarts=3"]
     with FleetRun("resume", "x", *short, cwd=tmp_path) as fleet:
         fleet.until(lambda: (pulse := fleet.pulse()) and pulse.steps >= saved.manifest.step + 400)
         fleet.kill("evaluator", signal.SIGKILL)

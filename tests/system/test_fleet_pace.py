@@ -26,6 +26,6 @@ def test_the_ratio_holds_whoever_is_slow(tmp_path, source, ratio, steps, limited
         assert len(behind) > 4 and all(-1e-6 < samples <= due for samples in behind), (behind, due)
         assert records[-1]["replay/samples_per_insert"] > 0.95 * ratio
         last = [record for record in records if record["step"] > steps * 2 / 3]
-        held = max(record.get("fleet/held_share", 0) for record in last)
+        held = max(record.get("fleet/backpressure_share", 0) for record in last)
         waited = max(record.get("time/idle_share", 0) for record in last)
         assert held > waited if limited == "learner" else held < waited, (held, waited)

@@ -1,6 +1,6 @@
 """Wiring of the fleet: the chain is learnt to its known values wherever the roles live.
 
-`inline` is test_wiring's, which tries every row; all rows in all places over several seeds are `make learn`'s.
+One process is test_wiring's, which tries every row; all rows in all topologies over several seeds are `make learn`'s.
 """
 
 from contextlib import closing
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVERYTHING = ROWS[1]
 STEADY = ["replay.capacity=20000", "learner.learning_rate=3e-4", "total_steps=16000"]
-"""For returns of several steps. Processes never run the same way twice, so chance gets less room than in one process:
-inline, over 12 seeds, the largest error of a value is 0.04 with these settings and 0.09 without; 0.08 is allowed."""
+"""For returns of several steps. Several processes never run the same way twice, so chance gets less room than in one:
+there, over 12 seeds, the largest error of a value is 0.04 with these settings and 0.09 without; 0.08 is allowed."""
 
 assert EVERYTHING["priority"] and EVERYTHING["n_step"] and EVERYTHING["rescale"]
 
 
 def settings(row):
-    return [*COMMON, *overrides_of(row), *(STEADY if row["n_step"] else []), "placement=processes"]
+    return [*COMMON, *overrides_of(row), *(STEADY if row["n_step"] else []), "actors=1"]
 
 
 @pytest.mark.parametrize("row", [EVERYTHING, ROWS[3]], ids=name_of)
@@ -38,7 +38,7 @@ def test_in_processes(tmp_path, monkeypatch, row):
 @pytest.mark.parametrize("member", ["rainbow", "iqn"])
 def test_members_of_the_value_family_in_processes(tmp_path, monkeypatch, member):
     monkeypatch.chdir(tmp_path)
-    result = train("toy/Chain-v0", *words_of(member), "placement=processes", "actors=2", "env.lanes=4")
+    result = train("toy/Chain-v0", *words_of(member), "actors=2", "env.lanes=4")
     assert result.best == 1
     np.testing.assert_allclose(values_of(result.directory), Chain.optimal_q(LENGTH, GAMMA), atol=0.15)
 

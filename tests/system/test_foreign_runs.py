@@ -237,7 +237,7 @@ def test_a_downloaded_run_is_asked_before_its_config_is_understood(text, capsys)
     assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "logs/cell.log", ".fleet.json.tmp", "checkpoints/step-9"])
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "logs/learner.log", ".fleet.json.tmp", "checkpoints/step-9"])
 def test_a_run_from_elsewhere_is_not_resumed_through_its_links(copy, name, capsys):
     private = Path("private")
     private.write_text("mine")

@@ -48,8 +48,8 @@ def yard(tmp_path):
 
 
 def quiet_log(run, lines=12):
-    """Nobody outside can make a cell write much."""
-    text = (run / "logs" / "cell.log").read_text()
+    """Nobody outside can make a learner write much."""
+    text = (run / "logs" / "learner.log").read_text()
     assert "Traceback" not in text and len(text.splitlines()) <= lines, text
 
 

@@ -19,7 +19,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("where", [[], ["placement=processes", "actors=2"]], ids=["inline", "processes"])
+@pytest.mark.parametrize("where", [[], ["actors=2"]], ids=["one process", "actors"])
 def test_r2d2_learns_the_chain_from_random_behaviour(where):
     result = train("toy/Chain-v0", *REMEMBERING, *where)
     assert result.best == 1 and newest(result.directory).manifest.updates > 800
@@ -43,7 +43,7 @@ def test_dqn_does_not():
     assert api.evaluate(result.directory, episodes=200, seed=9).mean_reward < 0.4
 
 
-@pytest.mark.parametrize("algo,kind,where", [("ngu", "mixture", []), ("agent57", "bandit", ["placement=processes"])])
+@pytest.mark.parametrize("algo,kind,where", [("ngu", "mixture", []), ("agent57", "bandit", ["actors=1"])])
 def test_curious_agents_learn_the_chain_from_random_behaviour(algo, kind, where):
     result = train("toy/Chain-v0", *curious(algo, kind), *where)
     assert result.best == 1
@@ -53,15 +53,16 @@ def test_a_killed_actor_goes_on_with_what_its_bandit_has_learnt(tmp_path):
     def histories(fleet):
         memories = newest(fleet.run).state()["registry"]["memories"] if fleet.checkpoints else {}
         states = {index: unpack_state(bytes(memory)) for index, memory in memories.items()}
-        return {index: state.get("bandit", state)["history"].tolist() for index, state in states.items()}
+        bandits = {index: state[0]["bandit"] if isinstance(state, list) else state for index, state in states.items()}
+        return {index: bandit["history"].tolist() for index, bandit in bandits.items()}
 
-    words = ["toy/Chain-v0", *curious("agent57", "bandit"), "explore.window=100000", "placement=processes", "actors=1",
+    words = ["toy/Chain-v0", *curious("agent57", "bandit"), "explore.window=100000", "actors=1",
              "total_steps=1000000", "eval.period_steps=500", "checkpoint.period_steps=300",
              "checkpoint.keep=999", "run.tensorboard=false", "run.threads=1", "run.name=x", "device=cpu"]
     with FleetRun("train", *words, cwd=tmp_path) as fleet:
         before = fleet.until(lambda: (found := histories(fleet)) and len(found.get("0", ())) > 5 and found)
-        pid = fleet.kill("local/0")
-        fleet.until(lambda: (now := fleet.member("local/0")) and now.pid != pid)
+        pid = fleet.kill("actor/0")
+        fleet.until(lambda: (now := fleet.member("actor/0")) and now.pid != pid)
         since = fleet.checkpoints[-1]
         after = fleet.until(lambda: fleet.checkpoints[-1] > since and (found := histories(fleet))
                             and len(found["0"]) > len(before["0"]) and "-1" in found and found)

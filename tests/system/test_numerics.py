@@ -96,8 +96,8 @@ def test_a_single_bad_step_costs_a_few_updates_only(monkeypatch):
     assert all(value.isfinite().all() for value in state["weights"]["state"].values())
 
 
-@pytest.mark.parametrize("beside", ["false", "true"])
-def test_weights_that_overflow_end_the_run_and_what_was_saved_before_stays(beside, monkeypatch, capsys):
+@pytest.mark.parametrize("process", ["false", "true"])
+def test_weights_that_overflow_end_the_run_and_what_was_saved_before_stays(process, monkeypatch, capsys):
     """As with a learning rate of 1e38: loss and gradient are finite, the step is not."""
     real, steps = Optimizer._rmsprop, itertools.count()
 
@@ -108,13 +108,13 @@ def test_weights_that_overflow_end_the_run_and_what_was_saved_before_stays(besid
 
     monkeypatch.setattr(Optimizer, "_rmsprop", overflowing)
     code = main(["train", "toy/Faulty-v0", *TINY, "run.name=x", "checkpoint.period_steps=100", "eval.period_steps=50",
-                 "learner.optimizer=rmsprop", "total_steps=3000", f"eval.beside={beside}"])
+                 "learner.optimizer=rmsprop", "total_steps=3000", f"eval.process={process}"])
     err = capsys.readouterr().err
     assert code == 1 and "Traceback" not in err, err
     assert "training failed: weights are not finite after 301 updates" in err and "lower learner.learning_rate" in err
     run, kept = Path("runs/x"), list(Path("runs/x/checkpoints").glob("*-*"))
     assert newest(run).manifest.updates <= 300
-    assert beside == "true" or any(path.name.startswith("best-") for path in kept)
+    assert process == "true" or any(path.name.startswith("best-") for path in kept)
     for path in kept:
         policy = safetensors.torch.load_file(path / "policy.safetensors")
         assert all(value.isfinite().all() for value in policy.values())

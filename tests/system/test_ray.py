@@ -22,10 +22,10 @@ from qfleet.core.errors import UserError
 from qfleet.runconfig import resolution
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
-SMALL_RAY = ["placement=ray", *(word for word in SMALL if not word.startswith("placement="))]
-ENDLESS = ["placement=ray", "actors=auto", "env.lanes=2", "stop_at=null", "total_steps=1000000", "run.threads=1",
+SMALL_RAY = ["launcher=ray", *SMALL]
+ENDLESS = ["launcher=ray", "actors=auto", "env.lanes=2", "stop_at=null", "total_steps=1000000", "run.threads=1",
            "run.tensorboard=false", "run.log_period_steps=100", "eval.period_steps=1000",
-           "checkpoint.period_steps=1000", "fleet.max_restarts=20", "device=cpu", "run.name=x"]
+           "checkpoint.period_steps=1000", "fleet.actor_restarts=20", "device=cpu", "run.name=x"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def yard():
 def run(yard):
     """A run that would never end; whatever is done to it, it shall learn."""
     with yard.run("train", "cartpole", *ENDLESS, "--restarts", "3", folder="endless") as made:
-        made.until(lambda: members(yard).keys() == {"local/0", "local/1", "evaluator"})
+        made.until(lambda: members(yard).keys() == {"actor/0", "actor/1", "evaluator"})
         yield made
 
 
@@ -83,37 +83,37 @@ def learns(yard, run) -> None:
 
 def test_an_actor_killed_comes_back_in_its_place_while_the_others_go_on(yard, run):
     learns(yard, run)
-    before = run.until(lambda: members(yard).get("local/0"))
+    before = run.until(lambda: members(yard).get("actor/0"))
     os.kill(before["pid"], signal.SIGKILL)
     learns(yard, run)
-    after = run.until(lambda: (now := members(yard).get("local/0")) and now["pid"] != before["pid"] and now)
+    after = run.until(lambda: (now := members(yard).get("actor/0")) and now["pid"] != before["pid"] and now)
     assert (after["index"], after["incarnation"]) == (0, before["incarnation"] + 1), "the same place, so the same arm"
-    run.until(lambda: int(members(yard).get("local/0", {"steps": 0})["steps"]) > 20)
-    assert "local/0 is gone: its process or its node died; restart 1 of at most 20 in a row" in run.complaints
-    assert run.until(lambda: members(yard).get("local/1"))["incarnation"] == 1
+    run.until(lambda: int(members(yard).get("actor/0", {"steps": 0})["steps"]) > 20)
+    assert "actor/0 is gone: its process or its node died; restart 1 of at most 20 in a row" in run.complaints
+    assert run.until(lambda: members(yard).get("actor/1"))["incarnation"] == 1
 
 
 def test_actors_follow_the_nodes(yard, run):
     """A node dies in the middle of the run: its actor is given up; when there is room again, its place is taken, and
     another, for the new node is larger."""
     yard.remove()
-    run.until(lambda: len([name for name in yard.actors() if "/local/" in name]) == 1)
+    run.until(lambda: len([name for name in yard.actors() if "/actor/" in name]) == 1)
     learns(yard, run)
     before = run.until(lambda: len(now := members(yard)) == 2 and now)
     yard.add(cpus=2)
-    run.until(lambda: members(yard).keys() == {"local/0", "local/1", "local/2", "evaluator"})
+    run.until(lambda: members(yard).keys() == {"actor/0", "actor/1", "actor/2", "evaluator"})
     after = run.until(lambda: len(now := members(yard)) == 4 and now)
     assert {each["index"] for each in after.values()} == {-1, 0, 1, 2}
     assert {name: after[name]["pid"] for name in before} == {name: each["pid"] for name, each in before.items()}
     learns(yard, run)
 
 
-def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
+def test_a_killed_learner_is_resumed_and_the_others_stay(yard, run):
     folder = run.cwd / "runs" / "x"
     run.until(lambda: list(folder.glob("checkpoints/step-*")))
     before = {name: each["pid"] for name, each in members(yard).items()}
     epoch = run.until(yard.pulse)["epoch"]
-    os.kill(run.until(lambda: yard.pid("cell")), signal.SIGKILL)
+    os.kill(run.until(lambda: yard.pid("learner")), signal.SIGKILL)
     run.until(lambda: (pulse := yard.pulse()) and pulse["epoch"] != epoch)
     attempt = json.loads((folder / "run.json").read_text())["attempts"][-1]
     assert attempt["resumed_from"].startswith("step-")
@@ -124,7 +124,7 @@ def test_a_killed_cell_is_resumed_and_the_others_stay(yard, run):
 
 def test_cartpole_is_learnt_on_two_nodes(yard, run):
     run.until(lambda: best(run.cwd / "runs" / "x") >= 150, 300)
-    assert {name for name in members(yard) if name != "evaluator"} == {"local/0", "local/1", "local/2"}
+    assert {name for name in members(yard) if name != "evaluator"} == {"actor/0", "actor/1", "actor/2"}
 
 
 def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves_nobody(yard, run):
@@ -135,7 +135,7 @@ def test_told_to_stop_it_saves_and_leaves_the_cluster_and_a_killed_driver_leaves
     nobody_is_left(yard)
     with yard.run("resume", "x", folder="endless") as again:
         again.until(lambda: updates(yard) > result["updates"])
-        pids = [again.until(lambda: yard.pid("cell")), *(each["pid"] for each in members(yard).values())]
+        pids = [again.until(lambda: yard.pid("learner")), *(each["pid"] for each in members(yard).values())]
         again.head.kill()
         again.head.wait()
         deadline = time.monotonic() + 60
@@ -154,17 +154,17 @@ def test_though_replies_are_lost_each_message_counts_once(yard):
     assert found["repeats"] >= 3 and found["stored"] == list(range(int(found["told"]) + 1)), found
 
 
-def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard):
-    cpus = [f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "server")]
+def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_learner(yard):
+    cpus = [f"ray.{role}_cpus=0.5" for role in ("learner", "evaluator", "server")]
     words = [word for word in SMALL_RAY if not word.startswith("replay.capacity")]
-    with yard.run("train", "cartpole", *words, *cpus, "gradients=server", "cells=2",
+    with yard.run("train", "cartpole", *words, *cpus, "sync=server", "learners=2",
                   "total_steps=1000000", "checkpoint.period_steps=500", "run.name=x", folder="server") as run:
         run.until(lambda: updates(yard) > 50)
-        killed = {name: run.until(lambda name=name: yard.pid(name)) for name in ("shard/0", "cell/1")}
+        killed = {name: run.until(lambda name=name: yard.pid(name)) for name in ("shard/0", "learner/1")}
         for pid in killed.values():
             os.kill(pid, signal.SIGKILL)
-        run.until(lambda: (now := members(yard).get("cell/1")) and (now["pid"] != killed["cell/1"], now["index"]) ==
-                  (True, 1))
+        run.until(lambda: (now := members(yard).get("learner/1")) and now["pid"] != killed["learner/1"]
+                  and now["index"] == 1)
         run.until(lambda: yard.pid("shard/0") not in (None, killed["shard/0"]))
         learns(yard, run)
         run.head.send_signal(signal.SIGTERM)
@@ -176,8 +176,8 @@ def test_a_parameter_server_on_ray_survives_the_death_of_a_shard_and_a_cell(yard
 
 def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
     """Gradients cross from node to node; whoever goes takes the attempt with it, and not the evaluator."""
-    room = ["ray.cell_anywhere=true", "ray.cell_cpus=2"]  # of the first node's three CPUs, and of the other's two
-    with yard.run("train", "cartpole", *SMALL_RAY, *room, "gradients=allreduce", "cells=2", "total_steps=1000000",
+    room = ["ray.learner_any_node=true", "ray.learner_cpus=2"]  # of the first node's three CPUs, and of the other's two
+    with yard.run("train", "cartpole", *SMALL_RAY, *room, "sync=allreduce", "learners=2", "total_steps=1000000",
                   "checkpoint.period_steps=400", "eval.period_steps=300", "run.name=x", folder="ranks") as run:
         folder = run.cwd / "runs" / "x"
         run.until(lambda: list(folder.glob("checkpoints/step-*")) and members(yard).get("evaluator"))
@@ -188,7 +188,7 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
         os.kill(ranks[1], signal.SIGKILL)
         run.until(lambda: attempts(folder) == 2)
         learns(yard, run)
-        assert "crew lost its rank 1, which is gone: its process or its node died; restart 1 of at most 3" in (
+        assert "learners lost its rank 1, which is gone: its process or its node died; restart 1 of at most 3" in (
             run.complaints)
         assert run.until(lambda: yard.pid("rank/0")) != ranks[0]
         yard.remove()
@@ -209,8 +209,8 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
 
 def test_agents_of_other_kinds_learn_on_ray(yard):
     """Both at once: continuous actions with a distribution of returns, and a memory; each as well as in processes."""
-    place = ["placement=ray", "run.threads=1", "run.tensorboard=false", "stop_at=null", "device=cpu", "run.name=x",
-             *(f"ray.{role}_cpus=0.5" for role in ("cell", "evaluator", "actor"))]
+    place = ["launcher=ray", "run.threads=1", "run.tensorboard=false", "stop_at=null", "device=cpu", "run.name=x",
+             *(f"ray.{role}_cpus=0.5" for role in ("learner", "evaluator", "actor"))]
     lqr = [*control.words_of("d4pg"), *control.ROUGH, "agent.normalise=true", "actors=2", "env.lanes=2"]
     agents = {"d4pg": ["toy/LQR-v0", *lqr], "r2d2": ["toy/Chain-v0", *TINY, *REMEMBERING, "actors=1"]}
     with ExitStack() as stack:
@@ -244,13 +244,13 @@ def test_a_ray_of_its_own_asks_for_a_token_and_goes_with_its_driver(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "remedy"), [
-    (["actors=auto"], "actors=auto needs placement=ray"),
-    (["placement=ray", "device=cuda:1"], "set device=cuda"),
-    (["placement=ray", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
-    (["ray.actor_cpus=2"], "unless placement=ray"),
-    (["placement=ray", "gradients=server", "cells=2", "ray.actor_cpus=2"], "every learner runs its own actors"),
-    (["placement=ray", "gradients=allreduce", "cells=2", "actors=auto"], "every learner runs its own actors"),
-    (["placement=ray", "gradients=allreduce", "cells=2", "fleet.restarts=2"], "allreduce.max_restarts")])
+    (["actors=auto"], "actors=auto needs launcher=ray"),
+    (["launcher=ray", "actors=1", "device=cuda:1"], "set device=cuda"),
+    (["launcher=ray", "actors=1", "fleet.listen=0.0.0.0:4440"], "nodes join the cluster"),
+    (["ray.actor_cpus=2"], "unless launcher=ray"),
+    (["launcher=ray", "sync=server", "learners=2", "ray.actor_cpus=2"], "every learner steps its own environments"),
+    (["launcher=ray", "sync=allreduce", "learners=2", "actors=auto"], "give the number of actors"),
+    (["launcher=ray", "sync=allreduce", "learners=2", "fleet.learner_restarts=2"], "allreduce.max_restarts")])
 def test_what_cannot_be_is_refused_with_its_remedy(words, remedy):
     with pytest.raises(UserError, match=remedy):
         resolution.resolve("cartpole", words)

@@ -103,7 +103,7 @@ def better_policy(run, score):
                                                            last.policy(), meta)
 
 
-@pytest.mark.parametrize("engine", [[], ["gradients=allreduce"]], ids=["inline", "rank"])
+@pytest.mark.parametrize("engine", [[], ["sync=allreduce"]], ids=["one process", "rank"])
 def test_a_resumed_run_does_not_replace_the_best_policy_on_disk_by_a_worse_one(engine):
     """Killed between a new best and the next checkpoint, a run goes on from one that remembers a lower best."""
     def stop(record):
@@ -129,7 +129,7 @@ def broken(record):
         raise Broken("a sink of the user's")
 
 
-@pytest.mark.parametrize("engine", [[], ["gradients=allreduce"]], ids=["inline", "rank"])
+@pytest.mark.parametrize("engine", [[], ["sync=allreduce"]], ids=["one process", "rank"])
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(engine, capsys):
     with pytest.raises(Broken):
         train("cartpole", "run.name=x", "total_steps=10000", "run.log_period_steps=50", *engine, sinks=[Spy(broken)])
@@ -184,18 +184,18 @@ def test_a_run_whose_directory_is_deleted_or_replaced_fails_and_says_so(lose, mo
 
 def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
     """The head notices by itself, whatever its children do; here one that sleeps, and would end well."""
-    child = ChildSpec(driver.LEARNER, [sys.executable, "-c", "import time; time.sleep(60)"], {}, Path("cell.log"))
+    child = ChildSpec(driver.LEARNER, [sys.executable, "-c", "import time; time.sleep(60)"], {}, Path("learner.log"))
     monkeypatch.setattr(driver.Driver, "_children", lambda self: [child])
 
     def delete_once_it_runs():
-        while not Path("cell.log").exists():
+        while not Path("learner.log").exists():
             time.sleep(0.01)
         delete(Path("runs/x"))
 
     deletion = threading.Thread(target=delete_once_it_runs, daemon=True)
     deletion.start()
     with pytest.raises(ProcessFault, match=r"the run directory runs/x or its run.json is missing"):
-        train("cartpole", "run.name=x", "placement=processes", "actors=1")
+        train("cartpole", "run.name=x", "actors=1")
     deletion.join()
     assert not Path("runs/x").exists()
 

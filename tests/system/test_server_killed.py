@@ -19,14 +19,15 @@ from qfleet.transport.shard_client import GrpcShardChannel, RemoteShard
 from qfleet.transport.shard_pb2 import State
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-SQUAD = [*TINY, "gradients=server", "cells=2", "server.shards=2", "server.copy_period_updates=20", "device=cpu", GENTLE,
-         "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=600", "run.log_period_steps=100",
-         "replay.capacity=20000", "fleet.heartbeat_timeout_s=10", "fleet.max_restarts=20", "run.name=x"]
+SQUAD = [*TINY, "sync=server", "learners=2", "parameter_server.shards=2", "parameter_server.snapshot_period_updates=20",
+         "device=cpu", GENTLE, "total_steps=1000000", "eval.period_steps=300", "checkpoint.period_steps=600",
+         "run.log_period_steps=100", "replay.capacity=20000", "fleet.heartbeat_timeout_s=10",
+         "fleet.actor_restarts=20", "run.name=x"]
 
 
 @pytest.fixture(scope="module")
 def squad(tmp_path_factory):
-    words = [*SQUAD, "fleet.restarts=3"]
+    words = [*SQUAD, "fleet.learner_restarts=3"]
     with FleetRun("train", "cartpole", *words, cwd=tmp_path_factory.mktemp("squad")) as run:
         run.until(lambda: len(((pulse := run.pulse()) and pulse.members) or ()) == 3, 120)
         run.learns()
@@ -54,14 +55,14 @@ def figure(squad, tag):
     return next((record[tag] for record in reversed(squad.metrics()) if tag in record), 0)
 
 
-def test_a_killed_cell_rejoins_with_its_replay_and_the_others_do_not_notice(squad):
+def test_a_killed_learner_rejoins_with_its_replay_and_the_others_do_not_notice(squad):
     before = {each.name: (each.incarnation, each.pid) for each in squad.now().members}
-    pid = squad.kill("cell/1")
+    pid = squad.kill("learner/1")
     learns_on(squad)
-    after = reborn(squad, "cell/1", pid)
-    assert (after.index, after.incarnation) == (1, before["cell/1"][0] + 1)
-    squad.until(lambda: (cell := squad.member("cell/1")) is not None and cell.steps > 50, 120)
-    assert squad.pids()["cell/0"] == before["cell/0"][1]
+    after = reborn(squad, "learner/1", pid)
+    assert (after.index, after.incarnation) == (1, before["learner/1"][0] + 1)
+    squad.until(lambda: (learner := squad.member("learner/1")) is not None and learner.steps > 50, 120)
+    assert squad.pids()["learner/0"] == before["learner/0"][1]
     squad.until(lambda: figure(squad, "fleet/restarts") >= 1)
     before = squad.checkpoints[-1]
     squad.until(lambda: squad.checkpoints[-1] > before, 120)
@@ -114,12 +115,12 @@ def test_nonsense_is_refused_by_name_and_changes_nothing(squad):
     learns_on(squad)
 
 
-def test_a_killed_registrar_takes_all_back_to_the_checkpoint(squad):
+def test_a_killed_coordinator_takes_all_back_to_the_checkpoint(squad):
     epoch, pids = squad.now().epoch, squad.pids()
-    squad.kill("cell")  # as the process is called that keeps the books
+    squad.kill("coordinator")
     squad.until(lambda: (pulse := squad.pulse()) and pulse.epoch != epoch, 120)
-    reborn(squad, "cell/0", pids["cell/0"])
-    reborn(squad, "cell/1", pids["cell/1"])
+    reborn(squad, "learner/0", pids["learner/0"])
+    reborn(squad, "learner/1", pids["learner/1"])
     assert squad.pids()["shard/0"] == pids["shard/0"], "shards are given their slices anew"
     learns_on(squad)
 

@@ -1,4 +1,4 @@
-"""Whole runs with a parameter server: alone a cell is Solo to the bit; killed, told to stop, and going on otherwise."""
+"""Whole runs with a parameter server: one learner is a run without sync to the bit; killed, told to stop, going on."""
 
 import json
 import signal
@@ -14,18 +14,19 @@ from qfleet.sync.ps_client import bytes_per_update
 from qfleet.sync.ps_shard import ParameterServerConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-SERVER = ["gradients=server", "device=cpu"]
-ENDLESS = [*TINY, *SERVER, GENTLE, "cells=2", "server.shards=2", "total_steps=1000000", "eval.period_steps=500",
-           "checkpoint.period_steps=400", "replay.capacity=20000", "run.name=x"]
+SERVER = ["sync=server", "device=cpu"]
+ENDLESS = [*TINY, *SERVER, GENTLE, "learners=2", "parameter_server.shards=2", "total_steps=1000000",
+           "eval.period_steps=500", "checkpoint.period_steps=400", "replay.capacity=20000", "run.name=x"]
 
 
 @pytest.mark.parametrize("overrides,further", [
-    (["server.shards=1"], []),
-    (["server.shards=3", "server.compensation=adaptive", "server.compensation_lambda=2"], ["total_steps=450"]),
+    (["parameter_server.shards=1"], []),
+    (["parameter_server.shards=3", "parameter_server.compensation=adaptive", "parameter_server.compensation_lambda=2"],
+     ["total_steps=450"]),
 ], ids=["one shard", "three shards, compensated, resumed"])
-def test_one_cell_is_solo(tmp_path, monkeypatch, overrides, further):
-    """Real processes over the real wire, with a checkpoint, a resume and an evaluator beside: weights, target network,
-    optimizer, replay, generators and counters."""
+def test_one_learner_is_solo(tmp_path, monkeypatch, overrides, further):
+    """Real processes over the real wire, with a checkpoint, a resume and a separate evaluator: weights, target
+    network, optimizer, replay, generators and counters."""
     monkeypatch.chdir(tmp_path)
     schedule = ["total_steps=300", "checkpoint.period_steps=200", "eval.period_steps=150"]
     solo = train("cartpole", *schedule, "run.name=solo").directory
@@ -59,7 +60,7 @@ def test_killed_told_to_end_and_dealt_anew_it_is_saved_gone_and_goes_on(tmp_path
             time.sleep(0.05)
         print(f"gone after {time.monotonic() - since:.1f} s")
     saved, old = newest(squad.run), newest(squad.run).state()
-    with FleetRun("resume", "x", "cells=3", "server.shards=1", cwd=tmp_path) as again:
+    with FleetRun("resume", "x", "learners=3", "parameter_server.shards=1", cwd=tmp_path) as again:
         again.until(lambda: (pulse := again.pulse()) and pulse.updates > saved.manifest.updates + 50, 120)
         again.until(lambda: len(again.now().members) == 4, 120)
         again.head.send_signal(signal.SIGINT)
@@ -73,16 +74,16 @@ def test_killed_told_to_end_and_dealt_anew_it_is_saved_gone_and_goes_on(tmp_path
     before = [part["replay"]["next"] - part["replay"]["first"] for part in [old, *old["ranks"]]]
     assert min(chunks) >= sum(before) // 3 and sum(chunks) > sum(before), "the replay was dealt to all"
     monkeypatch.chdir(tmp_path)
-    last = api.resume("x", ["cells=1", "server.shards=2", f"total_steps={result['steps'] + 300}"])
+    last = api.resume("x", ["learners=1", "parameter_server.shards=2", f"total_steps={result['steps'] + 300}"])
     assert (last.exit_code, last.reason) == (0, "total_steps") and last.updates > result["updates"]
     assert last.episodes > result["episodes"] and "ranks" not in newest(again.run).state()
     assert_goes_forward(again.run)
 
 
-def test_without_restarts_the_registrars_death_is_the_runs_end_and_it_can_go_on(tmp_path):
+def test_without_restarts_the_coordinators_death_is_the_runs_end_and_it_can_go_on(tmp_path):
     with FleetRun("train", "cartpole", *ENDLESS, cwd=tmp_path) as squad:
         squad.until(lambda: squad.checkpoints, 120)
-        squad.kill("cell")  # as the process is called that keeps the books
+        squad.kill("coordinator")
         code, _ = squad.ended(120)
         squad.assert_gone(30)
     assert code == 1 and "qfleet resume" in squad.complaints and newest(squad.run).manifest.updates > 0

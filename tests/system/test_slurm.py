@@ -74,7 +74,7 @@ def solving(slurm, tmp_path_factory):
 def limited(slurm, tmp_path_factory):
     """Ranks on two nodes whose time limit is nearly reached: Slurm looks every half minute."""
     number, run, folder = submitted(slurm, tmp_path_factory.mktemp("limited"), "cartpole", *SMALL, *ENDLESS,
-                                    "gradients=allreduce", "--nodes", "2", "--name", "ranks")
+                                    "sync=allreduce", "--nodes", "2", "--name", "ranks")
     slurm.until(lambda: saved(run), about=folder / "out.txt")
     slurm.cut_short(number)
     return number, run, folder
@@ -90,7 +90,7 @@ def test_a_job_that_is_told_to_saves_and_lives_again(slurm, solving):
 
 @needs_slurm
 def test_head_and_joined_node_are_cancelled_and_leave_nothing(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=processes", *ENDLESS,
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "actors=2", *ENDLESS,
                                     "--nodes", "2", "-c", "2", "--name", "endless")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)  # the head plays nothing itself: somebody has joined
@@ -105,8 +105,8 @@ def test_head_and_joined_node_are_cancelled_and_leave_nothing(slurm, tmp_path):
 
 @needs_slurm
 def test_a_ray_of_the_job_learns_on_two_nodes_and_saves_when_told(slurm, tmp_path):
-    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "placement=ray", *ENDLESS, "--nodes", "2",
-                                    "-c", "2", "--name", "ray")
+    number, run, folder = submitted(slurm, tmp_path, "cartpole", *SMALL, "launcher=ray", "actors=1", *ENDLESS,
+                                    "--nodes", "2", "-c", "2", "--name", "ray")
     out = folder / "out.txt"
     slurm.until(lambda: saved(run), about=out)  # learner and evaluator fill the first node: who plays is on the other
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
@@ -120,7 +120,7 @@ def test_a_ray_of_the_job_learns_on_two_nodes_and_saves_when_told(slurm, tmp_pat
 
 @needs_slurm
 def test_srun_of_the_plain_command_makes_ranks_of_its_tasks(slurm, tmp_path, limited):
-    words = command("train", "cartpole", *SMALL, "gradients=allreduce", "total_steps=900", "run.name=plain")
+    words = command("train", "cartpole", *SMALL, "sync=allreduce", "total_steps=900", "run.name=plain")
     done = subprocess.run(["srun", "--ntasks=2", f"--nodelist={slurm.host}", *words], cwd=tmp_path, env=slurm.env,
                           capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ def test_ranks_of_two_nodes_go_on_when_their_time_is_up(slurm, limited):
 def test_without_slurm_the_same_tasks_live_here_lose_a_rank_and_live_again(tmp_path):
     out, run = tmp_path / "said.txt", tmp_path / "runs" / "here"
     with out.open("wb") as said:
-        shell = subprocess.Popen(command("submit", "slurm", "cartpole", *SMALL, "gradients=allreduce", "-n", "2",
+        shell = subprocess.Popen(command("submit", "slurm", "cartpole", *SMALL, "sync=allreduce", "-n", "2",
                                          *ENDLESS, "--name", "here", "--local"),
                                  cwd=tmp_path, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True)
     try:

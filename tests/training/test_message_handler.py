@@ -12,7 +12,7 @@ from qfleet.transport.weight_codec import pack_weights
 @pytest.fixture
 def run(fleet):  # noqa: F811
     """A run with one actor and an evaluator; `run.saved` lists the scores of the best policies saved."""
-    hello(fleet, "local/0", "a")
+    hello(fleet, "actor/0", "a")
     hello(fleet, "evaluator", "e", "evaluator")
     fleet.saved = []
     hooks = fleet.core.hooks

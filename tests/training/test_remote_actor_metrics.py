@@ -17,7 +17,7 @@ from qfleet.transport.published_state import PublishedState
 from qfleet.transport.registry import Registry
 
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
-        "placement=processes", "actors=2", "run.threads=1", "total_steps=1000"]
+        "actors=2", "run.threads=1", "total_steps=1000"]
 
 
 @pytest.fixture
@@ -52,20 +52,20 @@ def emitted(fleet):
 
 
 def test_live_actors_policy_lag_and_restarts(fleet):
-    hello(fleet, "local/0", "a")
-    hello(fleet, "local/1", "b")
+    hello(fleet, "actor/0", "a")
+    hello(fleet, "actor/1", "b")
     hello(fleet, "evaluator", "e", "evaluator")
     fleet.core.learner.updates = 10
     fleet.registry.record_heartbeat(0, 1, 100, 4)
     record = emitted(fleet)
     assert record["fleet/actors"] == 2 and record["fleet/policy_lag"] == (6 + 10) / 2 and record["fleet/inbox"] == 0
     assert "fleet/restarts" not in record, "the first registration is not a restart"
-    hello(fleet, "local/1", "b")  # the same process, reconnected
+    hello(fleet, "actor/1", "b")  # the same process, reconnected
     assert "fleet/restarts" not in emitted(fleet)
-    hello(fleet, "local/1", "c")
+    hello(fleet, "actor/1", "c")
     hello(fleet, "evaluator", "f", "evaluator")
     assert emitted(fleet)["fleet/restarts"] == 2
-    hello(fleet, "local/1", "d")
+    hello(fleet, "actor/1", "d")
     assert emitted(fleet)["fleet/restarts"] == 3
 
 
@@ -78,7 +78,7 @@ def test_reuse_of_an_index_by_another_member_is_not_a_restart(fleet):
 
 
 def test_the_share_of_time_with_messages_held_back_is_measured(fleet):
-    index, incarnation = hello(fleet, "local/0", "a")
+    index, incarnation = hello(fleet, "actor/0", "a")
     limiter = fleet.core.replay.rate_limiter
     limiter.error_buffer = 0.0
     limiter.start_counting()
@@ -88,13 +88,13 @@ def test_the_share_of_time_with_messages_held_back_is_measured(fleet):
     assert not fleet.message_handler.step()
     time.sleep(0.1)
     assert not fleet.message_handler.step()
-    held = emitted(fleet)["fleet/held_share"]
+    held = emitted(fleet)["fleet/backpressure_share"]
     assert 0.5 < held <= 1.0
     limiter.count_samples(10**6)
     fleet.message_handler.step()  # applies the message
     time.sleep(0.1)
     fleet.message_handler.step()
-    assert emitted(fleet)["fleet/held_share"] < 0.2
+    assert emitted(fleet)["fleet/backpressure_share"] < 0.2
     assert fleet.core.progress().steps == limiter.min_steps + 107
 
 

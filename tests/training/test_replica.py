@@ -26,7 +26,7 @@ class RankGroups:
         self.setups = []
 
     def run(self, size, *overrides, before=lambda rank: None):
-        config = resolve("cartpole", [*TINY, "gradients=allreduce", f"cells={size}", *overrides]).config
+        config = resolve("cartpole", [*TINY, "sync=allreduce", f"learners={size}", *overrides]).config
         built = [self.build(config, rank) for rank in range(size)]
         ranks, outputs = [None] * size, [output for _, output in built]
 

@@ -16,7 +16,7 @@ from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 pytestmark = pytest.mark.slow
 
-SCHEDULE = [*TINY, "gradients=allreduce", "total_steps=4000", "checkpoint.period_steps=1000", "replay.capacity=60000"]
+SCHEDULE = [*TINY, "sync=allreduce", "total_steps=4000", "checkpoint.period_steps=1000", "replay.capacity=60000"]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def groups():
 
 def run(groups, tmp_path, size, *overrides, prepare=lambda writer: None, checkpoint=None):
     """Run `size` ranks with checkpoints on disk; returns the ranks and the checkpoints."""
-    config = resolve("cartpole", [*SCHEDULE, f"cells={size}", *overrides]).config
+    config = resolve("cartpole", [*SCHEDULE, f"learners={size}", *overrides]).config
     store = Checkpoints(tmp_path / "checkpoints", 9)
     built = [groups.build(config, rank)[0] for rank in range(size)]
 

@@ -123,7 +123,7 @@ def test_a_snapshot_is_complete(make_run, overrides):
 
 
 def test_actors_take_turns_and_share_one_clock(make_run):
-    run, outputs = make_run("actors=3", "explore.kind=ladder")
+    run, outputs = make_run("env.groups=3", "explore.kind=ladder")
     assert len(run.actors) == 3 and run.run() == "total_steps"
     assert sum(actor.steps for actor in run.actors) == run.core.progress().steps
     epsilons = [float(epsilon) for spec in run.setup.actor_specs for epsilon in spec.explorer.params(10**9).epsilon]
@@ -131,7 +131,7 @@ def test_actors_take_turns_and_share_one_clock(make_run):
     assert epsilons == sorted(epsilons, reverse=True), "one ladder over all actors"
     seeds = [seed for actor in run._seeds() for seed in actor]
     assert len(set(seeds)) == len(epsilons), "every lane has its own seed"
-    other, _ = make_run("actors=3", "explore.kind=ladder", "total_steps=200")
+    other, _ = make_run("env.groups=3", "explore.kind=ladder", "total_steps=200")
     snapshot = outputs.saved[-1]
     segments = [(segment.name, io.BytesIO(b"".join(segment.blocks()))) for segment in snapshot.segments]
     other.restore(snapshot.state, segments)

@@ -32,7 +32,7 @@ from qfleet.transport.security import (
 
 @pytest.mark.parametrize(("text", "loopback"), [
     ("127.0.0.1:4440", True), ("127.9.9.9:1", True), ("localhost:65535", True), ("[::1]:4440", True),
-    ("unix:/tmp/x/cell.sock", True), ("0.0.0.0:4440", False), ("[::]:4440", False), ("10.0.0.7:80", False),
+    ("unix:/tmp/x/learner.sock", True), ("0.0.0.0:4440", False), ("[::]:4440", False), ("10.0.0.7:80", False),
     ("head.example.org:4440", False), ("localhost.evil.org:4440", False), ("node_7-a:4440", False),
 ])
 def test_addresses_are_read_and_written(text, loopback):
@@ -157,7 +157,7 @@ def test_the_name_of_a_member_belongs_to_the_secret_that_it_was_made_with():
     name = claimed_name("höst name", "secret", 3)
     assert may_claim(name, "secret") and may_claim(claimed_name("", "secret", 0), "secret")
     assert not may_claim(name, "other") and not may_claim(name, "")
-    assert not any(may_claim(name, "secret") for name in ("local/0", "evaluator", "cell/0", "", name + "\n"))
+    assert not any(may_claim(name, "secret") for name in ("actor/0", "evaluator", "learner/0", "", name + "\n"))
 
 
 def test_certificate_files_are_checked(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from transport_kit import JOIN_TOKEN, TOKEN, cell, eventually, link
+from transport_kit import JOIN_TOKEN, TOKEN, eventually, fake_learner, link
 
 import qfleet
 from qfleet.core.errors import ProcessFault, UserError
@@ -38,10 +38,10 @@ def said(here, request, token=JOIN_TOKEN):
 
 
 @pytest.mark.parametrize(("name", "role"), [
-    ("local/0", "actor"), ("local/7", "actor"), ("evaluator", "evaluator"), ("cell/0", "cell"),
+    ("actor/0", "actor"), ("actor/7", "actor"), ("evaluator", "evaluator"), ("learner/0", "learner"),
     ("some-host/0", "actor"), ("head", "supervisor")])
 def test_a_member_that_joins_cannot_take_a_place_of_the_runs_own(tmp_path, name, role):
-    with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix, name, role) as owner:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix, name, role) as owner:
         thief = FleetConnection(GrpcChannel(here.tcp, JOIN_TOKEN), name, role, patience_s=5.0)
         with pytest.raises(UserError, match=r"is not valid for this process|only processes that the run itself starts"):
             thief.hello()
@@ -52,7 +52,7 @@ def test_a_member_that_joins_cannot_take_a_place_of_the_runs_own(tmp_path, name,
 
 
 def test_the_name_of_a_member_that_joined_is_its_own_and_outlives_its_process(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         first = said(here, joined(None, session="1" * 32))
         assert (first.index, first.incarnation) == (2, 1)
         assert said(here, joined(joined(None).name, claim="another"))[0] == grpc.StatusCode.FAILED_PRECONDITION
@@ -63,20 +63,20 @@ def test_the_name_of_a_member_that_joined_is_its_own_and_outlives_its_process(tm
 
 
 def test_a_member_is_known_again_by_a_learner_that_was_resumed(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         said(here, joined(None))
         state = here.registry.state_dict()
-    with cell(tmp_path / "c", state=state) as here:
+    with fake_learner(tmp_path / "c", state=state) as here:
         assert said(here, joined(joined(None).name, claim="another"))[0] == grpc.StatusCode.FAILED_PRECONDITION
         welcome = said(here, joined(None))
         assert (welcome.index, welcome.incarnation) == (2, 1)
 
 
 def test_credentials_are_renewed_when_the_learner_is_started_again(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix) as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix) as line:
         state = here.registry.state_dict()
         here.close()
-        with cell(tmp_path / "c", state=state) as second:
+        with fake_learner(tmp_path / "c", state=state) as second:
             line.metrics.count_steps(3)
             second.drain_until(lambda: sum(message.steps for message in second.stored) == 3)
             assert line.failed is None and line.welcome.epoch == second.published.epoch
@@ -84,7 +84,7 @@ def test_credentials_are_renewed_when_the_learner_is_started_again(tmp_path):
 
 def test_only_the_process_that_said_hello_speaks_for_its_place(tmp_path):
     """A large number of the victim's would make all its own messages repetitions."""
-    with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix) as victim:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here, link(here.unix) as victim:
         thief = GrpcChannel(here.tcp, JOIN_TOKEN)
         eventually(lambda: here.registry.members() != ())
         words = {"epoch": thief.pulse().epoch, "index": 0, "incarnation": 1, "sequence": 10**9}
@@ -100,7 +100,7 @@ def test_only_the_process_that_said_hello_speaks_for_its_place(tmp_path):
 
 
 def test_invented_members_are_turned_away(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         caller, refused = GrpcChannel(here.unix, JOIN_TOKEN), 0
         for number in range(50):
             with pytest.raises(grpc.RpcError):
@@ -112,14 +112,14 @@ def test_invented_members_are_turned_away(tmp_path):
 
 
 def test_the_number_of_members_that_join_is_bounded_and_does_not_concern_the_runs_own(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         here.registry.most = 3
         answers = [said(here, joined(None, number, session=f"{number:032x}")) for number in range(5)]
         assert [answer.index for answer in answers[:3]] == [2, 3, 4]
         assert [answer[0] for answer in answers[3:]] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
         assert "fleet.max_members" in answers[3][1]
         assert said(here, joined(None, 1, session="f" * 32)).incarnation == 2, "a place that is there can be taken over"
-        with link(here.unix, "local/1"), link(here.unix, "evaluator", "evaluator"):
+        with link(here.unix, "actor/1"), link(here.unix, "evaluator", "evaluator"):
             assert len(here.registry.members()) == 5
         here.registry.live_s = 0.0  # all of them are silent for longer
         assert said(here, joined(None, 4, session="e" * 32)).index == 2
@@ -128,7 +128,7 @@ def test_the_number_of_members_that_join_is_bounded_and_does_not_concern_the_run
 def test_members_that_are_silent_for_long_are_forgotten(monkeypatch):
     now, book = [1000.0], registry.Registry(2, 30.0)
     monkeypatch.setattr(registry.time, "monotonic", lambda: now[0])
-    book.hello("local/0", "actor", "here", 1, "own")
+    book.hello("actor/0", "actor", "here", 1, "own")
     for number in range(100):
         book.hello(f"far/{number}", "actor", "there", 1, f"session {number}", own=False)
         book.set_member_state(2 + number, b"learnt")
@@ -137,27 +137,27 @@ def test_members_that_are_silent_for_long_are_forgotten(monkeypatch):
     book.record_heartbeat(2, 1, 0, 0)
     assert len(book.members()) == 101
     now[0] += 2
-    assert [member.name for member in book.members()] == ["local/0", "far/0"]
+    assert [member.name for member in book.members()] == ["actor/0", "far/0"]
     state = book.state_dict()
     assert len(state["lives"]) == 2 and len(state["stored"]) == len(state["memories"]) == 1
     again = registry.Registry(2, 30.0)
     again.load_state_dict(state)
     now[0] += registry.FORGET_S + 1
-    assert again.members() == () and [life[0] for life in again.state_dict()["lives"]] == ["local/0"]
+    assert again.members() == () and [life[0] for life in again.state_dict()["lives"]] == ["actor/0"]
 
 
 @pytest.mark.parametrize("wrong", [
-    {"name": "a b"}, {"name": "local/x"}, {"name": "<script>"}, {"name": "x" * 200}, {"session": ""}, {"session": "s"},
+    {"name": "a b"}, {"name": "actor/x"}, {"name": "<script>"}, {"name": "x" * 200}, {"session": ""}, {"session": "s"},
     {"session": "g" * 32}, {"host": "a\nb"}, {"host": "x" * 300}, {"role": "boss"}, {"role": ""}])
 def test_names_and_roles_are_checked(tmp_path, wrong):
-    with cell(tmp_path / "c") as here:
-        code, _ = said(here, joined(**{"name": "local/0", **wrong}), TOKEN)
+    with fake_learner(tmp_path / "c") as here:
+        code, _ = said(here, joined(**{"name": "actor/0", **wrong}), TOKEN)
         assert code == grpc.StatusCode.INVALID_ARGUMENT and here.registry.members() == ()
 
 
 def test_a_superseded_process_is_no_users_mistake(tmp_path):
     """Its supervisor would end the whole run otherwise."""
-    with cell(tmp_path / "c") as here, link(here.unix) as old, link(here.unix):
+    with fake_learner(tmp_path / "c") as here, link(here.unix) as old, link(here.unix):
         eventually(lambda: old.failed is not None)
         assert isinstance(old.failed, ProcessFault) and "newer process" in str(old.failed)
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager, suppress
 
 import pytest
-from transport_kit import cell, eventually, link
+from transport_kit import eventually, fake_learner, link
 
 from qfleet.transport import fleet_server
 
@@ -19,12 +19,12 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 LEARNER = """
 import resource, sys
 from pathlib import Path
-from transport_kit import SPEC, cell, link, weights
+from transport_kit import SPEC, fake_learner, link, weights
 from qfleet.runs.checkpoint import Checkpoints, CheckpointMeta
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 folder = Path(sys.argv[1])
-with cell(folder / "c", "127.0.0.1:0") as here:
+with fake_learner(folder / "c", "127.0.0.1:0") as here:
     print(here.tcp.port, flush=True)
     sys.stdin.readline()
     try:
@@ -86,7 +86,7 @@ def test_connections_without_calls_are_closed_and_members_stay(tmp_path, monkeyp
     assert options["grpc.max_connection_idle_ms"] <= 30_000
     shorter = {"grpc.max_connection_idle_ms": 1500, "grpc.server_handshake_timeout_ms": 1500}
     monkeypatch.setattr(fleet_server, "OPTIONS", tuple((options | shorter).items()))
-    with cell(tmp_path / "c", "127.0.0.1:0") as here, link(here.tcp) as line, crowd(here.tcp.port, 20) as lines:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here, link(here.tcp) as line, crowd(here.tcp.port, 20) as lines:
         eventually(lambda: all(closed(stranger) for stranger in lines), 20)
         line.metrics.count_steps(1)
         here.drain_until(lambda: bool(here.stored), 20)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from transport_kit import LAYOUT, TOKEN, FakeLearner, Luck, Proxy, cell, eventually, link, some_chunk, weights
+from transport_kit import LAYOUT, TOKEN, FakeLearner, Luck, Proxy, eventually, fake_learner, link, some_chunk, weights
 
 from qfleet.core.clock import Progress
 from qfleet.core.evaluation import Score
@@ -32,7 +32,7 @@ def lanes(stored):
 
 
 def test_an_actor_tells_and_hears(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix) as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix) as line:
         assert (line.welcome.index, line.welcome.incarnation, line.welcome.actors) == (0, 1, 2)
         assert line.welcome.config_yaml == "seed: 1\n" and line.welcome.spec_json == "{}"
         replay = line.replay(LAYOUT, 2)
@@ -54,7 +54,7 @@ def test_an_actor_tells_and_hears(tmp_path):
 
 
 def test_the_clock_counts_what_is_not_confirmed_yet(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         here.published.update_progress(100, 0, "training")
         with link(here.unix, start=False) as line:
             line.replay(LAYOUT, 2)
@@ -66,7 +66,7 @@ def test_the_clock_counts_what_is_not_confirmed_yet(tmp_path):
 
 
 def test_an_evaluation_arrives_with_its_weights(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix, "evaluator", "evaluator") as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix, "evaluator", "evaluator") as line:
         line.send_evaluation(Score([1.0, 3.0], [5, 6], 40, 2.5), weights(40))
         here.drain_until(lambda: bool(here.stored))
         (score, state), = decode_message(here.stored[0], LAYOUT).evaluations
@@ -76,7 +76,7 @@ def test_an_evaluation_arrives_with_its_weights(tmp_path):
 
 
 def test_members_are_heard_of_and_leave(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         here.published.update_progress(5, 6, "training")
         caller = GrpcChannel(here.unix, TOKEN)
         with link(here.unix, "far-1/0") as line:
@@ -104,7 +104,7 @@ def send_many(line, count, pause_s=0.0):
 
 @pytest.mark.parametrize("direction", ["reply", "request"])
 def test_what_was_lost_is_sent_again_and_stored_once(tmp_path, direction):
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         proxy = Proxy(here.tcp.port)
         with link(proxy.address) as line:
             losses = iter(["cut", "cut"])
@@ -124,7 +124,7 @@ def test_what_was_lost_is_sent_again_and_stored_once(tmp_path, direction):
 
 def test_a_reply_that_never_comes_ends_at_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(GrpcChannel.exchange, "__defaults__", (0.4,))
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         proxy = Proxy(here.tcp.port)
         with link(proxy.address) as line:
             proxy.fate = lambda way, data: "drop" if way == "reply" else "pass"
@@ -141,16 +141,16 @@ def test_a_reply_that_never_comes_ends_at_the_deadline(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_under_random_loss_everything_is_stored_once_and_in_order(tmp_path, seed):
-    """Two actors, a line that breaks by chance, a cell that drains when it likes, one actor replaced in between."""
+    """Two actors, a line that breaks by chance, a learner that drains when it likes, one actor replaced in between."""
     luck = Luck(seed, 0.15)
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         proxy = Proxy(here.tcp.port, luck)
         confirmed = {}
-        with link(proxy.address, "local/0") as steady:
+        with link(proxy.address, "actor/0") as steady:
             for life in range(20):
                 if life >= 3 and proxy.lost > 5:  # until then the line was too good to prove anything
                     break
-                with link(proxy.address, "local/1") as line:
+                with link(proxy.address, "actor/1") as line:
                     for number in range(25):
                         for who in (steady, line):
                             who.metrics.count_steps(1)
@@ -174,7 +174,7 @@ def test_under_random_loss_everything_is_stored_once_and_in_order(tmp_path, seed
 
 def test_a_full_inbox_holds_the_actor_back_and_then_drains(tmp_path, monkeypatch):
     monkeypatch.setattr(outbox, "MAX_CHUNKS", 3)
-    with cell(tmp_path / "c", inbox_messages=2) as here, link(here.unix) as line:
+    with fake_learner(tmp_path / "c", inbox_messages=2) as here, link(here.unix) as line:
         replay = line.replay(LAYOUT, 2)
         added = 0
 
@@ -195,7 +195,7 @@ def test_a_full_inbox_holds_the_actor_back_and_then_drains(tmp_path, monkeypatch
 
 
 def test_who_is_too_far_ahead_of_what_was_confirmed_waits(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix, start=False) as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix, start=False) as line:
         replay = line.replay(LAYOUT, 2)
         line.clock.count_steps(2 * LAYOUT.chunk_steps - 1)
         assert replay.add(some_chunk()) is not None
@@ -206,7 +206,7 @@ def test_who_is_too_far_ahead_of_what_was_confirmed_waits(tmp_path):
         here.drain_until(lambda: sum(len(message.parcels) for message in here.stored) == 2)
 
 
-def test_a_cell_that_was_resumed_is_greeted_again_and_nothing_is_stored_twice(tmp_path):
+def test_a_learner_that_was_resumed_is_greeted_again_and_nothing_is_stored_twice(tmp_path):
     first = FakeLearner(tmp_path / "c")
     with link(first.unix) as line:
         send_many(line, 3)
@@ -229,7 +229,7 @@ def test_a_cell_that_was_resumed_is_greeted_again_and_nothing_is_stored_twice(tm
         second.close()
 
 
-def test_a_cell_without_a_memory_takes_what_was_not_confirmed(tmp_path):
+def test_a_learner_without_a_memory_takes_what_was_not_confirmed(tmp_path):
     first = FakeLearner(tmp_path / "c")
     with link(first.unix, "far/0") as line:
         send_many(line, 3)
@@ -242,12 +242,12 @@ def test_a_cell_without_a_memory_takes_what_was_not_confirmed(tmp_path):
         second.close()
 
 
-def test_the_same_place_in_another_cell_is_not_the_same_place(tmp_path):
-    """Both cells gave (2, 1) to the first joiner they saw: only the epoch tells whose message it is."""
+def test_the_same_place_in_another_learner_is_not_the_same_place(tmp_path):
+    """Both learners gave (2, 1) to the first joiner they saw: only the epoch tells whose message it is."""
     first = FakeLearner(tmp_path / "c")
     with link(first.unix, "far-a/0", start=False) as one:
         first.close()
-        with cell(tmp_path / "c") as second, link(second.unix, "far-b/0") as two:
+        with fake_learner(tmp_path / "c") as second, link(second.unix, "far-b/0") as two:
             assert [(line.welcome.index, line.welcome.incarnation) for line in (one, two)] == [(2, 1), (2, 1)]
             one.metrics.episode(7, 0.0, 1)
             one.start()
@@ -256,7 +256,7 @@ def test_the_same_place_in_another_cell_is_not_the_same_place(tmp_path):
 
 
 def test_a_superseded_process_has_to_leave(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix) as old:
+    with fake_learner(tmp_path / "c") as here, link(here.unix) as old:
         eventually(lambda: here.registry.members() != ())
         with link(here.unix) as new:
             assert (new.welcome.index, new.welcome.incarnation) == (0, 2)
@@ -268,7 +268,7 @@ def test_a_superseded_process_has_to_leave(tmp_path):
 
 
 def test_a_place_that_was_given_away_is_asked_for_again(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix, "far-a/0") as one:
+    with fake_learner(tmp_path / "c") as here, link(here.unix, "far-a/0") as one:
         assert one.welcome.index == 2
         here.registry.live_s = 0.0
         with link(here.unix, "far-b/0") as two:
@@ -291,7 +291,7 @@ def test_patience_ends(tmp_path, caplog):
 
 
 def test_who_waits_longer_than_patience_for_room_is_not_lost(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix, patience_s=0.5) as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix, patience_s=0.5) as line:
         here.inbox.per_sender = 0
         send_many(line, 1)
         time.sleep(1.2)
@@ -301,8 +301,8 @@ def test_who_waits_longer_than_patience_for_room_is_not_lost(tmp_path):
 
 
 def test_closing_ships_what_is_left(tmp_path):
-    with cell(tmp_path / "c") as here:
-        line = FleetConnection(GrpcChannel(here.unix, TOKEN), "local/0")
+    with fake_learner(tmp_path / "c") as here:
+        line = FleetConnection(GrpcChannel(here.unix, TOKEN), "actor/0")
         line.hello()
         line.start()
         send_many(line, 4)
@@ -313,7 +313,7 @@ def test_closing_ships_what_is_left(tmp_path):
 
 def test_closing_waits_no_longer_than_it_was_told(tmp_path):
     gone = FakeLearner(tmp_path / "c")
-    line = FleetConnection(GrpcChannel(gone.unix, TOKEN), "local/0")
+    line = FleetConnection(GrpcChannel(gone.unix, TOKEN), "actor/0")
     line.hello()
     line.start()
     gone.close()
@@ -324,7 +324,7 @@ def test_closing_waits_no_longer_than_it_was_told(tmp_path):
 
 
 def test_ticks_travel_together(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix) as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix) as line:
         began = time.monotonic()
         while time.monotonic() - began < 0.5:
             line.metrics.count_steps(1)
@@ -336,7 +336,7 @@ def test_ticks_travel_together(tmp_path):
 
 
 def test_weights_arrive_as_they_were_published(tmp_path):
-    with cell(tmp_path / "c") as here, link(here.unix) as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix) as line:
         assert line.weights.fetch(-1) is None and here.published.has_reader
         here.published.publish(weights(3), 3)
         assert not here.published.has_reader, "no member has fetched them yet"
@@ -372,7 +372,7 @@ def test_a_resumed_learner_that_is_behind_is_believed(tmp_path):
 
 def test_an_evaluator_gets_the_newest_and_not_an_older_one(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "RETRY_S", 0.05)
-    with cell(tmp_path / "c") as here, link(here.unix, "evaluator", "evaluator") as line:
+    with fake_learner(tmp_path / "c") as here, link(here.unix, "evaluator", "evaluator") as line:
         for version in (1, 2, 3):
             here.published.publish(weights(version), version)
             time.sleep(0.05)
@@ -385,7 +385,7 @@ def test_an_evaluator_gets_the_newest_and_not_an_older_one(tmp_path, monkeypatch
 def test_sixteen_fetch_at_once_what_is_serialised_once(tmp_path, monkeypatch):
     packs = []
     monkeypatch.setattr(published_state, "pack_weights", lambda state: packs.append(1) or pack_weights(state))
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         here.published.publish(weights(7, size=300_000), 7)
         callers, found = [GrpcChannel(here.unix, TOKEN) for _ in range(16)], []
 

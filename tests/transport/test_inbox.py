@@ -23,16 +23,16 @@ def test_a_chunk_that_does_not_decode_is_refused_and_the_next_one_is_stored(capl
                         torch.device("cpu"))
     meter = SimpleNamespace(count=lambda tag, by=1: counted.update({tag: by}), counters={})
     learner = SimpleNamespace(flat=SimpleNamespace(state=dict))
-    cell = SimpleNamespace(replay=replay, clock=replay.clock, meter=meter, layout=LAYOUT, learner=learner)
+    core = SimpleNamespace(replay=replay, clock=replay.clock, meter=meter, layout=LAYOUT, learner=learner)
     registry, inbox = Registry(1, 30.0), Inbox(4)
-    registry.hello("local/0", "actor", "here", 1, "a")
+    registry.hello("actor/0", "actor", "here", 1, "a")
     good = Codec(LAYOUT).pack(some_chunk())
     data = good.blocked["obs.wide"].data + good.blocked["obs.wide"].data  # twice the rows that are announced
     bad = PackedChunk(good.dense, {"obs.wide": Blocks(data, np.array([len(data)], np.uint32))}, good.valid)
     for sequence, packed in enumerate([bad, good], 1):
         inbox.offer(ExchangeRequest(index=0, incarnation=1, sequence=sequence, steps=8,
                                     parcels=[Parcel(chunk=packed.to_bytes())]))
-    assert MessageHandler(cell, registry, inbox, TimeShares()).step()
+    assert MessageHandler(core, registry, inbox, TimeShares()).step()
     assert counted == {"fault/bad_messages": 1} and "a chunk of member 0 was dropped" in caplog.text
     replay.clock.count_steps(1)
     assert replay.sample(16) is not None and replay.metrics()["replay/dropped_chunks"] == 1

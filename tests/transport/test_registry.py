@@ -34,9 +34,9 @@ def greet(book, name, session="s", role="actor"):
 
 def test_local_names_have_their_own_index():
     book = registry()
-    assert greet(book, "local/1", "a") == (1, 1)
-    assert greet(book, "local/0", "b") == (0, 1)
-    assert greet(book, "local/1", "c") == (1, 2)
+    assert greet(book, "actor/1", "a") == (1, 1)
+    assert greet(book, "actor/0", "b") == (0, 1)
+    assert greet(book, "actor/1", "c") == (1, 2)
 
 
 def test_joiners_come_after_the_planned_and_fill_gaps_that_nobody_lives_in():
@@ -63,24 +63,24 @@ def test_others_than_actors_are_counted_downwards():
 
 def test_the_same_life_keeps_its_incarnation():
     book = registry()
-    assert greet(book, "local/0", "a") == greet(book, "local/0", "a") == (0, 1)
+    assert greet(book, "actor/0", "a") == greet(book, "actor/0", "a") == (0, 1)
     assert book.record_heartbeat(0, 1, 7, 3) == "current"
     member, = book.members()
-    assert (member.steps, member.version, member.name) == (7, 3, "local/0")
+    assert (member.steps, member.version, member.name) == (7, 3, "actor/0")
 
 
 def test_who_was_replaced_is_superseded_and_a_stranger_unknown():
     book = registry()
-    greet(book, "local/0", "a")
-    greet(book, "local/0", "b")
+    greet(book, "actor/0", "a")
+    greet(book, "actor/0", "b")
     assert book.record_heartbeat(0, 1, 0, 0) == "superseded"
     assert book.record_heartbeat(0, 9, 0, 0) == book.record_heartbeat(7, 1, 0, 0) == "unknown"
 
 
 def test_messages_of_a_former_life_still_count_once():
     book = registry()
-    greet(book, "local/0", "a")
-    greet(book, "local/0", "b")
+    greet(book, "actor/0", "a")
+    greet(book, "actor/0", "b")
     assert (
         book.accept_sequence(0, 2, 1)
         and book.accept_sequence(0, 1, 5)
@@ -103,21 +103,21 @@ def test_a_session_keeps_its_count_wherever_it_sits():
 
 def test_the_state_survives_json():
     book = registry()
-    greet(book, "local/1", "a")
+    greet(book, "actor/1", "a")
     greet(book, "far/0", "b")
     book.accept_sequence(1, 1, 4)
     again = registry()
     again.load_state_dict(json.loads(json.dumps(book.state_dict())))
     assert again.members() == () and again.record_heartbeat(1, 1, 0, 0) == "unknown"
     assert (
-        greet(again, "local/1", "a") == (1, 1) and not again.accept_sequence(1, 1, 4) and again.accept_sequence(1, 1, 5)
+        greet(again, "actor/1", "a") == (1, 1) and not again.accept_sequence(1, 1, 4) and again.accept_sequence(1, 1, 5)
     )
     assert greet(again, "far/0", "c") == (2, 2)
 
 
 def test_what_a_place_has_learnt_is_told_to_its_next_life_and_kept_in_checkpoints():
     book, other = registry(), registry()
-    place, _ = greet(book, "local/1", "first")
+    place, _ = greet(book, "actor/1", "first")
     assert book.member_state(place) == b""
     book.set_member_state(place, b"old")
     book.set_member_state(place, b"new")
@@ -130,7 +130,7 @@ def test_what_a_place_has_learnt_is_told_to_its_next_life_and_kept_in_checkpoint
 def test_a_thousand_lives_leave_a_short_list():
     book = registry()
     for life in range(1000):
-        _, incarnation = greet(book, "local/0", f"s{life}")
+        _, incarnation = greet(book, "actor/0", f"s{life}")
         assert book.accept_sequence(0, incarnation, 1)
     assert incarnation == 1000
     assert len(book.state_dict()["lives"]) == len(book.state_dict()["stored"]) == MAX_PAST_INCARNATIONS + 1
@@ -274,4 +274,4 @@ def test_a_process_of_the_run_does_not_inherit_what_a_member_that_joined_left():
     book.deregister(index, incarnation)
     assert book.hello("host-fedcba9876543210/0", "actor", "there", 2, "b" * 32, own=False)[0] == index
     assert book.member_state(index) == b"anything"
-    assert book.hello(f"local/{index}", "actor", "here", 3, "c" * 32)[0] == index and book.member_state(index) == b""
+    assert book.hello(f"actor/{index}", "actor", "here", 3, "c" * 32)[0] == index and book.member_state(index) == b""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from transport_kit import JOIN_TOKEN, FakeLearner, Proxy, cell
+from transport_kit import JOIN_TOKEN, FakeLearner, Proxy, fake_learner
 
 from qfleet.cli import commands
 from qfleet.core.errors import UserError
@@ -85,7 +85,7 @@ def test_join_ends_before_anything_is_started_for_an_impostor(tmp_path, capsys):
 
 def test_a_process_in_between_cannot_change_which_code_is_named(tmp_path):
     """It passes on the proof of the real fleet, which it cannot make, and answers the hello itself."""
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         def relayed(context):
             nonce = [pair for pair in context.invocation_metadata() if pair[0].startswith("qfleet")]
             with grpc.insecure_channel(str(here.tcp)) as line:
@@ -101,7 +101,7 @@ def test_a_process_in_between_cannot_change_which_code_is_named(tmp_path):
 
 def test_the_token_does_not_travel_to_the_real_fleet_either(tmp_path):
     sent = []
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         proxy = Proxy(here.tcp.port, lambda way, data: sent.append(data) or "pass")
         caller = GrpcChannel(proxy.address, JOIN_TOKEN)
         caller.pulse()
@@ -111,7 +111,7 @@ def test_the_token_does_not_travel_to_the_real_fleet_either(tmp_path):
 
 
 def test_credentials_that_were_seen_are_of_no_use_to_the_next_life_of_a_fleet(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         caller = GrpcChannel(here.unix, JOIN_TOKEN)
         caller.pulse()
         seen = caller._credential.proof.metadata

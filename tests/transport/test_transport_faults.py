@@ -12,7 +12,18 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from transport_kit import LAYOUT, TOKEN, FakeLearner, cell, certificate, eventually, link, proved, some_chunk, weights
+from transport_kit import (
+    LAYOUT,
+    TOKEN,
+    FakeLearner,
+    certificate,
+    eventually,
+    fake_learner,
+    link,
+    proved,
+    some_chunk,
+    weights,
+)
 
 import qfleet
 from qfleet.core.errors import UserError
@@ -38,13 +49,13 @@ def no_tracebacks(caplog):
 def works(here, address=None, **options):
     """A well-behaved client gets through."""
     before = len(here.stored)
-    with link(address or here.unix, "local/1", **options) as line:
+    with link(address or here.unix, "actor/1", **options) as line:
         assert line.replay(LAYOUT, 2).add(some_chunk()) == 0
         here.drain_until(lambda: len(here.stored) > before, 10)
 
 
 def refused(address, words, token=TOKEN, patience_s=5.0, credentials=None):
-    line = FleetConnection(GrpcChannel(address, token, credentials), "local/0", patience_s=patience_s)
+    line = FleetConnection(GrpcChannel(address, token, credentials), "actor/0", patience_s=patience_s)
     try:
         with pytest.raises(UserError, match=words) as caught:
             line.hello()
@@ -55,7 +66,7 @@ def refused(address, words, token=TOKEN, patience_s=5.0, credentials=None):
 
 @pytest.mark.parametrize("token", ["wrong", "", TOKEN[:-1], TOKEN + "x"])
 def test_a_wrong_token_is_refused_at_once(tmp_path, token):
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         for address in (here.unix, here.tcp):
             text = refused(address, "does not know this token", token)
             assert str(address) in text and TOKEN not in text
@@ -65,7 +76,7 @@ def test_a_wrong_token_is_refused_at_once(tmp_path, token):
 
 @pytest.mark.parametrize("method", ["Hello", "Exchange", "Fetch", "Pulse", "Unheard"])
 def test_no_call_is_answered_without_a_token(tmp_path, method):
-    with cell(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
+    with fake_learner(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
         for metadata in (None, (("authorization", TOKEN),), (("authorization", f"bearer {TOKEN}"),)):
             with pytest.raises(grpc.RpcError) as caught:
                 line.unary_unary(f"/{SERVICE}/{method}")(b"", timeout=5, metadata=metadata)
@@ -74,7 +85,7 @@ def test_no_call_is_answered_without_a_token(tmp_path, method):
 
 def test_calls_without_a_token_that_never_end_hold_nobody_up(tmp_path):
     never = threading.Event()
-    with cell(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
+    with fake_learner(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
 
         def silence():
             never.wait()
@@ -88,7 +99,7 @@ def test_calls_without_a_token_that_never_end_hold_nobody_up(tmp_path):
 
 @pytest.mark.parametrize("method", ["Hello", "Exchange", "Fetch", "Pulse"])
 def test_bytes_that_are_no_message_are_refused(tmp_path, method):
-    with cell(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
+    with fake_learner(tmp_path / "c") as here, grpc.insecure_channel(str(here.unix)) as line:
         for data in (b"\xff\xff\xff", b"\x0a\x05ab", b"not a message at all"):
             with pytest.raises(grpc.RpcError) as caught:
                 line.unary_unary(f"/{SERVICE}/{method}")(data, timeout=5, metadata=proved(line))
@@ -97,7 +108,7 @@ def test_bytes_that_are_no_message_are_refused(tmp_path, method):
 
 
 def test_messages_without_a_place_are_refused(tmp_path):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         caller = GrpcChannel(here.unix, TOKEN)
         for request in (
             b"",
@@ -114,7 +125,7 @@ def test_messages_without_a_place_are_refused(tmp_path):
 
 
 def test_another_protocol_or_version_is_refused_with_both_names(tmp_path, monkeypatch):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         monkeypatch.setattr(client, "PROTOCOL", 99)
         text = refused(here.unix, "protocol 99")
         assert f"protocol {grpc_channel.PROTOCOL} (qfleet {qfleet.__version__})" in text and "install" in text
@@ -137,7 +148,7 @@ def test_tls_lets_those_in_who_know_the_authority(tmp_path):
     certificate(tmp_path, "ca")
     cert, key = certificate(tmp_path, "fleet", tmp_path / "ca")
     stranger, _ = certificate(tmp_path, "stranger")
-    with cell(tmp_path / "c", "127.0.0.1:0", tls_cert=str(cert), tls_key=str(key)) as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0", tls_cert=str(cert), tls_key=str(key)) as here:
         works(here, here.tcp, credentials=channel_credentials(tmp_path / "ca.pem"))
         works(here, Address("localhost", here.tcp.port), credentials=channel_credentials(tmp_path / "ca.pem"))
         refused(here.tcp, "tls_ca", credentials=channel_credentials(stranger))
@@ -148,7 +159,7 @@ def test_tls_lets_those_in_who_know_the_authority(tmp_path):
 
 def test_tls_to_somebody_who_does_not_speak_it_says_so(tmp_path):
     certificate(tmp_path, "ca")
-    with cell(tmp_path / "c", "127.0.0.1:0") as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
         refused(here.tcp, "does not speak TLS", credentials=channel_credentials(tmp_path / "ca.pem"))
         works(here, here.tcp)
 
@@ -157,7 +168,7 @@ def test_with_an_authority_joiners_must_show_a_certificate(tmp_path):
     certificate(tmp_path, "ca")
     cert, key = certificate(tmp_path, "fleet", tmp_path / "ca")
     ca, joiner, its_key = tmp_path / "ca.pem", *certificate(tmp_path, "joiner", tmp_path / "ca")
-    with cell(tmp_path / "c", "127.0.0.1:0", tls_cert=str(cert), tls_key=str(key), tls_ca=str(ca)) as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0", tls_cert=str(cert), tls_key=str(key), tls_ca=str(ca)) as here:
         works(here, here.tcp, credentials=channel_credentials(ca, joiner, its_key))
         refused(here.tcp, "no answer from", patience_s=0.7, credentials=channel_credentials(ca))
 
@@ -177,7 +188,7 @@ def test_a_client_may_come_before_the_fleet(tmp_path):
     late = threading.Timer(0.7, lambda: made.append(FakeLearner(tmp_path / "c")))
     late.start()
     line = FleetConnection(
-        GrpcChannel(fleet_server.socket_address(tmp_path / "c" / "cell.sock"), TOKEN), "local/0", patience_s=15
+        GrpcChannel(fleet_server.socket_address(tmp_path / "c" / "learner.sock"), TOKEN), "actor/0", patience_s=15
     )
     assert line.hello().index == 0
     line.close()
@@ -209,7 +220,7 @@ def noise(port, count):
 def test_200_strangers_at_the_port_harm_nobody(tmp_path, tls, capfd):
     cert, key = certificate(tmp_path, "fleet")
     files = {"tls_cert": str(cert), "tls_key": str(key)} if tls else {}
-    with cell(tmp_path / "c", "127.0.0.1:0", **files) as here:
+    with fake_learner(tmp_path / "c", "127.0.0.1:0", **files) as here:
         credentials = channel_credentials(cert) if tls else None
         with link(here.tcp, credentials=credentials) as steady:
             with noise(here.tcp.port, 200):
@@ -224,7 +235,7 @@ def test_200_strangers_at_the_port_harm_nobody(tmp_path, tls, capfd):
 
 
 def test_a_message_above_the_limit_is_refused_and_the_limit_named(tmp_path):
-    with cell(tmp_path / "c", max_message_mb=1) as here, link(here.unix, start=False) as line:
+    with fake_learner(tmp_path / "c", max_message_mb=1) as here, link(here.unix, start=False) as line:
         assert line.welcome.max_message_bytes == 1 << 20
         line.replay(LAYOUT, 2)
         with pytest.raises(UserError, match=r"replay.chunk_steps or raise fleet.max_message_mb"):
@@ -238,7 +249,7 @@ def test_a_message_above_the_limit_is_refused_and_the_limit_named(tmp_path):
 
 
 def test_weights_above_the_limit_are_named(tmp_path):
-    with cell(tmp_path / "c", max_message_mb=1) as here, link(here.unix) as line:
+    with fake_learner(tmp_path / "c", max_message_mb=1) as here, link(here.unix) as line:
         here.published.publish(weights(1, size=400_000), 1)
         eventually(lambda: line.failed is not None)
         assert "fleet.max_message_mb=1" in str(line.failed)
@@ -251,7 +262,8 @@ def test_a_port_in_use_is_named(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"127.0.0.1:{port}.*in use"):
             FakeLearner(tmp_path / "c", f"127.0.0.1:{port}")
-    with cell(tmp_path / "a", "127.0.0.1:0") as here, pytest.raises(UserError, match=f":{here.tcp.port}.*in use"):
+    with fake_learner(tmp_path / "a", "127.0.0.1:0") as here, \
+            pytest.raises(UserError, match=f":{here.tcp.port}.*in use"):
         FakeLearner(tmp_path / "b", f"127.0.0.1:{here.tcp.port}")
     with pytest.raises(UserError, match=r"203\.0\.113\.7:1"):
         FakeLearner(tmp_path / "d", "203.0.113.7:1")
@@ -262,7 +274,7 @@ def test_a_port_in_use_is_named(tmp_path):
 
 
 def test_what_breaks_inside_is_told_to_the_caller(tmp_path, monkeypatch, caplog):
-    with cell(tmp_path / "c") as here:
+    with fake_learner(tmp_path / "c") as here:
         caller = GrpcChannel(here.unix, TOKEN)
         monkeypatch.setattr(here.registry, "members", lambda: 1 / 0)
         with pytest.raises(grpc.RpcError) as caught:
@@ -283,9 +295,9 @@ def wire_threads():
 
 def test_nothing_is_left_behind(tmp_path):
     def once():
-        with cell(tmp_path / "c", "127.0.0.1:0") as here:
+        with fake_learner(tmp_path / "c", "127.0.0.1:0") as here:
             here.published.publish(weights(1), 1)
-            with link(here.unix) as one, link(here.tcp, "local/1") as two:
+            with link(here.unix) as one, link(here.tcp, "actor/1") as two:
                 for line in (one, two):
                     line.metrics.count_steps(1)
                     eventually(lambda line=line: line.weights.fetch(-1) is not None)
@@ -299,4 +311,4 @@ def test_nothing_is_left_behind(tmp_path):
         once()
     eventually(lambda: wire_threads() == [] and threading.active_count() <= threads)
     eventually(lambda: descriptors() <= before)
-    assert not (tmp_path / "c" / "cell.sock").exists()
+    assert not (tmp_path / "c" / "learner.sock").exists()

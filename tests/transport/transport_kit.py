@@ -1,4 +1,4 @@
-"""Both ends of a wire for the tests: a cell without a learner, a proxy that loses things, and certificates."""
+"""Both ends of a wire for the tests: a learner's end without a learner, a lossy proxy, and certificates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights(version: int, size: int = 4) -> dict[str, torch.Tensor]:
 
 
 class FakeLearner:
-    """Desk, registry, inbox and server of one cell process, and the list of what its main thread stored."""
+    """Desk, registry, inbox and server of one learner process, and the list of what its main thread stored."""
 
     def __init__(self, folder: Path, listen: str | None = None, state: dict | None = None, **cfg) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -56,8 +56,8 @@ class FakeLearner:
         if state is not None:
             self.registry.load_state_dict(state)
         self.inbox = Inbox(self.cfg.inbox_messages)
-        self.unix = socket_address(folder / "cell.sock")
-        self.server = FleetServer(self.published, self.registry, self.inbox, self.cfg, folder / "cell.sock",
+        self.unix = socket_address(folder / "learner.sock")
+        self.server = FleetServer(self.published, self.registry, self.inbox, self.cfg, folder / "learner.sock",
                                   [TOKEN, JOIN_TOKEN])
         self.server.start()
         self.tcp = Address("127.0.0.1", self.server.port or 0)
@@ -86,7 +86,7 @@ class FakeLearner:
 
 
 @contextmanager
-def cell(folder: Path, listen: str | None = None, **cfg) -> Iterator[FakeLearner]:
+def fake_learner(folder: Path, listen: str | None = None, **cfg) -> Iterator[FakeLearner]:
     made = FakeLearner(folder, listen, **cfg)
     try:
         yield made
@@ -95,7 +95,7 @@ def cell(folder: Path, listen: str | None = None, **cfg) -> Iterator[FakeLearner
 
 
 @contextmanager
-def link(address: Address, name: str = "local/0", role: str = "actor", token: str = TOKEN, start: bool = True,
+def link(address: Address, name: str = "actor/0", role: str = "actor", token: str = TOKEN, start: bool = True,
          credentials=None, **options) -> Iterator[FleetConnection]:
     made = FleetConnection(GrpcChannel(address, token, credentials), name, role, **{"patience_s": 20.0, **options})
     try:

@@ -11,8 +11,8 @@ const PANELS = [
     "replay/beta": ["Importance exponent", "β"], "replay/size": ["Filled", "windows", true], "replay/bytes": ["Memory", "bytes", true],
     "replay/clamped_priorities": ["Clamped priorities", "count", true] }],
   ["Fleet", { "fleet/actors": ["Actors alive", "actors", true], "fleet/policy_lag": ["Policy lag", "updates behind the learner", true],
-    "actor/policy_lag": ["Updates between weight refreshes", "updates", true], "fleet/held_share": ["Held back by the rate limiter", "fraction of the time", true],
-    "fleet/inbox": ["Inbox", "messages", true], "fleet/restarts": ["Restarts", "count", true], "server/cells": ["Cells alive", "cells", true],
+    "actor/policy_lag": ["Updates between weight refreshes", "updates", true], "fleet/backpressure_share": ["Held back by the rate limiter", "fraction of the time", true],
+    "fleet/inbox": ["Inbox", "messages", true], "fleet/restarts": ["Restarts", "count", true], "server/learners": ["Learners alive", "learners", true],
     "server/staleness": ["Staleness", "versions", true] }],
   ["Exploration", { "rollout/exploration_rate": ["Exploration", "ε, mean over the lanes", true], "rollout/action_noise": ["Action noise", "σ", true],
     "rollout/arm": ["Arms", "index of the policy followed, mean over the lanes"], "rollout/ep_len_mean": ["Episode length", "steps", true] }],
@@ -26,7 +26,7 @@ const LIMIT_WORDS = { env: "the environment", inference: "choosing actions", wir
 const limitColour = limit => LIMITS.includes(limit) ? `var(--l${LIMITS.indexOf(limit)})` : "var(--line)";
 
 // Noisy metrics can be smoothed. Counts and schedules are exact, and an evaluation is already a mean.
-const NOISY = /^(rollout\/(ep_|arm)|time\/|train\/(?!learning_rate)|actor\/|fleet\/(policy_lag|held_share)|server\/(staleness|meet_ms)$)/;
+const NOISY = /^(rollout\/(ep_|arm)|time\/|train\/(?!learning_rate)|actor\/|fleet\/(policy_lag|backpressure_share)|server\/(staleness|push_pull_ms)$)/;
 // Counters that are logged only after the first event: 0 before.
 const SINCE_ZERO = /^(fleet\/restarts|wire\/duplicates|fault\/)/;
 
@@ -52,7 +52,7 @@ const axis = tag => ({ xLabel: AXES[view.x], timed: view.x === "time", smooth: N
 
 function chartOf(data, tag, [title, unit, zero], runs, height) {
   const ratios = tag === "replay/samples_per_insert" ? [...new Set(runs().map(run => run.ratio).filter(ratio => ratio > 0))] : [];
-  const whole = ["count", "actors", "cells", "messages"].includes(unit);
+  const whole = ["count", "actors", "learners", "messages"].includes(unit);
   const chart = new Chart(() => ({ title, unit, zero, whole, ...axis(tag), lines: ratios.map(y => ({ label: `configured ${figure(y)}`, y })),
     curves: curvesOf(data, tag, runs().filter(run => shows(run, tag))) }), height);
   chart.node.dataset.tag = tag;
