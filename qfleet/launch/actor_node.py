@@ -37,7 +37,7 @@ from qfleet.runconfig.build import make_agent, make_env, make_eval_env, make_exp
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import pack_state, unpack_state
 from qfleet.runs.find import refuse_imports
-from qfleet.training.evaluation import Evaluator
+from qfleet.training.evaluation import Evaluator, EvaluatorHooks
 from qfleet.training.loop import Worker, drive, idle
 from qfleet.transport.address import parse_address
 from qfleet.transport.client import FleetConnection
@@ -144,9 +144,13 @@ def heartbeat_thread(
 
 
 class FleetClient:
-    """A member process of a run: its connection, and the config received over it."""
+    """A member process of a run: its connection, and the config received over it.
 
-    def __init__(self, endpoint: Endpoint, role: str) -> None:
+    Without a parent process it stops. With `orphan_patience_s` it waits at most so long for answers instead, since the
+    fleet may still need it.
+    """
+
+    def __init__(self, endpoint: Endpoint, role: str, orphan_patience_s: float | None = None) -> None:
         self.heartbeat = endpoint.heartbeat()
         self.connection = endpoint.connect(role)
         # The hello and building the environment may take long; later the main loop beats by itself.
@@ -164,9 +168,10 @@ class FleetClient:
         self.connection.stop_waiting = self.is_over  # also beats while an evaluator waits for weights
         torch.set_num_threads(1)
         retain_freed_memory()
-        self.on_orphan: Callable[[], object] = self._stop_requested.set
         if self.heartbeat is not None:
-            self.heartbeat.on_orphan(lambda: self.on_orphan())
+            self.heartbeat.on_orphan(
+                self._stop_requested.set if orphan_patience_s is None
+                else lambda: self.connection.shorten_patience(orphan_patience_s))
 
     def require_spec(self, spec: EnvSpec) -> None:
         require_same_spaces(f"the fleet at {self.connection.address} uses", self.spec, "on this host", spec)
@@ -319,12 +324,13 @@ def run_evaluator(endpoint: Endpoint, videos: Path | None = None) -> int:
     with client.deregister_on_error(), closing(make_eval_env(config)) as env:
         client.require_spec(env.spec)
         evaluator = Evaluator(client.policy("evaluator"), env, connection.weights, config.eval, config.seed,
-                              connection.progress, on_evaluation, client.is_over)
+                              EvaluatorHooks(connection.progress, on_evaluation, client.is_over))
         if evaluator.bandit is not None:
             client.restore_state(evaluator.bandit.load_state_dict)
         connection.start()
         evaluator.resume()
-        evaluator.pending = client.incarnation > 1  # repeat an interrupted evaluation
+        if client.incarnation > 1:
+            evaluator.repeat()
         on_publish = config.learners_act and not config.has_server
         worker = EvaluateOnPublish(evaluator) if on_publish else evaluator
         return client.run(FinalEvaluation(connection, evaluator), worker)
@@ -359,8 +365,8 @@ class FinalEvaluation:
 
     def step(self) -> bool:
         if self.epoch != self.connection.welcome.epoch:
-            self.epoch, self.done, self.evaluator.evaluated_version = self.connection.welcome.epoch, False, -1
-            self.evaluator.resume()
+            self.epoch, self.done = self.connection.welcome.epoch, False
+            self.evaluator.restart()
         if not self.connection.final or self.done:
             return False
         self.evaluator.evaluate()

@@ -45,12 +45,12 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
-from qfleet.training.learner_core import Hooks
+from qfleet.training.evaluation import EvaluatorSlot
+from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import ReplicaRun
+from qfleet.training.replica import RankSync, ReplicaRun
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
-from qfleet.training.single_process import SingleProcessRun
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,6 @@ class Replica:
         if checkpoint is not None:
             require_same_env(checkpoint, env.spec)
         self.checkpoint = checkpoint
-        self.checkpoints = ShardedCheckpointWriter(peers, directory.path / "parts", checkpoint)
 
     def run(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
         with advise_on_oom(self.config), ExitStack() as stack:
@@ -287,8 +286,7 @@ class Replica:
     def _run_follower(self, stack: ExitStack) -> TrainResult:
         retain_freed_memory()
         torch.set_num_threads(self.config.run.threads or 1)
-        quiet = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
-        rank = self._build(quiet, stack)
+        rank = self._build(SILENT_HOOKS, stack)
         if self.checkpoint is not None:
             rank.restore(self.checkpoint.state(), self.checkpoint.segments())
         with stop_on_signal(rank.core.stop):
@@ -298,16 +296,21 @@ class Replica:
     def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
         setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(setup.close)
-        run = SingleProcessRun(setup, self._plan(), replace(hooks, save=self.checkpoints.saver(hooks.save)))
-        remote_evaluator, serve_evaluator = None, self.context.serve_evaluator
-        if self.peers.rank == 0 and self.config.evaluator_process:
-            remote_evaluator = RemoteEvaluator(
-                self.config, self.env.spec, run.core, serve_evaluator or supervised_evaluator(self.directory)
-            )
-            stack.callback(remote_evaluator.close)
-        rank = ReplicaRun(run, self.peers, self.config.allreduce, remote_evaluator)
-        self.checkpoints.rank_sync = rank.rank_sync
-        self._stop_when_orphaned(lambda: setattr(rank.core.stop, "reason", "preempted"), stack)
+        plan = self._plan()
+        rank_sync = RankSync(self.peers, plan)
+        checkpoints = ShardedCheckpointWriter(rank_sync, self.directory.path / "parts", self.checkpoint)
+
+        def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
+            if self.peers.rank or not self.config.evaluator_process:
+                return None
+            serve = self.context.serve_evaluator or supervised_evaluator(self.directory)
+            remote = RemoteEvaluator(self.config, setup.spec, core, serve)
+            stack.callback(remote.close)
+            return remote
+
+        hooks = replace(hooks, save=checkpoints.saver(hooks.save))
+        rank = ReplicaRun(setup, plan, hooks, rank_sync, self.config.allreduce, make_backend)
+        self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
         return rank
 
     def _stop_when_orphaned(self, leave: Callable[[], object], stack: ExitStack) -> None:

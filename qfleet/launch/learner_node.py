@@ -9,9 +9,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -22,7 +23,7 @@ from qfleet.core.env import EnvSpec
 from qfleet.core.errors import RunLost
 from qfleet.launch.actor_node import heartbeat_thread
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights
-from qfleet.launch.coordinator import Coordinator, connect_shards
+from qfleet.launch.coordinator import ConnectShards, Coordinator, connect_shards
 from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
@@ -33,13 +34,13 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.training.learner_core import Hooks
-from qfleet.training.remote_actors import RemoteActorsRun
+from qfleet.training.learner_run import LearnerRun
+from qfleet.training.remote_actors import RemoteActorsSetup, remote_components
 from qfleet.transport.fleet_server import FleetServer
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
 from qfleet.transport.registry import Registry
 from qfleet.transport.security import read_token
-from qfleet.transport.shard_client import RemoteShard
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def run_learner(private: Path) -> int:
     try:
         # A signal before there is anything to save ends the process.
         with exit_on_signal(sys.exit), exclusive_writer(Path(run_request.directory)):
-            learn(run_request, heartbeat, GrpcServing(private), lambda config: connect_shards(config, private))
+            learn(run_request, heartbeat, GrpcServing(private),
+                  lambda config, wait: connect_shards(config, wait, private))
         return 0
     except (Diverged, RunLost) as error:
         log.error("training failed: %s", error)  # a restart would not help
@@ -120,31 +122,29 @@ def result_json(result: TrainResult) -> str:
 
 
 def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving,
-          shard_clients: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
+          connect: ConnectShards | None = None) -> None:
     """Train until the run ends, and report the result.
 
-    `shard_clients` connects to the shards of a parameter server.
+    `connect` connects to the shards of a parameter server.
     """
     directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
     config = resolution.resolve(str(directory.config), []).config
     published = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
     registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
-    if not config.has_server:
-        shard_clients = None
-    inbox = Inbox(config.fleet.inbox_messages, *([] if shard_clients else [config.waiting_steps(config.env.lanes)]))
+    waiting = [] if config.has_server else [config.waiting_steps(config.env.lanes)]
+    inbox = Inbox(config.fleet.inbox_messages, *waiting)
     stall_s = config.run.stall_timeout_s
     # Loading and saving a replay takes long, so a thread beats; it stops if the main loop hangs.
     stop_heartbeat = heartbeat_thread(
         heartbeat, math.inf, lambda: time.monotonic() - published.status.updated_at < stall_s)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
 
-    def build(hooks: Hooks) -> RemoteActorsRun | Coordinator:
-        plan = make_plan(config)
-        if shard_clients is None:
-            return RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
+    def build(hooks: Hooks) -> LearnerRun | Coordinator:
+        plan, setup = make_plan(config), RemoteActorsSetup(make_agent(config, spec), spec, published, registry, inbox)
+        if connect is None or not config.has_server:
+            return LearnerRun(setup, plan, hooks, remote_components(plan))
         plan = replace(plan, device=torch.device("cpu"))
-        fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
-        return Coordinator(fleet, shard_clients(config), config.learners, directory.path / "parts")
+        return Coordinator(setup, plan, hooks, partial(connect, config), config.learners, directory.path / "parts")
 
     with advise_on_oom(config), ExitStack() as stack:
         attempt = Attempt(config, spec, directory, (), build, checkpoint)
@@ -155,7 +155,7 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
         attempt.open(run_request.origin | resumed)
         stack.enter_context(serving(published, registry, inbox, config))
         if heartbeat is not None:
-            heartbeat.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
+            heartbeat.on_orphan(lambda: attempt.core.stop.request("preempted"))
         stack.callback(stop_heartbeat.set)
         result = attempt.execute()
         serving.report_result(result)

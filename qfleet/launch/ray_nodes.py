@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from qfleet.core.errors import RunLost, UserError
 from qfleet.launch.actor_node import heartbeat_thread, run_actor, run_evaluator
 from qfleet.launch.allreduce_run import RankContext, train_rank
 from qfleet.launch.attempt import TrainResult
+from qfleet.launch.coordinator import ConnectShards
 from qfleet.launch.learner_node import RunRequest, exclusive_writer, learn, result_json
 from qfleet.launch.ray_handle import EXIT_PEER_LOST
 from qfleet.launch.ray_session import node_address
@@ -82,9 +83,10 @@ class RayServing:
         self._host.message = result_json(result)
 
 
-def ray_shard_clients(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
-    return lambda config: [RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.reconnect_timeout_s)
-                           for index, handle in enumerate(handles)]
+def ray_shard_clients(handles: Sequence[Any]) -> ConnectShards:
+    return lambda config, wait: [
+        RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.reconnect_timeout_s, wait)
+        for index, handle in enumerate(handles)]
 
 
 def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = ()) -> int:

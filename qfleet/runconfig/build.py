@@ -23,7 +23,7 @@ from qfleet.replay.layout import Layout
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.training.loop import TrainingPlan
-from qfleet.training.single_process import ActingSetup, ActorSpec
+from qfleet.training.local_actors import ActingSetup, ActorSpec
 
 log = logging.getLogger(__name__)
 

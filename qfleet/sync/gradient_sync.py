@@ -24,7 +24,11 @@ class GradientSync(Protocol):
     other learners.
     """
 
-    def attach(self, flat: Flat) -> None: ...
+    def attach(self, flat: Flat) -> None:
+        """Take over the optimisation of the network's parameters; called once, before the first update."""
+
+    def update_count(self, before: int, made: int) -> int:
+        """Updates of the run, if there were `before` of them and this learner has made some more since."""
 
     def agree(self, max_weight: float | None) -> float | None:
         """Agree on the next update: None = no learner updates now, else a factor for the batch's weights.
@@ -58,6 +62,9 @@ class Solo:
     def attach(self, flat: Flat) -> None:
         """Create the optimizer for the network's float32 vector."""
         self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.param_slices)
+
+    def update_count(self, before: int, made: int) -> int:
+        return before + made
 
     def agree(self, max_weight: float | None) -> float | None:
         return None if max_weight is None else 1.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fakes import TOY, sample_of, toy_batch
 from test_learner import learner_with
-from thread_peers import Roundtable
+from thread_peers import Roundtable, ThreadRank
 from torch import nn
 
 from qfleet.algos.dqn import Config, build
@@ -27,15 +27,23 @@ AGENT = build(Config(hidden=(8, 8), n_step=3), TOY)
 
 def learners(size, samples, sharded=False, overlap=False, **cfg):
     """Learners in lock-step, rank by rank with their samples; those that are returned have made all they could."""
-    made = [learner_with(list(samples[rank]), **cfg)[:3] for rank in range(size)]  # torch's seed is not for threads
+    table, optimizer = Roundtable(size), optimizer_of(**cfg)
+    syncs = [AllReduce(optimizer, ThreadRank(table, rank), sharded, overlap=overlap) for rank in range(size)]
+    made = [learner_with(list(samples[rank]), context={"gradient_sync": syncs[rank]}, **cfg)[:3]
+            for rank in range(size)]  # torch's seed is not for threads
 
     def work(peers):
         learner, replay, metrics = made[peers.rank]
-        learner.set_sync(AllReduce(learner.cfg, peers, sharded, overlap=overlap))
         learner.step()
         return learner, replay, metrics
 
-    return Roundtable(size).run(work)
+    return table.run(work)
+
+
+def optimizer_of(**cfg):
+    """The optimizer settings of `learner_with(**cfg)`."""
+    given = {name: value for name, value in cfg.items() if name in OptimizerConfig.model_fields}
+    return OptimizerConfig(**({"learning_rate": 0.1} | given))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -228,17 +236,22 @@ def test_a_vote_carries_what_ranks_tell_each_other():
 def test_one_vote_decides_on_all_batches_that_everybody_has():
     """Five batches here, three there: one vote, three updates; the fourth batch is kept for the next round."""
     counts, gathers = [5, 3], []
-    made = [learner_with([sample_of([1.0, 2.0])] * counts[rank])[:2] for rank in range(2)]
+    table, made = Roundtable(2), []
+
+    def rank_of(index):
+        peers = ThreadRank(table, index)
+        gather = peers.all_gather
+        peers.all_gather = lambda row: gathers.append(index) or gather(row)
+        sync = AllReduce(optimizer_of(), peers, batches_ahead=lambda: len(made[index][1].samples))
+        return learner_with([sample_of([1.0, 2.0])] * counts[index], context={"gradient_sync": sync})[:2]
+
+    made += [rank_of(index) for index in range(2)]
 
     def work(peers):
-        learner, replay = made[peers.rank]
-        gather = peers.all_gather
-        peers.all_gather = lambda row: gathers.append(peers.rank) or gather(row)
-        learner.set_sync(AllReduce(learner.cfg, peers, batches_ahead=lambda: len(replay.samples)))
-        learner.step()
-        return learner, replay
+        made[peers.rank][0].step()
+        return made[peers.rank]
 
-    (a, replay), (b, _) = Roundtable(2).run(work)
+    (a, replay), (b, _) = table.run(work)
     assert a.updates == b.updates == 3 and sorted(gathers) == [0, 1]
     assert replay.tape.count("sample") == 4 and torch.equal(a.flat.master, b.flat.master)
 
