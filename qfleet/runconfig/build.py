@@ -22,8 +22,8 @@ from qfleet.envs.watchdog import WatchdogEnv
 from qfleet.replay.layout import Layout
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import RunConfig
-from qfleet.training.loop import TrainingPlan
 from qfleet.training.local_actors import ActingSetup, ActorSpec
+from qfleet.training.loop import TrainingPlan
 
 log = logging.getLogger(__name__)
 

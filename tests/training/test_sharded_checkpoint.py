@@ -4,8 +4,8 @@ costs one checkpoint, not the run."""
 from contextlib import closing
 
 import pytest
-from test_replica import RankGroups
 from test_learner_run import TINY
+from test_replica import RankGroups
 from thread_peers import Roundtable, ThreadRank
 
 from qfleet.runconfig.resolution import resolve
