@@ -28,6 +28,7 @@ from qfleet.core.errors import BadOutput, ProcessFault, RunLost, UserError
 from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
 from qfleet.launch import driver
+from qfleet.launch.actor_service import ActorService, Serve
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
 from qfleet.launch.learner_node import RunRequest, result_json
 from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
@@ -40,13 +41,14 @@ from qfleet.process.signals import stop_on_signal
 from qfleet.process.supervisor import ChildFailure, ChildSpec
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
-from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
+from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
 from qfleet.training.replica import RankSync, ReplicaRun
@@ -121,12 +123,13 @@ class RankContext:
     """Environment of a rank: its position, its heartbeat, and the way the evaluator connects to rank 0.
 
     Without a heartbeat a rank stops when its parent process is gone; without `serve_evaluator` rank 0 starts the
-    evaluator.
+    evaluator. `serve_actors` serves the rank's actors, and on rank 0 the evaluator, if they are processes of the run.
     """
 
     rank_info: RankInfo | None
     heartbeat: Heartbeat | None = None
     serve_evaluator: ServeEvaluator | None = None
+    serve_actors: Serve | None = None
 
 
 def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
@@ -264,6 +267,7 @@ class Replica:
         if checkpoint is not None:
             require_same_env(checkpoint, env.spec)
         self.checkpoint = checkpoint
+        self.service = None if config.learners_act else ActorService(config, env.spec, peers.rank)
 
     def run(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
         with advise_on_oom(self.config), ExitStack() as stack:
@@ -281,7 +285,8 @@ class Replica:
         if checkpoint is None and source is not None:
             attempt.load_initial_weights(source)
         attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
-        return record_outcome(self.directory, attempt.execute)
+        with self._serving():
+            return record_outcome(self.directory, attempt.execute)
 
     def _run_follower(self, stack: ExitStack) -> TrainResult:
         retain_freed_memory()
@@ -289,19 +294,39 @@ class Replica:
         rank = self._build(SILENT_HOOKS, stack)
         if self.checkpoint is not None:
             rank.restore(self.checkpoint.state(), self.checkpoint.segments())
-        with stop_on_signal(rank.core.stop):
+        with stop_on_signal(rank.core.stop), self._serving():
             reason = rank.run()
         return _follower_result(self.directory, reason)
 
-    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Serve this rank's actors, if they are other processes; at the end they are told that the run is over."""
+        if self.service is None:
+            yield
+            return
+        service, serve = self.service, self.context.serve_actors
+        if serve is None:
+            raise UserError(f"actors={self.config.actors} with ranks that torchrun or srun started: set actors=0, so "
+                            "that each rank acts, or call qfleet without them, so that it starts ranks and actors")
+        with serve(service.published, service.registry, service.inbox, self.config):
+            yield
+            service.end()
+
+    def _setup(self, stack: ExitStack) -> RunSetup:
+        if self.service is not None:
+            return self.service.setup(make_agent(self.config, self.env.spec))
         setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(setup.close)
+        return setup
+
+    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+        setup = self._setup(stack)
         plan = self._plan()
         rank_sync = RankSync(self.peers, plan)
         checkpoints = ShardedCheckpointWriter(rank_sync, self.directory.path / "parts", self.checkpoint)
 
         def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
-            if self.peers.rank or not self.config.evaluator_process:
+            if self.peers.rank or self.service is not None or not self.config.evaluator_process:
                 return None
             serve = self.context.serve_evaluator or supervised_evaluator(self.directory)
             remote = RemoteEvaluator(self.config, setup.spec, core, serve)

@@ -145,7 +145,7 @@ class Coordinator:
     def snapshot(self) -> Snapshot:
         if not self._gathered_last:
             self._gather()
-        base = self.core.snapshot(self.acting.state_dict())
+        base = self.core.snapshot({"registry": self.setup.registry.state_dict()})
         parts = [self.parts.get(index, (ABSENT, [])) for index in range(self.workers)]
         first, *others = [state for state, _ in parts]
         known = first.get("learner", {})
@@ -165,7 +165,8 @@ class Coordinator:
         self.extra = dict(state.get("server", {}))
         common = {**state, "replay": None, "clock": {"steps": saved_steps(state)}}
         self.core.restore(common, [])
-        self.acting.restore(common)
+        if "registry" in state:
+            self.setup.registry.load_state_dict(state["registry"])
         self.checkpoints.resume()
         self.core.finish_restore(common)
         self.acting.finish_restore(common)

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import RunLost
 from qfleet.launch.actor_node import heartbeat_thread
+from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights
 from qfleet.launch.coordinator import ConnectShards, Coordinator, connect_shards
 from qfleet.learner.learner import Diverged
@@ -35,7 +35,6 @@ from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.training.learner_core import Hooks
 from qfleet.training.learner_run import LearnerRun
-from qfleet.training.remote_actors import RemoteActorsSetup, remote_components
 from qfleet.transport.fleet_server import FleetServer
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
@@ -43,10 +42,6 @@ from qfleet.transport.registry import Registry
 from qfleet.transport.security import read_token
 
 log = logging.getLogger(__name__)
-
-LEAVE_TIMEOUT_S = 3.0
-"""Seconds that a finished learner waits for its members to receive STOP."""
-
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -129,10 +124,8 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
     """
     directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
     config = resolution.resolve(str(directory.config), []).config
-    published = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
-    registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
-    waiting = [] if config.has_server else [config.waiting_steps(config.env.lanes)]
-    inbox = Inbox(config.fleet.inbox_messages, *waiting)
+    service = ActorService(config, spec, waiting=not config.has_server)
+    published = service.published
     stall_s = config.run.stall_timeout_s
     # Loading and saving a replay takes long, so a thread beats; it stops if the main loop hangs.
     stop_heartbeat = heartbeat_thread(
@@ -140,9 +133,9 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
 
     def build(hooks: Hooks) -> LearnerRun | Coordinator:
-        plan, setup = make_plan(config), RemoteActorsSetup(make_agent(config, spec), spec, published, registry, inbox)
+        plan, setup = make_plan(config), service.setup(make_agent(config, spec))
         if connect is None or not config.has_server:
-            return LearnerRun(setup, plan, hooks, remote_components(plan))
+            return LearnerRun(setup, plan, hooks)
         plan = replace(plan, device=torch.device("cpu"))
         return Coordinator(setup, plan, hooks, partial(connect, config), config.learners, directory.path / "parts")
 
@@ -153,15 +146,13 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
             attempt.load_initial_weights(source)
         resumed = {} if checkpoint is None else {"resumed_from": checkpoint.path.name}
         attempt.open(run_request.origin | resumed)
-        stack.enter_context(serving(published, registry, inbox, config))
+        stack.enter_context(serving(published, service.registry, service.inbox, config))
         if heartbeat is not None:
             heartbeat.on_orphan(lambda: attempt.core.stop.request("preempted"))
         stack.callback(stop_heartbeat.set)
         result = attempt.execute()
         serving.report_result(result)
-        if not config.fleet.lasting:
-            published.stop()
-        _wait_until_members_left(registry)
+        service.end()
 
 
 @contextmanager
@@ -200,12 +191,3 @@ def _former_port(private: Path) -> int | None:
         return port
     except FileNotFoundError:
         return None
-
-
-def _wait_until_members_left(registry: Registry) -> None:
-    """Wait until all recently active members have sent a message, and so have received STOP."""
-    ended = time.monotonic()
-    while time.monotonic() - ended < LEAVE_TIMEOUT_S:
-        if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in registry.members()):
-            return
-        time.sleep(0.05)

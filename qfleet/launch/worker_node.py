@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ import torch
 
 from qfleet.accel.threads import usable_cores
 from qfleet.core.clock import Progress, RunClock
-from qfleet.core.env import VectorEnv
 from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartbeat_thread
+from qfleet.launch.actor_service import ActorService, Serve
 from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
 from qfleet.launch.coordinator import ConnectShards, connect_shards
 from qfleet.launch.learner_node import RunRequest
 from qfleet.learner.learner import Diverged
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 from qfleet.replay.store import ReplayStore
-from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state
@@ -40,6 +40,7 @@ from qfleet.training.checkpointer import Snapshot
 from qfleet.training.evaluation import NoEvaluator
 from qfleet.training.learner_core import SILENT_HOOKS, Components, LearnerCore
 from qfleet.training.learner_run import LearnerRun, RunSetup
+from qfleet.training.local_actors import ActingSetup
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter
 from qfleet.training.replica import PER_RANK_KEYS, rank_segment_name, restore_rank
@@ -166,7 +167,8 @@ def _checkpoint_part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> 
     """State of this worker; the first one's target network and buffers stand for all."""
     learner = snapshot.state["learner"]
     common = {"target": learner["target"], "buffers": {name: learner["net"][name] for name in buffers}}
-    return {name: snapshot.state[name] for name in PER_RANK_KEYS} | {"learner": {"rng": learner["rng"]} | (
+    own = {name: snapshot.state[name] for name in PER_RANK_KEYS if name in snapshot.state}
+    return own | {"learner": {"rng": learner["rng"]} | (
         {} if index else common)}
 
 
@@ -221,37 +223,30 @@ def run_worker(endpoint: GrpcEndpoint) -> int:
                         lambda config, wait: connect_shards(config, wait, private))
 
 
-def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards) -> int:
-    """Act, train and push gradients until the run is over."""
+def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_actors: Serve | None = None) -> int:
+    """Train and push gradients until the run is over; act, or serve the worker's actors by `serve_actors`."""
     client = FleetClient(endpoint, LEARNER, ORPHAN_PATIENCE_S)
-    config, directory = client.config, RunDirectory(run)
+    config = client.config
     torch.set_num_threads(config.run.threads or 1)
     try:
-        with client.deregister_on_error(), advise_on_oom(config), _open_env(config) as env, ExitStack() as stack:
-            client.require_spec(env.spec)
-            checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
-            setup = make_acting_setup(_with_shared_cores(config), env, client.index, evaluates=False)
-            stack.callback(setup.close)
-            plan, clock = _worker_plan(config, client, checkpoint is None), RunClock()
-            stop = CoordinatedStop(plan, clock.progress, client)
-
-            def wait(seconds: float) -> None:
-                if stop.run_ended:
-                    raise RunEnded
-                time.sleep(seconds)
-
-            worker = WorkerRun(setup, config, plan, client, clock, stop, connect(config, wait),
-                               directory.path / "parts")
-            worker.restore_part(checkpoint)
+        with client.deregister_on_error(), advise_on_oom(config), ExitStack() as stack:
+            service = None if config.learners_act else ActorService(config, client.spec, client.index)
+            setup = _acting_setup(config, client, stack) if service is None else service.setup(
+                make_agent(config, client.spec))
+            worker = _build(config, setup, client, RunDirectory(run), connect)
             client.connection.start()
             worker.coordinator.begin()
             # The first update may take long, for capture and compilation, so a thread beats unless the loop hangs.
-            stall_s = config.run.stall_timeout_s
+            stall_s, stop = config.run.stall_timeout_s, worker.coordinator.stop
             stack.callback(
                 heartbeat_thread(client.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
             )
+            if service is not None and serve_actors is not None:
+                stack.enter_context(serve_actors(service.published, service.registry, service.inbox, config))
             with client.running():
                 worker.work()
+            if service is not None and client.connection.stopped:
+                service.end()
     except Diverged as error:
         log.error("training failed: %s", error)
         return EXIT_UNRECOVERABLE
@@ -261,11 +256,33 @@ def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards) -> int:
     return 0 if client.connection.stopped else EXIT_CODES["preempted"]
 
 
-@contextmanager
-def _open_env(config: RunConfig) -> Iterator[VectorEnv]:
-    env_config = _with_shared_cores(config).env
-    with closing(make_env(env_config, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)) as env:
-        yield env
+def _acting_setup(config: RunConfig, client: FleetClient, stack: ExitStack) -> ActingSetup:
+    """Environments of a worker that acts; the stack closes them."""
+    config = _with_shared_cores(config)
+    env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
+    stack.callback(env.close)
+    client.require_spec(env.spec)
+    setup = make_acting_setup(config, env, client.index, evaluates=False)
+    stack.callback(setup.close)
+    return setup
+
+
+def _build(config: RunConfig, setup: RunSetup, client: FleetClient, directory: RunDirectory,
+           connect: ConnectShards) -> WorkerRun:
+    """A worker with its part of the newest checkpoint."""
+    checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
+    plan, clock = _worker_plan(config, client, checkpoint is None), RunClock()
+    stop = CoordinatedStop(plan, clock.progress, client)
+
+    def wait(seconds: float) -> None:
+        if stop.run_ended:
+            raise RunEnded
+        time.sleep(seconds)
+
+    shard_clients = connect(config, wait)
+    worker = WorkerRun(setup, config, plan, client, clock, stop, shard_clients, directory.path / "parts")
+    worker.restore_part(checkpoint)
+    return worker
 
 
 def _with_shared_cores(config: RunConfig) -> RunConfig:

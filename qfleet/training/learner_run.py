@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
 from qfleet.core.weights import WeightStore
+from qfleet.replay.store import ReplayStore
 from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
@@ -69,6 +70,13 @@ class RunSetup(Protocol):
     def spec(self) -> EnvSpec: ...
     @property
     def weights(self) -> WeightStore: ...
+
+    def components(self, plan: TrainingPlan, components: Components) -> Components:
+        """Adapt the components to where the actors run."""
+
+    def batches_ahead(self, plan: TrainingPlan, replay: ReplayStore[Any]) -> int | None:
+        """Batches that the learner has before the steps or the replay change in any other way; None = unknown."""
+
     def acting(self, core: LearnerCore, shares: TimeShares) -> Acting: ...
     def evaluator(self, core: LearnerCore, acting: Acting) -> EvaluatorSlot: ...
 
@@ -89,8 +97,8 @@ class LearnerRun:
                  make_evaluator: MakeEvaluator = lambda evaluator, core: evaluator,
                  make_workers: MakeWorkers = lambda core: ()) -> None:
         self.plan, self.setup = plan, setup
-        self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.weights,
-                                components or Components.single(plan))
+        components = setup.components(plan, components or Components.single(plan))
+        self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.weights, components)
         self.shares = TimeShares()
         self.core.meter.add_gauge(self.core.replay.metrics)
         self.core.meter.add_gauge(self.shares)

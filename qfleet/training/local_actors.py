@@ -18,10 +18,11 @@ from qfleet.core.evaluation import Score
 from qfleet.core.exploration import Explorer
 from qfleet.core.seeds import lane_seeds, seed_for
 from qfleet.learner.weight_store import Mailbox
+from qfleet.replay.store import ReplayStore
 from qfleet.training.evaluation import Evaluator, EvaluatorHooks
-from qfleet.training.learner_core import LearnerCore
+from qfleet.training.learner_core import Components, LearnerCore
 from qfleet.training.learner_run import Acting
-from qfleet.training.loop import Worker, idle
+from qfleet.training.loop import TrainingPlan, Worker, idle
 from qfleet.training.timers import TimeShares
 
 
@@ -45,6 +46,13 @@ class ActingSetup:
     @property
     def spec(self) -> EnvSpec:
         return self.actor_specs[0].env.spec
+
+    def components(self, plan: TrainingPlan, components: Components) -> Components:
+        return components
+
+    def batches_ahead(self, plan: TrainingPlan, replay: ReplayStore[Any]) -> int | None:
+        """With priorities unknown: each vote compares importance weights."""
+        return replay.rate_limiter.batches_allowed(plan.learner.batch_size) if plan.replay.alpha == 0 else None
 
     def acting(self, core: LearnerCore, shares: TimeShares) -> LocalActors:
         return LocalActors(self, core, shares)

@@ -17,6 +17,7 @@ from typing import Any
 
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
+from qfleet.replay.store import ReplayStore
 from qfleet.training.evaluation import NoEvaluator
 from qfleet.training.learner_core import Components, LearnerCore
 from qfleet.training.learner_run import Acting
@@ -144,17 +145,20 @@ class RemoteActorsSetup:
     def weights(self) -> PublishedState:
         return self.published
 
+    def components(self, plan: TrainingPlan, components: Components) -> Components:
+        """Messages are handled between two updates, and actors wait for a learner that falls behind."""
+        return replace(components, max_updates_per_step=1, slack_samples=plan.slack_samples)
+
+    def batches_ahead(self, plan: TrainingPlan, replay: ReplayStore[Any]) -> int | None:
+        """Unknown: messages arrive between two updates."""
+        return None
+
     def acting(self, core: LearnerCore, shares: TimeShares) -> RemoteActors:
         return RemoteActors(self, core, shares)
 
     def evaluator(self, core: LearnerCore, acting: Acting) -> EvaluatorMember:
         assert isinstance(acting, RemoteActors)
         return EvaluatorMember(acting)
-
-
-def remote_components(plan: TrainingPlan) -> Components:
-    """Components of one learner with remote actors: messages are handled between two updates."""
-    return replace(Components.single(plan), max_updates_per_step=1, slack_samples=plan.slack_samples)
 
 
 class RemoteActors:
@@ -214,12 +218,12 @@ class RemoteActors:
         await_evaluation(self.core, self.message_handler, self.registry, self.published, self.serve)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"registry": self.registry.state_dict()}
+        return {"actor_registry": self.registry.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
         """The state may come from a run whose actors were in the learner's process."""
-        if "registry" in state:
-            self.registry.load_state_dict(state["registry"])
+        if "actor_registry" in state:
+            self.registry.load_state_dict(state["actor_registry"])
         return False
 
     def finish_restore(self, state: Mapping[str, Any]) -> None:

@@ -30,15 +30,16 @@ from qfleet.training.learner_core import Components, Hooks, LearnerCore
 from qfleet.training.learner_run import LearnerRun, RunSetup
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter
+from qfleet.transport.registry import merge_registries
 
 log = logging.getLogger(__name__)
 
 SYNC_PERIOD_S = 1.0
 """Period of state exchange between ranks during a long task (checkpoint, evaluation) of one of them."""
 
-PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin")
-"""State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator.
-The rest is identical everywhere or belongs to rank 0."""
+PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin", "actor_registry")
+"""State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator,
+as far as it has it. The rest is identical everywhere or belongs to rank 0."""
 
 REASONS = ("", "total_steps", "total_updates", "stop_at", "preempted", "interrupted")
 RUNNING, DONE, FAILED = 0.0, 1.0, 2.0
@@ -194,7 +195,7 @@ class ReplicaRun(LearnerRun):
 
         def make_sync(replay: ReplayStore[Any], meter: Meter) -> AllReduce:
             return AllReduce(plan.learner, self.group, cfg.shard_optimizer, rank_sync.local_state,
-                             rank_sync.receive_states, lambda: batches_ahead(plan, replay), cfg.overlap)
+                             rank_sync.receive_states, lambda: setup.batches_ahead(plan, replay), cfg.overlap)
 
         super().__init__(
             setup, plan, hooks, Components(rank_sync.clock, rank_sync.stop, make_sync),
@@ -243,11 +244,6 @@ class ReplicaRun(LearnerRun):
         return {"comm/bytes_per_update": (now[0] - before[0]) / (now[1] - before[1])}
 
 
-def batches_ahead(plan: TrainingPlan, replay: ReplayStore[Any]) -> int | None:
-    """Batches available without another vote; None with priorities: each vote compares importance weights."""
-    return replay.rate_limiter.batches_allowed(plan.learner.batch_size) if plan.replay.alpha == 0 else None
-
-
 def per_rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Per-rank states in a checkpoint, by rank (or by worker of a parameter server)."""
     return [dict(state), *state.get("ranks", [])]
@@ -280,7 +276,8 @@ def restore_rank(
     steps = total // size + (rank < total % size)
     core.clock.set_remote_steps(total - steps)
     min_steps = replay.rate_limiter.min_steps
-    restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
+    members = merge_registries(part["actor_registry"] for part in parts if "actor_registry" in part)
+    restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}, "actor_registry": members}, [])
     shards = [(part["replay"], rank_segments.get(index, []))
               for index, part in enumerate(parts) if part["replay"] is not None]
     if shards:

@@ -54,7 +54,7 @@ class ShardedCheckpointWriter:
 
 
 def _rank_part(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
-    state = {name: snapshot.state[name] for name in PER_RANK_KEYS} | {
+    state = {name: snapshot.state[name] for name in PER_RANK_KEYS if name in snapshot.state} | {
         "learner": {"rng": snapshot.state["learner"]["rng"]}
     }
     return {"state": state, "segments": [segment.name for segment in segments]}

@@ -11,7 +11,7 @@ from qfleet.runconfig.build import make_agent, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
 from qfleet.training.learner_run import LearnerRun
-from qfleet.training.remote_actors import RemoteActorsSetup, remote_components
+from qfleet.training.remote_actors import RemoteActorsSetup
 from qfleet.transport.fleet_pb2 import ExchangeRequest
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
@@ -39,8 +39,7 @@ def fleet():
     setup = RemoteActorsSetup(
         make_agent(config, spec), spec, PublishedState(to_yaml(config), json.dumps(spec.to_json()), 2),
         Registry(2, 30.0), Inbox(4, config.waiting_steps(config.env.lanes)))
-    plan = make_plan(config)
-    fleet = LearnerRun(setup, plan, hooks, remote_components(plan))
+    fleet = LearnerRun(setup, make_plan(config), hooks)
     fleet.records = records
     return fleet
 
