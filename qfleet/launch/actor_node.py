@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,8 +39,9 @@ from qfleet.runs.checkpoint_parts import pack_state, unpack_state
 from qfleet.runs.find import refuse_imports
 from qfleet.training.evaluation import Evaluator, EvaluatorHooks
 from qfleet.training.loop import Worker, drive, idle
-from qfleet.transport.address import parse_address
+from qfleet.transport.address import Address, parse_address
 from qfleet.transport.client import FleetConnection
+from qfleet.transport.fleet_pb2 import Welcome
 from qfleet.transport.grpc_channel import GrpcChannel
 from qfleet.transport.inbox import MAX_MEMBER_STATE_BYTES
 from qfleet.transport.security import ChannelCredentials, channel_credentials, read_token
@@ -67,6 +68,7 @@ class Endpoint(Protocol):
     def cores(self) -> int: ...
     def heartbeat(self) -> Heartbeat | None: ...
     def connect(self, role: str) -> FleetConnection: ...
+    def at_port(self, port: int) -> Endpoint: ...
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ class GrpcEndpoint:
         claim = "" if self.claim_file is None else read_token(self.claim_file)
         return FleetConnection(channel, self.name, role, self.patience_s, claim)
 
+    def at_port(self, port: int) -> GrpcEndpoint:
+        """Endpoint of another learner of the run on the same host."""
+        return replace(self, address=str(Address(parse_address(self.address).host, port)))
+
     def to_argv(self) -> list[str]:
         """Command-line arguments that describe this endpoint."""
         given = {"--token-file": self.token_file, "--patience": f"{self.patience_s:g}", "--tls-ca": self.tls_ca,
@@ -152,10 +158,9 @@ class FleetClient:
 
     def __init__(self, endpoint: Endpoint, role: str, orphan_patience_s: float | None = None) -> None:
         self.heartbeat = endpoint.heartbeat()
-        self.connection = endpoint.connect(role)
         # The hello and building the environment may take long; later the main loop beats by itself.
         self._ready = heartbeat_thread(self.heartbeat, endpoint.patience_s + BUILDING_S)
-        welcome = self.connection.hello()
+        self.connection, welcome = _register(endpoint, role)
         where = f"the config of the fleet at {endpoint.address}"
         config = parse_mapping(welcome.config_yaml, where)
         if not endpoint.trusted:
@@ -224,6 +229,17 @@ class FleetClient:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         return self.connection.stopped or self.connection.failed is not None or self._stop_requested.is_set()
+
+
+def _register(endpoint: Endpoint, role: str) -> tuple[FleetConnection, Welcome]:
+    """Register with the learner of this process, which the one at the endpoint may name."""
+    connection = endpoint.connect(role)
+    welcome = connection.hello()
+    if not welcome.redirect_port:
+        return connection, welcome
+    connection.close()
+    connection = endpoint.at_port(welcome.redirect_port).connect(role)
+    return connection, connection.hello()
 
 
 @contextmanager

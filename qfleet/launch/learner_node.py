@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -89,21 +90,27 @@ class Serving(Protocol):
 
 
 class GrpcServing:
-    """Serves by gRPC; port and result are written to the private folder."""
+    """Serves by gRPC; port and result are written to the private folder.
 
-    def __init__(self, private: Path) -> None:
-        self._private = private
+    `index` is that of a learner with a service of its own, beside the run's main service (learner 0, or the
+    coordinator), where joining actors register first. Its port is `offset` above the main one.
+    """
+
+    def __init__(self, private: Path, index: int | None = None, offset: int = 0) -> None:
+        self._private, self._index, self._offset = private, index, offset
 
     @contextmanager
     def __call__(self, published: PublishedState, registry: Registry, inbox: Inbox,
                  config: RunConfig) -> Iterator[None]:
-        private = self._private
-        fleet = config.fleet.at_port(_former_port(private))  # joined actors only know the port of a learner that died
-        server = FleetServer(published, registry, inbox, fleet, private / RunRequest.SOCKET_FILE,
-                             _tokens(config, private))
+        private, endpoint_file = self._private, learner_endpoint(self._private, self._index)
+        # Joined actors only know the port of a learner that died.
+        fleet = config.fleet.with_offset(self._offset).at_port(_former_port(endpoint_file))
+        redirect = partial(_port_of, private, config) if self._index is None else lambda name: 0
+        server = FleetServer(published, registry, inbox, fleet, learner_socket(private, self._index),
+                             _tokens(config, private), redirect)
         try:
             server.start()
-            replace_text(private / RunRequest.ENDPOINT_FILE, json.dumps({"port": server.port}))
+            replace_text(endpoint_file, json.dumps({"port": server.port}))
             yield
         finally:
             server.close(1.0)
@@ -185,9 +192,31 @@ def _tokens(config: RunConfig, private: Path) -> list[str]:
     return [own, read_token(config.fleet.token_file or private / RunRequest.JOIN_TOKEN_FILE)]
 
 
-def _former_port(private: Path) -> int | None:
+def learner_socket(private: Path, index: int | None) -> Path:
+    """Socket of a learner's own service; None: of the run's main service."""
+    return private / (RunRequest.SOCKET_FILE if index is None else f"learner-{index}.sock")
+
+
+def learner_endpoint(private: Path, index: int | None) -> Path:
+    """File with the port of a service; None: of the run's main service."""
+    return private / (RunRequest.ENDPOINT_FILE if index is None else f"learner-{index}.json")
+
+
+def _former_port(endpoint_file: Path) -> int | None:
     try:
-        port: int | None = json.loads((private / RunRequest.ENDPOINT_FILE).read_text())["port"]
+        port: int | None = json.loads(endpoint_file.read_text())["port"]
         return port
     except FileNotFoundError:
         return None
+
+
+def _port_of(private: Path, config: RunConfig, name: str) -> int | None:
+    """Port of the learner of a joining actor: `Redirect` of the main service.
+
+    The actors of one host alternate between learners; the name decides, so that a restarted actor finds its own again.
+    """
+    host, _, number = name.rpartition("/")
+    index = (zlib.crc32(host.encode()) + int(number or 0)) % config.learners
+    if index == 0 and not config.has_server:
+        return 0
+    return _former_port(learner_endpoint(private, index))

@@ -61,6 +61,10 @@ class RayEndpoint:
     def heartbeat(self) -> Heartbeat | None:
         return self.host_heartbeat
 
+    def at_port(self, port: int) -> RayEndpoint:
+        """Not used: no members join a run on Ray."""
+        return self
+
     def connect(self, role: str) -> FleetConnection:
         return FleetConnection(RayChannel(self.learner, self.address), self.name, role, self.patience_s)
 

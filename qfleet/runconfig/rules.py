@@ -70,9 +70,9 @@ def _topology(cfg: RunConfig) -> list[str]:
     if cfg.learners > 1 and cfg.sync == "none":
         found.append(f"learners={cfg.learners} with sync=none: set sync=allreduce (synchronous average) or sync=server "
                      "(parameter server), so that they train one network")
-    if not cfg.learners_act and cfg.sync != "none":
-        found.append(f"actors={cfg.actors} with sync={cfg.sync}: learners that are synchronised act themselves; set "
-                     "actors=0, and env.lanes or env.groups for more environments")
+    if 0 < cfg.actors < cfg.learners:
+        found.append(f"actors={cfg.actors} with learners={cfg.learners}: a learner without an actor would have nothing "
+                     "to learn from; set actors=0, so that the learners act, or at least as many actors")
     if cfg.eval.process is False and cfg.has_children:
         found.append("eval.process=false needs a run with one learner that also acts: leave it out, or set actors=0 "
                      "learners=1, without sync=server")
