@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from qfleet.runconfig.run_config import RunConfig
 
@@ -67,9 +68,8 @@ class Node:
         """Name under which it is supervised."""
         return self.group or self.name
 
-    @property
-    def log_file(self) -> str:
-        return f"{self.name.replace('/', '-')}.log"
+    def log_path(self, run: Path) -> Path:
+        return run / "logs" / f"{self.name.replace('/', '-')}.log"
 
 
 def topology(config: RunConfig) -> tuple[Node, ...]:
@@ -135,5 +135,6 @@ def _shard(config: RunConfig, index: int) -> Node:
 
 
 def _evaluator(config: RunConfig, learner: str) -> Node:
-    return Node(Role.EVALUATOR, 0, "evaluator", "evaluator", (learner,), config.ray.resources("evaluator", config.device),
+    resources = config.ray.resources("evaluator", config.device)
+    return Node(Role.EVALUATOR, 0, "evaluator", "evaluator", (learner,), resources,
                 WORKER_HINT if config.has_server else ACTING_HINT, heartbeat_timeout_s=heartbeat_timeout_of(config))

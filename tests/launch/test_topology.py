@@ -1,5 +1,7 @@
 """The nodes of a run, for every valid combination of actors, learners, sync and launcher, as rows of a table."""
 
+from pathlib import Path
+
 import pytest
 
 from qfleet.core.errors import UserError
@@ -16,7 +18,7 @@ def config(*overrides):
 
 
 def row(node):
-    return (node.name, node.main, node.calls, node.log_file, node.child_name, node.max_restarts,
+    return (node.name, node.main, node.calls, node.log_path(Path()).name, node.child_name, node.max_restarts,
             node.heartbeat_timeout_s, node.memory_hint)
 
 
