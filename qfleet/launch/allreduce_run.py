@@ -1,8 +1,8 @@
-"""Synchronous data-parallel training: the main function of a rank, and the driver that starts torchrun.
+"""Synchronous data-parallel training: a rank of a run.
 
     torchrun ... -m qfleet train RECIPE sync=allreduce       the user starts the ranks; rank 0 creates the run
     srun ... qfleet train RECIPE sync=allreduce              the same
-    qfleet train RECIPE sync=allreduce learners=N            the driver creates the run and starts torchrun
+    qfleet train RECIPE sync=allreduce learners=N            the driver creates the run and starts the ranks (rank_node)
 
 Rank 0 owns directory, metrics and checkpoints; the others contribute their parts. All ranks share the run's folder.
 """
@@ -10,10 +10,7 @@ Rank 0 owns directory, metrics and checkpoints; the others contribute their part
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -23,28 +20,24 @@ from typing import Any
 import torch
 
 from qfleet.accel.threads import usable_cores
-from qfleet.core.env import EnvSpec, VectorEnv
-from qfleet.core.errors import BadOutput, ProcessFault, RunLost, UserError
+from qfleet.core.env import VectorEnv
+from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
-from qfleet.launch import driver
 from qfleet.launch.actor_service import ActorService, Serve
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
-from qfleet.launch.learner_node import RunRequest, result_json
+from qfleet.launch.learner_node import RunRequest
 from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
-from qfleet.learner.learner import Diverged
-from qfleet.process.handle import child_environment
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.memory import retain_freed_memory
 from qfleet.process.parent_watch import on_parent_exit
 from qfleet.process.signals import stop_on_signal
-from qfleet.process.supervisor import ChildFailure, ChildSpec
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
+from qfleet.runs.directory import RunDirectory, default_name, run_names
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
@@ -54,14 +47,15 @@ from qfleet.training.meter import Sink
 from qfleet.training.replica import RankSync, ReplicaRun
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
-log = logging.getLogger(__name__)
+
+def is_rank(config: RunConfig) -> bool:
+    """True if the user's torchrun or srun started this process as a rank."""
+    return config.has_ranks and not config.on_ray and RankInfo.from_environment() is not None
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run: as a rank if torchrun started this process, otherwise by starting torchrun."""
+    """Train a new run: as a rank that torchrun or srun started, or as the only one."""
     rank_info = RankInfo.from_environment()
-    if rank_info is None and config.learners > 1:
-        return driver.start(config, sinks, provenance, TorchrunDriver)
     size = rank_info.size if rank_info else 1
     if rank_info and config.learners not in (1, size):
         raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
@@ -81,8 +75,6 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with the current number of ranks."""
     rank_info = RankInfo.from_environment()
-    if rank_info is None and config.learners > 1:
-        return driver.resume(directory, config, sinks, TorchrunDriver)
     size = rank_info.size if rank_info else 1
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
         checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
@@ -92,30 +84,6 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
             config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
             return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
-
-
-def run_rank(private: Path) -> int:
-    """Main function of a rank under `TorchrunDriver`: start the run, or resume it if this is not the first attempt.
-
-    torchrun restarts all ranks when one fails. An error that a restart cannot fix is written to a file for the driver,
-    and the rank exits with 0 so that no restart follows.
-    """
-    rank_info = RankInfo.from_environment()
-    if rank_info is None:
-        raise UserError("a rank must be started by torchrun")
-    if not (private / TorchrunDriver.UNRECOVERABLE_FILE).exists():
-        try:
-            if rank_info.rank == 0:
-                replace_text(private / TorchrunDriver.PID_FILE, str(os.getpid()))
-            result = train_rank(RunRequest.read(private), RankContext(rank_info))
-            if rank_info.rank == 0:
-                replace_text(private / RunRequest.RESULT_FILE, result_json(result))
-        except (UserError, RunLost, Diverged, BadOutput) as error:
-            log.error("%s", error)
-            prefix = {UserError: "", BadOutput: "environment failed: "}.get(type(error), "training failed: ")
-            failure = {"text": f"{prefix}{error}", "ours": not isinstance(error, UserError)}
-            replace_text(private / TorchrunDriver.UNRECOVERABLE_FILE, json.dumps(failure))
-    return 0
 
 
 @dataclass(frozen=True)
@@ -140,43 +108,6 @@ def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
         source = initial_weights(config, env.spec)
         replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
         return replica.run((), run_request.origin, source)
-
-
-class TorchrunDriver(driver.Driver):
-    """Driver whose learner child is torchrun, with one rank for each learner. torchrun does the restarts."""
-
-    PID_FILE = "rank.pid"
-    UNRECOVERABLE_FILE = "hopeless.json"
-
-    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
-                 origin: Mapping[str, Any]) -> None:
-        super().__init__(config, spec, directory, sinks, origin)
-        # torchrun sends no heartbeat; it watches the ranks, and they watch each other.
-        self.supervisor.policy = replace(self.supervisor.policy, first_beat_s=math.inf)
-
-    def _children(self) -> list[ChildSpec]:
-        rule = self.config.allreduce
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                 str(self.config.learners), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
-                 "-m", "qfleet", "_member", "rank", str(self.private)]
-        # torchrun would set 1. Each rank sets the threads that torch uses; this is the upper limit.
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(make_plan(self.config).decode_threads))}
-        return [ChildSpec(driver.LEARNER, argv, child_environment() | threads,
-                          self.directory.path / "logs" / "learners.log", 0)]
-
-    def _result(self, failure: ChildFailure | None) -> TrainResult:
-        try:
-            report = json.loads((self.private / self.UNRECOVERABLE_FILE).read_text())
-        except FileNotFoundError:
-            return super()._result(failure)
-        raise ProcessFault(report["text"]) if report["ours"] else UserError(report["text"])
-
-    def _pid(self) -> int | None:
-        """Process to signal: rank 0, which stops the others. Before it exists, torchrun, which then gives up."""
-        try:
-            return int((self.private / self.PID_FILE).read_text())
-        except (FileNotFoundError, ValueError):
-            return super()._pid()
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from qfleet.core.errors import ProcessFault, UserError
 from qfleet.launch import attempt
 from qfleet.launch.actor_node import GrpcEndpoint
 from qfleet.launch.attempt import TrainResult
-from qfleet.launch.driver import heartbeat_timeout_of
 from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.topology import heartbeat_timeout_of
 from qfleet.process.handle import child_environment
 from qfleet.process.supervisor import ChildSpec, RestartPolicy, Supervisor
 from qfleet.runconfig.run_config import RunConfig

@@ -26,7 +26,7 @@ from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartb
 from qfleet.launch.actor_service import ActorService, Serve
 from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
 from qfleet.launch.coordinator import ConnectShards, connect_shards
-from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.learner_node import GrpcServing, RunRequest
 from qfleet.learner.learner import Diverged
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 from qfleet.replay.store import ReplayStore
@@ -218,12 +218,13 @@ class WorkerRun(LearnerRun):
 
 
 def run_worker(endpoint: GrpcEndpoint) -> int:
-    private = Path(parse_address(endpoint.address).path).parent
+    private, index = Path(parse_address(endpoint.address).path).parent, int(endpoint.name.removeprefix("learner/"))
     return train_worker(endpoint, Path(RunRequest.read(private).directory),
-                        lambda config, wait: connect_shards(config, wait, private))
+                        lambda config, wait: connect_shards(config, wait, private),
+                        GrpcServing(private, index, index + 1))
 
 
-def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_actors: Serve | None = None) -> int:
+def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_actors: Serve) -> int:
     """Train and push gradients until the run is over; act, or serve the worker's actors by `serve_actors`."""
     client = FleetClient(endpoint, LEARNER, ORPHAN_PATIENCE_S)
     config = client.config
@@ -241,7 +242,7 @@ def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_ac
             stack.callback(
                 heartbeat_thread(client.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
             )
-            if service is not None and serve_actors is not None:
+            if service is not None:
                 stack.enter_context(serve_actors(service.published, service.registry, service.inbox, config))
             with client.running():
                 worker.work()
