@@ -98,8 +98,9 @@ class LocalLauncher:
         """Endpoint of the node that `node` calls."""
         called = next(each for each in self._nodes if each.name == node.calls[0])
         beside = called.main == "worker" or (called.main == "rank" and called.index > 0)
+        socket = learner_socket(self.folder, called.index if beside else None)
         return GrpcEndpoint(
-            f"unix:{learner_socket(self.folder, called.index if beside else None)}", node.name, str(self.folder / RunRequest.TOKEN_FILE),
+            f"unix:{socket}", node.name, str(self.folder / RunRequest.TOKEN_FILE),
             self._config.fleet.reconnect_timeout_s, siblings=max(1, count(self._nodes, Role.ACTOR)))
 
 
