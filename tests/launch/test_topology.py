@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.core.errors import UserError
-from qfleet.launch.topology import Role, count, topology, with_actors
+from qfleet.launch.topology import Role, count, topology
 from qfleet.runconfig.resolution import resolve
 
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.min_steps=64", "learner.batch_size=8", "device=cpu"]
@@ -87,7 +87,7 @@ def test_the_nodes_of_a_run(overrides, expected):
 
 
 @pytest.mark.parametrize("overrides", [
-    ["learners=2"], ["learners=2", "sync=allreduce", "actors=2"], ["sync=server", "actors=2"],
+    ["learners=2"], ["learners=2", "sync=allreduce", "actors=1"], ["sync=server", "learners=3", "actors=2"],
     ["actors=1", "eval.process=false"], ["actors=auto"]])
 def test_the_combinations_that_are_not_in_the_table_are_refused(overrides):
     with pytest.raises(UserError):
@@ -96,7 +96,7 @@ def test_the_combinations_that_are_not_in_the_table_are_refused(overrides):
 
 @pytest.mark.parametrize("sync", ["allreduce", "server"])
 def test_actor_i_feeds_learner_i_mod_k(sync):
-    nodes = topology(with_actors(config(f"sync={sync}", "learners=2"), 5))
+    nodes = topology(config(f"sync={sync}", "learners=2", "actors=5"))
     feeds = [node.calls for node in nodes if node.role is Role.ACTOR]
     assert feeds == [("learner/0",), ("learner/1",), ("learner/0",), ("learner/1",), ("learner/0",)]
     assert count(nodes, Role.LEARNER) == 2 and count(nodes, Role.EVALUATOR) == 1
