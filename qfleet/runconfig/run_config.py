@@ -116,6 +116,11 @@ class RunConfig(Config):
         return self.sync == "server"
 
     @property
+    def services(self) -> int:
+        """Number of services of the run, each with its own port: one per learner, and the coordinator's."""
+        return self.learners + self.has_server
+
+    @property
     def has_ranks(self) -> bool:
         """True if learners are ranks of a process group; on Ray a learner that acts is a group of one."""
         return self.sync == "allreduce" or (self.on_ray and self.learners_act and not self.has_server)
