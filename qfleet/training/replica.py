@@ -278,7 +278,7 @@ def restore_rank(
     """Restore one of `size` ranks from a checkpoint of any number of ranks, by the `restore` of its run.
 
     With the same number it restores its own part, otherwise a share of the replay of all parts. `total_steps`: steps
-    of the run, if it has continued since the checkpoint.
+    of the run, if it has continued since the checkpoint; what others have added meanwhile is not shared.
     """
     parts, rank_segments, replay = per_rank_states(state), segments_by_rank(segments), core.replay
     total = saved_steps(state) if total_steps is None else total_steps
@@ -288,7 +288,8 @@ def restore_rank(
         core.clock.set_remote_steps(total - own["clock"]["steps"])
         restore(own, rank_segments.get(rank, []))
         return
-    steps = total // size + (rank < total % size)
+    saved = saved_steps(state)
+    steps = saved // size + (rank < saved % size)
     core.clock.set_remote_steps(total - steps)
     min_steps = replay.rate_limiter.min_steps
     members = merge_registries(part["actor_registry"] for part in parts if "actor_registry" in part)

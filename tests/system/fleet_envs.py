@@ -76,7 +76,8 @@ class Ledger(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
     episode = 50
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.002) -> None:
+        self.pause_s = pause_s
         self.name, self.t = random.SystemRandom().randrange(1, 2**24), -1
 
     def see(self):
@@ -88,7 +89,7 @@ class Ledger(gymnasium.Env):
 
     def step(self, action):
         if ACTING:
-            time.sleep(0.002)
+            time.sleep(self.pause_s)
         return self.see(), 1.0, self.t % self.episode == 0, False, {}
 
 

@@ -2,18 +2,20 @@
 
 import io
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_learner_run import TINY, RunOutputs
 from thread_peers import Roundtable, ThreadRank
 
+from qfleet.core.clock import RunClock
 from qfleet.core.seeds import seed_for
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.replica import RankSync, ReplicaRun, rank_segment_name, segments_by_rank
+from qfleet.training.replica import RankSync, ReplicaRun, rank_segment_name, restore_rank, segments_by_rank
 
 pytestmark = pytest.mark.slow
 
@@ -184,3 +186,20 @@ def test_segment_names_encode_the_rank():
     given = [(rank_segment_name(rank, "replay-1-2-ab"), rank) for rank in (0, 1, 12)]
     assert [name for name, _ in given] == ["replay-1-2-ab", "rank0001-replay-1-2-ab", "rank0012-replay-1-2-ab"]
     assert segments_by_rank(given) == {rank: [("replay-1-2-ab", rank)] for rank in (0, 1, 12)}
+
+
+@pytest.mark.parametrize("first,then", [(1, 2), (2, 3), (3, 1)])
+def test_learners_that_resume_in_another_number_share_the_saved_steps_and_no_later_ones(first, then):
+    """The learners of a parameter server begin one after the other: the first ones have taken steps by then."""
+    parts = [{"clock": {"steps": 100 + rank}, "replay": None, "actors": [], "actor_registry": {
+        "lives": [[f"actor/{rank}", rank, 1, "s" * 32]], "stored": {}}} for rank in range(first)]
+    saved = sum(part["clock"]["steps"] for part in parts)
+    state, restored, clocks = {**parts[0], "ranks": parts[1:]}, [], []
+    for rank in range(then):
+        clocks.append(RunClock())
+        core = SimpleNamespace(clock=clocks[-1], replay=SimpleNamespace(rate_limiter=SimpleNamespace(min_steps=9)))
+        restore_rank(core, lambda own, segments: restored.append(own), state, [], rank, then, saved + 10 * rank)
+    assert sum(own["clock"]["steps"] for own in restored) == saved
+    for rank, own in enumerate(restored):
+        assert own["clock"]["steps"] + clocks[rank].remote_steps == saved + 10 * rank, "all know the steps of the run"
+        assert len(own["actor_registry"]["lives"]) == first, "all know all members"
