@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from qfleet.accel.threads import usable_cores
+from qfleet.config import load_attribute
 from qfleet.core.env import VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
@@ -44,7 +45,7 @@ from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import RankSync, ReplicaRun
+from qfleet.training.replica import RankSync, ReplicaRun, build_allreduce
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 
@@ -265,7 +266,9 @@ class Replica:
             return remote
 
         hooks = replace(hooks, save=checkpoints.saver(hooks.save))
-        rank = ReplicaRun(setup, plan, hooks, rank_sync, self.config.allreduce, make_backend)
+        build = (load_attribute(self.config.sync) if ":" in self.config.sync
+                 else build_allreduce(self.config.allreduce))
+        rank = ReplicaRun(setup, plan, hooks, rank_sync, build, make_backend)
         self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
         return rank
 

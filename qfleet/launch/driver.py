@@ -19,7 +19,7 @@ from itertools import count, groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from qfleet.config import to_yaml
+from qfleet.config import load_attribute, to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
 from qfleet.launch.attempt import (
@@ -138,7 +138,10 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
         return record_outcome(directory, _driver(config, spec, directory, sinks, {}).run)
 
 
-def _launcher_class(config: RunConfig) -> type[LocalLauncher | RayLauncher]:
+def _launcher_class(config: RunConfig) -> Any:
+    """Class of the launcher that a config names; a user's implements `Launcher` and `require`."""
+    if ":" in config.launcher:
+        return load_attribute(config.launcher)
     return RayLauncher if config.on_ray else LocalLauncher
 
 

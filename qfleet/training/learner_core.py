@@ -20,9 +20,8 @@ from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
 from qfleet.learner.learner import Learner, LearnerContext
 from qfleet.replay.chunker import staggered_padding
-from qfleet.replay.device_store import DeviceReplay
-from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
+from qfleet.replay.make_store import make_store
 from qfleet.replay.store import ReplayStore
 from qfleet.sync.gradient_sync import GradientSync
 from qfleet.training.checkpointer import Snapshot
@@ -87,10 +86,8 @@ class LearnerCore:
         self.layout = Layout(
             spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows
         )
-        args = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
-        self.replay: HostReplay | DeviceReplay = (
-            DeviceReplay(*args, self.clock) if plan.replay.store == "device"
-            else HostReplay(*args, plan.decode_threads, self.clock))
+        self.replay = make_store(
+            self.layout, plan.replay, seed_for(seed, "replay"), plan.device, plan.decode_threads, self.clock)
         if components.slack_samples is not None:
             self.replay.rate_limiter.limit_inserts(components.slack_samples)
         self.best = hooks.best_score(None)
