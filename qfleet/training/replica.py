@@ -193,8 +193,8 @@ def build_allreduce(cfg: AllReduceConfig) -> BuildRankSync:
 class ReplicaRun(LearnerRun):
     """A `LearnerRun` whose updates, step clock, stop, evaluations and checkpoints are common to all ranks.
 
-    `build` creates the gradient synchronisation. `make_backend` returns the evaluator of rank 0 if it is not the one of the setup: usually another process, since
-    all ranks would wait for an evaluation in this one.
+    `build` creates the gradient synchronisation. `make_backend` returns the evaluator of rank 0 if it is not the one
+    of the setup: usually another process, since all ranks would wait for an evaluation in this one.
     """
 
     def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, rank_sync: RankSync, build: BuildRankSync,
