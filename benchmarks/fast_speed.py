@@ -86,7 +86,9 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     from qfleet.training.meter import Meter
 
     class Met(Solo):
-        """Nobody is met, but a learner cannot know that: who is not Solo itself may meet others."""
+        """Meets no other learner, but says that it may."""
+
+        local_optimizer = None
 
     spec = noise_spec()
     config = resolve_auto(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "env.groups=1",

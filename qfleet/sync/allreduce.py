@@ -95,6 +95,10 @@ class AllReduce:
         self.optimizer = Optimizer(self.cfg, flat.master[self.own_slice], param_slices)
         self._overlapped = OverlappedAllReduce(flat, self.peers.start_allreduce) if self.overlap else None
 
+    @property
+    def local_optimizer(self) -> None:
+        """None: gradients are synchronised."""
+
     def agree(self, max_weight: float | None) -> float | None:
         """Vote on the next update: all ranks make it or none.
 

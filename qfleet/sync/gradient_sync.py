@@ -26,6 +26,10 @@ class GradientSync(Protocol):
 
     def attach(self, flat: Flat) -> None: ...
 
+    @property
+    def local_optimizer(self) -> Optimizer | None:
+        """The optimizer, if its step needs no other learner; None if gradients are synchronised."""
+
     def agree(self, max_weight: float | None) -> float | None:
         """Agree on the next update: None = no learner updates now, else a factor for the batch's weights.
 
@@ -58,6 +62,10 @@ class Solo:
     def attach(self, flat: Flat) -> None:
         """Create the optimizer for the network's float32 vector."""
         self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.param_slices)
+
+    @property
+    def local_optimizer(self) -> Optimizer | None:
+        return self.optimizer
 
     def agree(self, max_weight: float | None) -> float | None:
         return None if max_weight is None else 1.0
