@@ -181,8 +181,8 @@ def layers(args: argparse.Namespace) -> None:
     """How far torso and head in bfloat16 are from those in float32, gradients too: by our kernels, and by torch's."""
     import torch
 
-    from qfleet.accel.kernels import bf16, conv_epilogue_source, kernel_compiler, value_head_source
-    from qfleet.networks import heads, patch_conv
+    from qfleet.accel.kernels import bf16, conv_epilogue_source, images, kernel_compiler, value_head_source
+    from qfleet.networks import heads
     from qfleet.networks.torsos import nature
 
     assert kernel_compiler.compile_kernel("lay") is not None, "no kernels of our own here"
@@ -203,7 +203,7 @@ def layers(args: argparse.Namespace) -> None:
 
         wanted, found = results(exact), {}
         for way in ("kernels", "torch"):
-            for module in (bf16, patch_conv):
+            for module in (bf16, images):
                 module.custom_kernels_allowed = lambda way=way: way == "kernels"
             for source, name in (
                 (conv_epilogue_source.EPILOGUE_SOURCE, "finish"), (value_head_source.HEAD_SOURCE, "rate")):
