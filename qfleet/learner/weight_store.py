@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from qfleet.core.devices import is_on_host
+
 VersionedWeights = tuple[int, dict[str, torch.Tensor]]
 
 MAX_PENDING = 4
@@ -37,7 +39,7 @@ class Mailbox:
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None:
         self._newest = (version, state)
-        if not any(value.is_cuda for value in state.values()):
+        if all(is_on_host(value) for value in state.values()):
             self._complete = self._newest
             return
         done = torch.cuda.Event()

@@ -105,6 +105,10 @@ class AllReduce:
         """All ranks make the same updates."""
         return before + made
 
+    @property
+    def local_optimizer(self) -> None:
+        """None: gradients are synchronised."""
+
     def agree(self, max_weight: float | None) -> float | None:
         """Vote on the next update: all ranks make it or none.
 

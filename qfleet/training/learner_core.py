@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from qfleet.accel.choose import stores_in_turns
 from qfleet.actor.actor import Recorder
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
@@ -105,11 +106,10 @@ class LearnerCore:
     def recorder(self, lanes: int) -> Recorder:
         """Recorder for an actor in this process.
 
-        With a learner on a GPU the environments are the bottleneck, and they would be idle while the chunks of all
-        lanes are stored at once: chunk boundaries are staggered over the lanes. Chunks that end with episodes are
-        staggered anyway.
+        Chunk boundaries are staggered over the lanes if that keeps the environments busy. Chunks that end with episodes
+        are staggered anyway.
         """
-        stagger = self.plan.device.type == "cuda" and not self.layout.window.within_episode
+        stagger = stores_in_turns(self.plan.device) and not self.layout.window.within_episode
         return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0,
                         staggered_padding(self.layout, lanes) if stagger else ())
 
