@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from qfleet.core.devices import reads_pinned, staged_for
+from qfleet.core.devices import reads_pinned
 from qfleet.maths.aligned import aligned_tensor
 from qfleet.replay.decode import Decoder
 from qfleet.replay.layout import Column, Layout
@@ -29,6 +29,7 @@ class Gatherer:
         self.set_records(dense)
         self._states = states
         self._decoder = decoder
+        self._pinned = reads_pinned(device)
         self._device = device
         self._window = np.arange(-layout.context, layout.window.length)
 
@@ -73,10 +74,10 @@ class Gatherer:
 
     def _decode(self, column: Column, slots: np.ndarray, first: np.ndarray, alive: np.ndarray) -> torch.Tensor:
         length = self._layout.window.length
-        result = torch.empty((len(slots), length, *column.stacked_shape), pin_memory=reads_pinned(self._device),
+        result = torch.empty((len(slots), length, *column.stacked_shape), pin_memory=self._pinned,
                              dtype=getattr(torch, column.dtype))
         self._decoder.fill(column, slots, first, alive, result.numpy().reshape(len(slots), length, column.stack, -1))
         return self._send(result)
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
-        return staged_for(self._device, values).to(self._device, non_blocking=True)
+        return values.pin_memory().to(self._device, non_blocking=True) if self._pinned else values
