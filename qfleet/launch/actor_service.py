@@ -37,8 +37,8 @@ class ActorService:
             config.actors, fleet.heartbeat_timeout_s, fleet.max_members, index, config.learners if waiting else 1)
         self.inbox = Inbox(fleet.inbox_messages, *([config.waiting_steps(config.env.lanes)] if waiting else []))
 
-    def setup(self, agent: Agent) -> RemoteActorsSetup:
-        return RemoteActorsSetup(agent, self.spec, self.published, self.registry, self.inbox)
+    def setup(self, agent: Agent, ends_members: bool = True) -> RemoteActorsSetup:
+        return RemoteActorsSetup(agent, self.spec, self.published, self.registry, self.inbox, ends_members)
 
     def end(self) -> None:
         """The run is over: tell the members, unless they belong to a service that outlives the run, and let them go."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, run_names
+from qfleet.runs.membership import write_members_of
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
@@ -223,7 +225,8 @@ class Replica:
     def _run_follower(self, stack: ExitStack) -> TrainResult:
         retain_freed_memory()
         torch.set_num_threads(self.config.run.threads or 1)
-        rank = self._build(SILENT_HOOKS, stack)
+        write_members = partial(write_members_of, self.directory.path, self.peers.rank)
+        rank = self._build(replace(SILENT_HOOKS, write_members=write_members), stack)
         if self.checkpoint is not None:
             rank.restore(self.checkpoint.state(), self.checkpoint.segments())
         with stop_on_signal(rank.core.stop), self._serving():

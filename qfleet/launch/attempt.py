@@ -30,7 +30,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
-from qfleet.runs.membership import write_members
+from qfleet.runs.membership import remove_members_of_learners, write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.transfer import matching_weights
@@ -314,6 +314,7 @@ class Attempt:
             self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
                                           self.config.model_dump(mode="json")))
         self.id = _record_attempt(self.directory, self.config, origin, self.id)
+        remove_members_of_learners(self.directory.path)
         if self.config.run.tensorboard:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))

@@ -27,7 +27,13 @@ from qfleet.sync.ps_shard import merge_states, split_state
 from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
 from qfleet.training.loop import TrainingPlan, drive
-from qfleet.training.remote_actors import RemoteActors, RemoteActorsSetup
+from qfleet.training.remote_actors import (
+    ACTORS,
+    LearnerCallbacks,
+    RemoteActors,
+    RemoteActorsSetup,
+    merge_actor_metrics,
+)
 from qfleet.training.replica import PER_RANK_KEYS, per_rank_states, saved_steps, segments_by_rank
 from qfleet.training.timers import TimeShares
 from qfleet.transport.address import socket_address
@@ -80,13 +86,15 @@ class Coordinator:
                  connect: Callable[[Wait], Sequence[RemoteShard]], workers: int, folder: Path) -> None:
         self.setup, self.workers, self.folder = setup, workers, folder
         self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.published, Components.single(plan))
-        self.acting = RemoteActors(setup, self.core, TimeShares(), self._take_part, self._publish_member_steps)
+        self.acting = RemoteActors(setup, self.core, TimeShares(), LearnerCallbacks(
+            self._take_part, self._take_metrics, self._publish_member_steps))
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
         self.core.meter.add_gauge(self._gauges)
         self.shard_clients = connect(self.acting.serve)
         self.evaluations = Schedule(plan.eval.period_steps, plan.eval.period_updates)
         self.parts: dict[int, tuple[dict[str, Any], list[str]]] = {}  # last part of each worker: state, segments
         self.extra: dict[str, Any] = {}
+        self._learner_metrics: dict[int, Mapping[str, float]] = {}  # last ones of each worker
         self._request = 0
         self._answered_request: dict[int, int] = {}  # request number that each part answered
         self._collecting = self._ending = self._gathered_last = False
@@ -242,6 +250,11 @@ class Coordinator:
             log.warning("the checkpoint part of learner %d cannot be read (%s); its previous part is kept", index,
                         error)
 
+    def _take_metrics(self, index: int, metrics: Mapping[str, float]) -> None:
+        """Keep the gauges of a worker; a record has their sums, not means over time and workers."""
+        if ACTORS in metrics:
+            self._learner_metrics[index] = metrics
+
     def write(self, snapshot: Snapshot) -> None:
         self.acting.before_write()
         self.core.hooks.save(snapshot)
@@ -253,10 +266,10 @@ class Coordinator:
             self.setup.published.set_member_steps(member_steps)
 
     def _gauges(self) -> dict[str, float]:
-        """Gauge: live workers, and the outcomes of pushed gradient slices."""
+        """Gauge: live workers, the actors of all of them, and the outcomes of pushed gradient slices."""
         self.acting.metrics()  # counts restarts
         now, live_s = time.monotonic(), self.setup.registry.live_s
-        alive = [member for member in self.setup.registry.members()
+        alive = [member.index for member in self.setup.registry.members()
                  if member.role == LEARNER and now - member.heard < live_s]
         values = {"server/learners": len(alive),
                   "server/stale_pushes": sum(status.stale for status in self._shard_status),
@@ -265,7 +278,8 @@ class Coordinator:
         for status in self._shard_status:
             for age, count in status.staleness.items():
                 values[next(tag for tag, end in AGES.items() if age < end)] += count
-        return {tag: float(number) for tag, number in values.items()}
+        actors = merge_actor_metrics(self._learner_metrics.get(index, {}) for index in alive)
+        return actors | {tag: float(number) for tag, number in values.items()}
 
 
 def _per_rank_state(part: Mapping[str, Any]) -> dict[str, Any]:

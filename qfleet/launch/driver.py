@@ -123,8 +123,9 @@ def require_startable(config: RunConfig) -> RunConfig:
         read_token(fleet.token_file)
     if fleet.tls_cert is not None and fleet.tls_key is not None:
         server_credentials(fleet.tls_cert, fleet.tls_key, fleet.tls_ca)
-    if fleet.address is not None:
-        require_free(fleet.address)
+    for offset in range(config.services):
+        if (address := fleet.with_offset(offset).address) is not None:
+            require_free(address)
     return config
 
 

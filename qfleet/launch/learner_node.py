@@ -8,8 +8,9 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
-import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -105,7 +106,7 @@ class GrpcServing:
         private, endpoint_file = self._private, learner_endpoint(self._private, self._index)
         # Joined actors only know the port of a learner that died.
         fleet = config.fleet.with_offset(self._offset).at_port(_former_port(endpoint_file))
-        redirect = partial(_port_of, private, config) if self._index is None else lambda name: 0
+        redirect = JoinedActorPorts(private, config) if self._index is None else lambda name: 0
         server = FleetServer(published, registry, inbox, fleet, learner_socket(private, self._index),
                              _tokens(config, private), redirect)
         try:
@@ -210,13 +211,29 @@ def _former_port(endpoint_file: Path) -> int | None:
         return None
 
 
-def _port_of(private: Path, config: RunConfig, name: str) -> int | None:
-    """Port of the learner of a joining actor: `Redirect` of the main service.
+class JoinedActorPorts:
+    """`Redirect` of the main service: divides joining actors evenly between learners, in the order in which they come.
 
-    The actors of one host alternate between learners; the name decides, so that a restarted actor finds its own again.
+    An actor that registers again, such as a restarted one, is sent to its former learner.
     """
-    host, _, number = name.rpartition("/")
-    index = (zlib.crc32(host.encode()) + int(number or 0)) % config.learners
-    if index == 0 and not config.has_server:
-        return 0
-    return _former_port(learner_endpoint(private, index))
+
+    def __init__(self, private: Path, config: RunConfig) -> None:
+        self._private, self._config = private, config
+        self._lock = threading.Lock()  # RPC threads call
+        self._learners: dict[str, int] = {}  # by name, the oldest first
+
+    def __call__(self, name: str) -> int | None:
+        index = self._learner_of(name)
+        if index == 0 and not self._config.has_server:
+            return 0
+        return _former_port(learner_endpoint(self._private, index))
+
+    def _learner_of(self, name: str) -> int:
+        with self._lock:
+            if name not in self._learners:
+                sizes = Counter(self._learners.values())
+                index = min(range(self._config.learners), key=lambda index: sizes[index])
+                while len(self._learners) >= self._config.fleet.max_members:
+                    del self._learners[next(iter(self._learners))]
+                self._learners[name] = index
+            return self._learners[name]

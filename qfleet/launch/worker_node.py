@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.membership import write_members_of
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.evaluation import NoEvaluator
@@ -179,21 +181,21 @@ class WorkerRun(LearnerRun):
     """
 
     def __init__(self, setup: RunSetup, config: RunConfig, plan: TrainingPlan, client: FleetClient, clock: RunClock,
-                 stop: CoordinatedStop, shard_clients: Sequence[RemoteShard], folder: Path) -> None:
+                 stop: CoordinatedStop, shard_clients: Sequence[RemoteShard], directory: RunDirectory) -> None:
         server, name = config.parameter_server, f"{client.connection.name}, life {client.incarnation}"
 
         def make_sync(replay: ReplayStore[Any], meter: Meter) -> ParameterServerSync:
             return ParameterServerSync(name, shard_clients, server, meter, first=client.index == 0)
 
         super().__init__(
-            setup, plan, SILENT_HOOKS,
+            setup, plan, replace(SILENT_HOOKS, write_members=partial(write_members_of, directory.path, client.index)),
             Components(clock, stop, make_sync, outlier_deviations=server.outlier_deviations),
             lambda evaluator, core: NoEvaluator())
         sync = self.core.learner.gradient_sync
         assert isinstance(sync, ParameterServerSync)
         self.core.meter.add_gauge(sync.gauges)
         self.learners, self.client = config.learners, client
-        self.coordinator = CoordinatorClient(self.core, client, stop, folder, self.snapshot)
+        self.coordinator = CoordinatorClient(self.core, client, stop, directory.path / "parts", self.snapshot)
         self.workers = [self.coordinator]
 
     def restore_part(self, checkpoint: Checkpoint | None) -> None:
@@ -233,7 +235,7 @@ def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_ac
         with client.deregister_on_error(), advise_on_oom(config), ExitStack() as stack:
             service = None if config.learners_act else ActorService(config, client.spec, client.index)
             setup = _acting_setup(config, client, stack) if service is None else service.setup(
-                make_agent(config, client.spec))
+                make_agent(config, client.spec), ends_members=False)
             worker = _build(config, setup, client, RunDirectory(run), connect)
             client.connection.start()
             worker.coordinator.begin()
@@ -246,8 +248,9 @@ def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_ac
                 stack.enter_context(serve_actors(service.published, service.registry, service.inbox, config))
             with client.running():
                 worker.work()
-            if service is not None and client.connection.stopped:
-                service.end()
+                if service is not None and client.connection.stopped:  # the run has ended, not only this process
+                    service.published.stop()
+                    service.end()
     except Diverged as error:
         log.error("training failed: %s", error)
         return EXIT_UNRECOVERABLE
@@ -281,7 +284,7 @@ def _build(config: RunConfig, setup: RunSetup, client: FleetClient, directory: R
         time.sleep(seconds)
 
     shard_clients = connect(config, wait)
-    worker = WorkerRun(setup, config, plan, client, clock, stop, shard_clients, directory.path / "parts")
+    worker = WorkerRun(setup, config, plan, client, clock, stop, shard_clients, directory)
     worker.restore_part(checkpoint)
     return worker
 

@@ -25,7 +25,7 @@ from qfleet.report.series import DownsampledRecords, columns
 from qfleet.report.status import RunGoal, RunStatus
 from qfleet.report.webpage import list_videos, read_video, render_page, to_json
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.membership import MEMBERS_FILE, MemberMonitor
+from qfleet.runs.membership import MemberMonitor, member_files
 from qfleet.runs.run_state import STATE_TEXT, RunState, describe_state, may_be_running, run_state
 from qfleet.runs.safe_open import no_follow_opener
 from qfleet.runs.tail import MetricsTail
@@ -89,7 +89,7 @@ class RunFollower:
         """Health of the learner and its description. On another host it is inferred from the files on a shared disk."""
         if state != "elsewhere":
             return HEALTH[state], describe_state(self.run, state)
-        times = [path.stat().st_mtime for path in (self.run.metrics, self.run.path / MEMBERS_FILE) if path.exists()]
+        times = [path.stat().st_mtime for path in (self.run.metrics, *member_files(self.run.path)) if path.exists()]
         silent = time.time() - max(times, default=0.0)
         if silent > FRESH_S:
             return "unknown", STATE_TEXT[state]

@@ -18,6 +18,8 @@ EPSILON_KEYS = {"constant": "epsilon", "exponential": "start", "linear": "start"
 """Exploration strategy -> the key that sets its amount of random actions."""
 
 
+MAX_PORT = 65535
+
 EXACT_STEPS_PER_LANE = 1000
 """Smallest checkpoint period per lane for exact resume, which truncates every episode at a checkpoint: with a shorter
 period too few episodes would end by themselves.
@@ -76,6 +78,10 @@ def _topology(cfg: RunConfig) -> list[str]:
     if cfg.eval.process is False and cfg.has_children:
         found.append("eval.process=false needs a run with one learner that also acts: leave it out, or set actors=0 "
                      "learners=1, without sync=server")
+    address = None if cfg.learners_act or not cfg.is_local else cfg.fleet.address
+    if address is not None and (last := address.port + cfg.services - 1) > MAX_PORT:
+        found.append(f"fleet.listen={cfg.fleet.listen} with learners={cfg.learners}: the learners would listen at "
+                     f"ports up to {last}, and {MAX_PORT} is the last; choose a lower one")
     if cfg.on_ray and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
         found.append(f"device={cfg.device} with launcher=ray: Ray assigns the GPU, and the learner sees no other; set "
                      "device=cuda")

@@ -117,6 +117,11 @@ class RunConfig(Config):
         return self.sync == "server"
 
     @property
+    def services(self) -> int:
+        """Number of services of the run, each with its own port: one per learner, and the coordinator's."""
+        return self.learners + self.has_server
+
+    @property
     def has_ranks(self) -> bool:
         """True if learners are ranks of a process group; elsewhere a learner that acts is a group of one."""
         return self.averages or (not self.is_local and self.learners_act and not self.has_server)

@@ -1,6 +1,7 @@
 """Members of a fleet: small files in the run directory, read by the live page.
 
-The learner writes the list of members every second; the driver, as the parent process, writes how members exited.
+Every learner with actors writes the list of its members every second, in `fleet.json`, or `fleet-1.json` for a further
+learner; the driver, as the parent process, writes how members exited.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qfleet.runs.safe_open import open_no_follow
 
 log = logging.getLogger(__name__)
 
-MEMBERS_FILE, EXITS_FILE = "fleet.json", "exits.json"
+MEMBERS_FILE, FURTHER_FILES, EXITS_FILE = "fleet.json", "fleet-[0-9]*.json", "exits.json"
 MOST_EXITS = 50
 SILENT_S = 5.0
 """Seconds without a heartbeat after which a member counts as silent. Heartbeats normally come every second."""
@@ -31,13 +32,40 @@ LATE_S = 1.0
 
 
 def write_members(folder: Path, members: Sequence[Mapping[str, Any]]) -> None:
-    """Write the current members."""
+    """Write the current members of the run's main service: learner, learner 0 or coordinator."""
     _write(folder / MEMBERS_FILE, members)
 
 
+def write_members_of(folder: Path, learner: int, members: Sequence[Mapping[str, Any]]) -> None:
+    """Write the current members of a learner with a service of its own."""
+    _write(folder / f"fleet-{learner}.json", members)
+
+
+def remove_members_of_learners(folder: Path) -> None:
+    """Remove the lists that learners of an earlier attempt have written: this one may have fewer."""
+    for path in folder.glob(FURTHER_FILES):
+        with suppress(OSError):
+            path.unlink()
+
+
+def member_files(folder: Path) -> list[Path]:
+    """Existing lists of members; the one of the main service is first."""
+    return [path for path in (folder / MEMBERS_FILE, *sorted(folder.glob(FURTHER_FILES))) if path.exists()]
+
+
 def read_members(folder: Path) -> dict[str, Any]:
-    """Return the contents of the members file; empty if it is missing or invalid."""
-    return _read(folder / MEMBERS_FILE)
+    """Return the members of all learners, as of the newest list; empty if there is no valid list."""
+    lists = [found for path in member_files(folder) if (found := _read(path))]
+    if not lists:
+        return {}
+    newest = max(found["at"] for found in lists)
+    return {"at": newest, "members": [_as_of(newest, found["at"], member) for found in lists
+                                      for member in found["members"]]}
+
+
+def _as_of(now: float, written: float, member: dict[str, Any]) -> dict[str, Any]:
+    """A member of a list written earlier, which has been silent since then."""
+    return member if written == now else {**member, "silent_s": float(member.get("silent_s") or 0) + now - written}
 
 
 def record_exit(folder: Path, name: str, pid: int, how: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,21 +40,46 @@ MIN_STEP_LIMIT = 1 << 16
 MEMBERS_PERIOD_S = 1.0
 """Period of writing the member list."""
 
+ACTORS, INBOX, POLICY_LAG = "fleet/actors", "fleet/inbox", "fleet/policy_lag"
+"""Metrics of a learner's actors: live actors, queued messages, mean policy lag in updates."""
+
 EVALUATOR_GRACE_S = 60.0
 """Time that a finished run waits for the last evaluation without a heartbeat of the evaluator."""
+
+
+@dataclass(frozen=True)
+class LearnerCallbacks:
+    """What to do with the checkpoint parts and the metrics (means) of members, by index, and after every round."""
+
+    take_part: Callable[[int, Part], None] = lambda index, part: None
+    take_metrics: Callable[[int, Mapping[str, float]], None] = lambda index, metrics: None
+    on_round: Callable[[], None] = lambda: None
+
+
+def merge_actor_metrics(learners: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of the actors of all learners, from those of each; empty if no learner has remote actors."""
+    found = [metrics for metrics in learners if ACTORS in metrics]
+    if not found:
+        return {}
+    actors = sum(metrics[ACTORS] for metrics in found)
+    merged = {ACTORS: actors, INBOX: sum(metrics.get(INBOX, 0.0) for metrics in found)}
+    if actors:
+        merged[POLICY_LAG] = sum(metrics[ACTORS] * metrics.get(POLICY_LAG, 0.0) for metrics in found) / actors
+    return merged
 
 
 class MessageHandler:
     """Applies the messages in the inbox, each exactly once; pauses while the rate limiter does not allow inserts.
 
     After `close`, training has ended: experience is dropped, and evaluations and metrics are still taken.
-    `shares` records the time for which messages were held back (`fleet/backpressure_share`).
+    `shares` records the time for which messages were held back (`fleet/backpressure_share`). `callbacks` receive what
+    further learners send.
     """
 
     def __init__(self, core: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares,
-                 on_checkpoint_part: Callable[[int, Part], None] = lambda index, part: None) -> None:
+                 callbacks: LearnerCallbacks | None = None) -> None:
         self.core, self.registry, self.inbox, self.shares = core, registry, inbox, shares
-        self.on_checkpoint_part = on_checkpoint_part
+        self.callbacks = callbacks or LearnerCallbacks()
         self.closing = False
         self.evaluated_version = -1
         self.member_steps: Counter[int] = Counter()  # environment steps by sender
@@ -115,6 +140,8 @@ class MessageHandler:
                     log.warning("a chunk of member %d was dropped: it does not decode", index)
             for episode in decoded.episodes:
                 meter.episode(*episode)
+        self.callbacks.take_metrics(index, {tag: total / max(1, count)
+                                            for tag, (total, count) in decoded.metrics.items()})
         for tag, (total, count) in decoded.metrics.items():
             meter.add(tag, total, count)
         for tag, by in decoded.counters.items():
@@ -123,7 +150,7 @@ class MessageHandler:
         if decoded.member_state:
             self.registry.set_member_state(index, decoded.member_state)
         if decoded.checkpoint_part is not None:
-            self.on_checkpoint_part(index, decoded.checkpoint_part)
+            self.callbacks.take_part(index, decoded.checkpoint_part)
         for score, weights in decoded.evaluations:
             if score.version > self.core.learner.updates:
                 continue  # from before a restart: this learner has not reached that update again
@@ -133,13 +160,18 @@ class MessageHandler:
 
 @dataclass(frozen=True)
 class RemoteActorsSetup:
-    """Implements `RunSetup` for actors and evaluator in other processes, which send messages to `inbox`."""
+    """Implements `RunSetup` for actors and evaluator in other processes, which send messages to `inbox`.
+
+    `ends_members`: when the learner is done, the run is over for its members, too. A coordinator decides that for the
+    workers of a parameter server: until it has saved, it may die and go back to an earlier checkpoint.
+    """
 
     agent: Agent
     spec: EnvSpec
     published: PublishedState
     registry: Registry
     inbox: Inbox
+    ends_members: bool = True
 
     @property
     def weights(self) -> PublishedState:
@@ -162,19 +194,15 @@ class RemoteActorsSetup:
 
 
 class RemoteActors:
-    """Implements `Acting` with actors in other processes: their messages, and the state published for them.
-
-    `on_checkpoint_part` receives parts of a checkpoint that members send. `on_round` is called after every round.
-    """
+    """Implements `Acting` with actors in other processes: their messages, and the state published for them."""
 
     evaluates = False
 
     def __init__(self, setup: RemoteActorsSetup, core: LearnerCore, shares: TimeShares,
-                 on_checkpoint_part: Callable[[int, Part], None] = lambda index, part: None,
-                 on_round: Callable[[], None] = lambda: None) -> None:
-        self.core, self.shares, self.on_round = core, shares, on_round
-        self.published, self.registry = setup.published, setup.registry
-        self.message_handler = MessageHandler(core, setup.registry, setup.inbox, shares, on_checkpoint_part)
+                 callbacks: LearnerCallbacks | None = None) -> None:
+        self.core, self.shares = core, shares
+        self.published, self.registry, self.ends_members = setup.published, setup.registry, setup.ends_members
+        self.message_handler = MessageHandler(core, setup.registry, setup.inbox, shares, callbacks)
         self._incarnations: dict[tuple[int, str], int] = {}
         self._members_written_at = -MEMBERS_PERIOD_S
 
@@ -185,9 +213,9 @@ class RemoteActors:
         return [self.shares.timed("time/inbox_share", self.message_handler), learner]
 
     def serve(self, sleep_s: float) -> None:
-        """Publish progress, call `on_round`, write the member list, sleep."""
+        """Publish progress, call the callback of a round, write the member list, sleep."""
         self.published.update_progress(*self.core.progress(), "ending" if self.message_handler.closing else "training")
-        self.on_round()
+        self.message_handler.callbacks.on_round()
         self._write_members()
         if sleep_s:
             since = time.perf_counter()
@@ -204,7 +232,7 @@ class RemoteActors:
 
         Not after a signal or an exception: members that have left would be missing when the run is resumed.
         """
-        if not self.core.stop.is_external:
+        if self.ends_members and not self.core.stop.is_external:
             self.published.stop()
 
     def before_checkpoint(self, index: int) -> None:
@@ -255,12 +283,12 @@ class RemoteActors:
             if member.incarnation > before:  # not when first seen: resuming a run restarts all members
                 self.core.meter.count("fleet/restarts", member.incarnation - before)
             self._incarnations[member.index, member.name] = member.incarnation
-        metrics = {"fleet/actors": float(len(actors)), "fleet/inbox": float(len(self.message_handler.inbox))}
+        metrics = {ACTORS: float(len(actors)), INBOX: float(len(self.message_handler.inbox))}
         present = {(member.index, member.name) for member in members}
         if len(self._incarnations) > 2 * len(present) + self.registry.most:
             self._incarnations = {key: number for key, number in self._incarnations.items() if key in present}
         if lags := [max(0, updates - max(0, member.version)) for member in actors]:
-            metrics["fleet/policy_lag"] = sum(lags) / len(lags)
+            metrics[POLICY_LAG] = sum(lags) / len(lags)
         return metrics
 
 

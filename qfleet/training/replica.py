@@ -31,6 +31,7 @@ from qfleet.training.learner_core import Components, Hooks, LearnerCore
 from qfleet.training.learner_run import LearnerRun, RunSetup
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter
+from qfleet.training.remote_actors import merge_actor_metrics
 from qfleet.transport.registry import merge_registries
 
 log = logging.getLogger(__name__)
@@ -159,10 +160,15 @@ class RankZeroEvaluator:
 
 
 class MetricsGather:
-    """Merges the metrics of all ranks into the meter of rank 0 before it emits a record."""
+    """Merges the metrics of all ranks into the meter of rank 0 before it emits a record.
 
-    def __init__(self, group: ProcessGroup, meter: Meter, schedule: Schedule) -> None:
-        self.group, self.meter, self.schedule = group, meter, schedule
+    `actor_metrics` is the gauge of this rank's actors; `metrics` is that of all ranks' actors.
+    """
+
+    def __init__(self, group: ProcessGroup, meter: Meter, schedule: Schedule,
+                 actor_metrics: Callable[[], Mapping[str, float]]) -> None:
+        self.group, self.meter, self.schedule, self.actor_metrics = group, meter, schedule, actor_metrics
+        self._others: list[Mapping[str, float]] = []  # actor metrics of the other ranks at the last exchange
 
     def step(self) -> bool:
         if self.schedule.due(self.meter.progress()):
@@ -174,11 +180,19 @@ class MetricsGather:
         if self.group.size == 1:
             return
         texts = self.group.exchange(b"" if self.group.rank == 0 else json.dumps(self._local_metrics()).encode())
-        for text in texts[1:] if self.group.rank == 0 else []:
-            self.meter.merge(json.loads(text))
+        if self.group.rank == 0:
+            others = [json.loads(text) for text in texts[1:]]
+            self._others = [drained["actors"] for drained in others]
+            for drained in others:
+                self.meter.merge(drained)
+
+    def metrics(self) -> dict[str, float]:
+        """Gauge: the actors of all ranks, if they are other processes."""
+        return merge_actor_metrics([self.actor_metrics(), *self._others])
 
     def _local_metrics(self) -> dict[str, Any]:
-        metrics = self.meter.drain()
+        actors = dict(self.actor_metrics())  # first, since it counts restarts
+        metrics = self.meter.drain() | {"actors": actors}
         counters = {name: by for name, by in metrics["counters"].items() if name not in COUNTED_ON_RANK_ZERO}
         return metrics | {"counters": counters}
 
@@ -208,7 +222,8 @@ class ReplicaRun(LearnerRun):
         super().__init__(
             setup, plan, hooks, Components(rank_sync.clock, rank_sync.stop, make_sync),
             lambda evaluator, core: RankZeroEvaluator(evaluator, rank_sync, make_backend(core)))
-        self.metrics_gather = MetricsGather(self.group, self.core.meter, plan.log_schedule)
+        self.metrics_gather = MetricsGather(self.group, self.core.meter, plan.log_schedule, self.acting.metrics)
+        self.core.meter.add_gauge(self.metrics_gather.metrics)
         self.workers = [self.metrics_gather]
         self.core.meter.add_gauge(self._comm_metrics)
         self._last_sent = (0.0, 0)  # bytes sent and updates at the last record

@@ -20,7 +20,7 @@ from qfleet.training.checkpointer import Snapshot
 from qfleet.training.learner_core import Hooks
 from qfleet.training.remote_actors import RemoteActors, RemoteActorsSetup
 from qfleet.training.replica import saved_steps
-from qfleet.transport.fleet_pb2 import ExchangeRequest, Part
+from qfleet.transport.fleet_pb2 import ExchangeRequest, Figure, Part
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
 from qfleet.transport.registry import Registry
@@ -221,6 +221,31 @@ def test_everybody_hears_of_the_others_and_evaluations_find_fresh_weights(world)
     world.core.meter.emit()
     record = world.records[-1]
     assert record["server/learners"] == 2 and record["server/staleness_0"] == 4 and record["server/staleness_1"] == 0
+
+
+def test_the_actors_of_all_live_learners_are_in_a_record(world):
+    for index in (0, 1):
+        world.hello(index, f"s{index}")
+    for actors, lag in ((1.0, 9.0), (2.0, 4.0)):  # the last report counts, not the mean
+        world.tell(0, figures=[figure("fleet/actors", actors), figure("fleet/inbox", 1.0),
+                               figure("fleet/policy_lag", lag)])
+    world.tell(1, figures=[figure("fleet/actors", 2.0), figure("fleet/inbox", 2.0), figure("fleet/policy_lag", 8.0)])
+    world.core.meter.emit()
+    record = world.records[-1]
+    assert (record["fleet/actors"], record["fleet/inbox"], record["fleet/policy_lag"]) == (4.0, 3.0, 6.0)
+    world.registry.deregister(1, 1)
+    world.core.meter.emit()
+    assert world.records[-1]["fleet/actors"] == 2.0
+
+
+def figure(tag, value):
+    return Figure(tag=tag, sum=value, count=1)
+
+
+def test_without_remote_actors_a_record_names_none(world):
+    world.hello(0, "s0")
+    world.core.meter.emit()
+    assert "fleet/actors" not in world.records[-1]
 
 
 def test_a_shard_that_is_behind_does_not_turn_the_clock_back(world):

@@ -23,7 +23,15 @@ from qfleet.report.live_page import LivePageServer, RunFollower, reachable
 from qfleet.runs import membership as roll
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.lock import LockOwner
-from qfleet.runs.membership import MemberMonitor, read_members, record_exit, short_exit_text, write_members
+from qfleet.runs.membership import (
+    MemberMonitor,
+    read_members,
+    record_exit,
+    remove_members_of_learners,
+    short_exit_text,
+    write_members,
+    write_members_of,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -238,6 +246,19 @@ def test_only_the_last_exits_are_kept(tmp_path):
 def test_a_roll_that_is_none_is_nobody(tmp_path, text):
     (tmp_path / roll.MEMBERS_FILE).write_text(text)
     assert read_members(tmp_path) == {} and MemberMonitor(tmp_path).poll(1.0) == []
+
+
+def test_the_members_of_all_learners_are_read_as_of_the_newest_list(tmp_path, monkeypatch):
+    monkeypatch.setattr(roll.time, "time", lambda: 10.0)
+    write_members_of(tmp_path, 1, [member("actor/1", silent_s=0.5)])
+    monkeypatch.setattr(roll.time, "time", lambda: 12.0)
+    write_members(tmp_path, [member("actor/0", silent_s=0.5)])
+    found = read_members(tmp_path)
+    assert found["at"] == 12.0
+    assert [(each["name"], each["silent_s"]) for each in found["members"]] == [("actor/0", 0.5), ("actor/1", 2.5)]
+    assert [row["health"] for row in MemberMonitor(tmp_path).poll(15.0)] == ["healthy", "silent"]
+    remove_members_of_learners(tmp_path)
+    assert [each["name"] for each in read_members(tmp_path)["members"]] == ["actor/0"]
 
 
 def test_a_roll_that_cannot_be_written_is_no_failure(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from qfleet.runconfig.build import make_agent, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
 from qfleet.training.learner_run import LearnerRun
-from qfleet.training.remote_actors import RemoteActorsSetup
+from qfleet.training.remote_actors import RemoteActors, RemoteActorsSetup, merge_actor_metrics
 from qfleet.transport.fleet_pb2 import ExchangeRequest
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
@@ -69,6 +70,23 @@ def test_live_actors_policy_lag_and_restarts(fleet):
     assert emitted(fleet)["fleet/restarts"] == 2
     hello(fleet, "actor/1", "d")
     assert emitted(fleet)["fleet/restarts"] == 3
+
+
+def test_the_actors_of_several_learners_are_added_up_and_their_lag_averaged():
+    one, two = ({"fleet/actors": 3.0, "fleet/inbox": 1.0, "fleet/policy_lag": 10.0, "replay/size": 5.0},
+                {"fleet/actors": 1.0, "fleet/inbox": 2.0, "fleet/policy_lag": 2.0})
+    idle = {"fleet/actors": 0.0, "fleet/inbox": 0.0}
+    assert merge_actor_metrics([one, two, idle, {}]) == {
+        "fleet/actors": 4.0, "fleet/inbox": 3.0, "fleet/policy_lag": 8.0}
+    assert merge_actor_metrics([idle]) == idle and merge_actor_metrics([{}, {}]) == {}
+
+
+def test_the_learner_of_a_parameter_server_leaves_the_end_of_the_run_to_the_coordinator(fleet):
+    core = fleet.core
+    for ends_members in (True, False):
+        setup = replace(fleet.setup, published=PublishedState("", "{}", 2), ends_members=ends_members)
+        RemoteActors(setup, core, fleet.shares).end()
+        assert setup.published.status.stopped == ends_members
 
 
 def test_reuse_of_an_index_by_another_member_is_not_a_restart(fleet):

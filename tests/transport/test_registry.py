@@ -21,7 +21,7 @@ from qfleet.runs import state_tree
 from qfleet.transport.fleet_pb2 import ExchangeRequest
 from qfleet.transport.inbox import Inbox, decode_message
 from qfleet.transport.outbox import Outbox
-from qfleet.transport.registry import MAX_PAST_INCARNATIONS, Registry
+from qfleet.transport.registry import MAX_PAST_INCARNATIONS, Registry, merge_registries
 
 
 def registry(actors=2, live_s=30.0):
@@ -275,3 +275,34 @@ def test_a_process_of_the_run_does_not_inherit_what_a_member_that_joined_left():
     assert book.hello("host-fedcba9876543210/0", "actor", "there", 2, "b" * 32, own=False)[0] == index
     assert book.member_state(index) == b"anything"
     assert book.hello(f"actor/{index}", "actor", "here", 3, "c" * 32)[0] == index and book.member_state(index) == b""
+
+
+def joiner(number):
+    return f"host-{number:016x}/0"
+
+
+def test_learners_that_share_the_members_of_a_run_assign_different_indices():
+    """Learner i assigns further indices that are i modulo the number of learners, as the run's own actors have."""
+    for actors, shares in ((2, 2), (3, 2), (0, 3), (5, 3)):
+        found = []
+        for share in range(shares):
+            book = Registry(actors, 30.0, share=share, shares=shares)
+            indices = [book.hello(joiner(n), "actor", "there", n, f"{n:032x}", own=False)[0] for n in range(3)]
+            assert all(index >= actors and index % shares == share for index in indices)
+            found += indices
+        assert sorted(found)[: shares] == list(range(actors, actors + shares)) and len(set(found)) == 3 * shares
+
+
+def test_the_registries_of_several_learners_merge_into_one_that_knows_all_members():
+    books = [Registry(2, 30.0, share=share, shares=2) for share in range(2)]
+    for share, book in enumerate(books):
+        book.hello(f"actor/{share}", "actor", "here", share, f"{share}" * 32)
+        assert book.accept_sequence(share, 1, 7 + share)
+        book.set_member_state(share, bytes([share]))
+    merged = Registry(2, 30.0)
+    merged.load_state_dict(merge_registries(book.state_dict() for book in books))
+    for share in range(2):
+        assert not merged.accept_sequence(share, 1, 7 + share), "stored before"
+        assert merged.accept_sequence(share, 1, 8 + share) and merged.member_state(share) == bytes([share])
+        assert merged.hello(f"actor/{share}", "actor", "here", 9, "f" * 31 + f"{share}") == (share, 2)
+    assert merge_registries([]) == {"lives": [], "stored": {}, "memories": {}}
