@@ -1,6 +1,7 @@
 """Environments that fail or take their time only in a fleet's own processes: whoever starts them looks at one first,
 and all is well."""
 
+import random
 import sys
 import time
 
@@ -66,6 +67,29 @@ class Gentle(gymnasium.Wrapper):
         if "evaluator" not in sys.argv:
             time.sleep(0.002)
         return self.env.step(action)
+
+
+class Ledger(gymnasium.Env):
+    """Every observation is another: who saw it (a number drawn once), and how many came before."""
+
+    observation_space = gymnasium.spaces.Box(0, 2**24, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    episode = 50
+
+    def __init__(self) -> None:
+        self.name, self.t = random.SystemRandom().randrange(1, 2**24), -1
+
+    def see(self):
+        self.t += 1
+        return np.array([self.name, self.t], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self.see(), {}
+
+    def step(self, action):
+        if ACTING:
+            time.sleep(0.002)
+        return self.see(), 1.0, self.t % self.episode == 0, False, {}
 
 
 class Slow(Faulty):

@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
-from real_runs import ENVIRONMENT, command, records
+from real_runs import ENVIRONMENT, command, newest, records
 
+from qfleet import api
+from qfleet.replay.segments import read_segments
+from qfleet.runconfig.build import make_layout
 from qfleet.transport.address import parse_address
 from qfleet.transport.grpc_channel import GrpcChannel
 
@@ -151,6 +155,17 @@ class FleetRun:
             time.sleep(0.05)
         assert not self.everybody(), [words for pid, words in processes() if pid in self.everybody()]
         assert not list(self.tmp.iterdir())
+
+
+def stored(run: Path) -> tuple[dict[int, list[int]], int]:
+    """Observations of `Ledger` in the replays of a run's last checkpoint: who -> when; those that a chunk begins
+    windows with. Also the rows of a chunk."""
+    agent, seen = api.load(run, which="latest"), defaultdict(list)
+    layout = make_layout(agent.config, agent.spec)
+    for _, packed in read_segments(newest(run).segments(), layout):
+        for name, t in packed.dense["obs.obs"][:layout.chunk_steps]:
+            seen[int(name)].append(int(t))
+    return seen, layout.rows
 
 
 def processes(parent: int | None = None) -> list[tuple[int, list[str]]]:

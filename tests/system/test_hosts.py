@@ -3,16 +3,14 @@
 import os
 import textwrap
 import time
-from collections import defaultdict
 from contextlib import closing
 
 import pytest
+from fleet_runs import stored
 from hosts_kit import SMALL, Cable, Watch, Yard, free_port, invitation, needs_namespaces
-from real_runs import newest, records
+from real_runs import records
 
 from qfleet import api
-from qfleet.replay.segments import read_segments
-from qfleet.runconfig.build import make_layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_namespaces]
 
@@ -81,16 +79,6 @@ def test_actors_of_another_host_come_go_and_come_back(yard, cable):
     head.ends(0)
     assert "the run has ended" in again.ends(0, 30)
     assert api.evaluate(yard.folder / "runs" / "two", episodes=1).mean_reward == 1
-
-
-def stored(run):
-    """Observations in the replay of a run's last checkpoint: who -> when; those that a chunk begins windows with."""
-    agent, seen = api.load(run, which="latest"), defaultdict(list)
-    layout = make_layout(agent.config, agent.spec)
-    for _, packed in read_segments(newest(run).segments(), layout):
-        for name, t in packed.dense["obs.obs"][:layout.chunk_steps]:
-            seen[int(name)].append(int(t))
-    return seen, layout.rows
 
 
 def test_a_pulled_cable_loses_nothing_and_doubles_nothing(yard, cable):
