@@ -21,7 +21,7 @@ from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.training.learner_core import Hooks
-from qfleet.training.single_process import SingleProcessRun
+from qfleet.training.learner_run import LearnerRun
 
 BINS = 24
 
@@ -53,10 +53,10 @@ def play(steps: int, overrides: list[str]) -> tuple[Watcher, list[tuple[int, np.
     cfg = resolution.resolve("deep-sea", [*overrides, "run.threads=1", "eval.period_steps=null"]).config
     env = make_env(cfg.env, cfg.env.lanes)
     cfg = resolve_auto(cfg, env.spec)
-    run = SingleProcessRun(
+    run = LearnerRun(
         make_acting_setup(cfg, env), make_plan(cfg),
         Hooks([], lambda snapshot: None, lambda *score: True, lambda *bad: None))
-    actor, watcher, maps = run.actors[0], Watcher(cfg.env.kwargs["size"], cfg.env.lanes), []
+    actor, watcher, maps = run.acting.actors[0], Watcher(cfg.env.kwargs["size"], cfg.env.lanes), []
     actor.begin(range(cfg.env.lanes))
     while run.core.progress().steps < steps:
         obs = actor._obs["obs"]

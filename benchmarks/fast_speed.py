@@ -75,7 +75,7 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     import torch
 
     from qfleet.core.clock import Progress, Schedule
-    from qfleet.learner.learner import Learner
+    from qfleet.learner.learner import Learner, LearnerContext
     from qfleet.learner.weight_store import Mailbox
     from qfleet.replay.device_store import DeviceReplay
     from qfleet.replay.host_store import HostReplay
@@ -103,10 +103,8 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
         replay.add(chunk)
     replay.clock.count_steps(10**6)
     meter = Meter([], lambda: Progress(0, 0), 4, Schedule(None, None))
-    learner = Learner(agent, replay, Mailbox(), meter, config.learner, 1, device)
-    if met:
-        learner.set_sync(Met(config.learner))
-    return learner, config
+    context = LearnerContext(gradient_sync=Met(config.learner) if met else None)
+    return Learner(agent, replay, Mailbox(), meter, config.learner, 1, device, context), config
 
 
 def updates(args: argparse.Namespace) -> None:

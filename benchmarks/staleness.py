@@ -25,14 +25,17 @@ import torch
 from sinks import Sink
 from speed import describe_machine
 
+from qfleet.core.compute import seeded_network
+from qfleet.core.seeds import seed_for
+from qfleet.learner.flat_params import Flat
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, PushPullResult, PushResult, Shard, make_shards
-from qfleet.training.learner_core import Hooks
+from qfleet.training.learner_core import Components, Hooks
+from qfleet.training.learner_run import LearnerRun
 from qfleet.training.loop import StopRule
-from qfleet.training.single_process import SingleProcessRun
 
 RULES: dict[str, tuple[int, list[str]]] = {
     "in time": (0, []),
@@ -96,13 +99,14 @@ def train(staleness: int, overrides: list[str], seed: int) -> dict:
         stack.callback(cast.close)
         sink = Twice()
         outside = Hooks([sink], lambda snapshot: None, lambda *best: True, lambda sample, update: None)
-        single = SingleProcessRun(cast, make_plan(config), outside)
+        plan, rule = make_plan(config), config.parameter_server
+        initial = Flat(seeded_network(cast.agent, seed_for(plan.seed, "network"))).master
+        shard = make_shards(initial, plan.learner, ParameterServerConfig(**rule.model_dump()))[0]
+        single = LearnerRun(cast, plan, outside, replace(
+            Components.single(plan),
+            make_sync=lambda replay, meter: ParameterServerSync("learner", [Late(shard, staleness)], rule, meter)))
         sink.stop = single.core.stop
-        learner, rule = single.core.learner, config.parameter_server
-        shard = make_shards(learner.flat.master, learner.cfg, ParameterServerConfig(**rule.model_dump()))[0]
-        gradients = ParameterServerSync("learner", [Late(shard, staleness)], rule, single.core.meter)
-        learner.set_sync(gradients)
-        learner.next_update_count = gradients.next_update_count
+        learner = single.core.learner
         reason = single.run()
     ages = {str(age): count for age, count in sorted(shard.staleness.items())}
     return {"seed": seed, "updates": learner.updates, "steps": single.core.progress().steps,

@@ -18,12 +18,13 @@ def leave(code: int, code_file: str | None = None) -> NoReturn:
     """End this process with an exit code.
 
     A rank exits immediately: its work is complete and written, and native threads may abort an interpreter that shuts
-    down, which torchrun and srun would report as a failed rank.
+    down, which our driver, torchrun and srun would report as a failed rank.
 
     torchrun passes on only the exit codes 0 and 1, and may restart ranks: a final exit code is written to `code_file`
     instead.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"):
+    of_srun = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"
+    if of_srun or {"QFLEET_RANK", "TORCHELASTIC_RUN_ID"} & os.environ.keys():
         if code_file and code in FINAL_EXIT_CODES:
             Path(code_file).write_text(f"{code}\n")
             code = 0

@@ -22,7 +22,7 @@ from qfleet.config import parse_mapping, validate
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import lane_seeds
 from qfleet.explore.constant import Constant
-from qfleet.launch import allreduce_run, attempt, driver, ray_launcher, remote_evaluator, server_run
+from qfleet.launch import allreduce_run, attempt, driver, remote_evaluator
 from qfleet.launch.attempt import TrainResult
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.runconfig import resolution, resumable
@@ -134,12 +134,10 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
 
 def _launcher(config: RunConfig) -> Any:
     """Return the module whose functions `start` and `resume` train this config."""
-    if config.on_ray:
-        return ray_launcher
+    if config.has_driver and not allreduce_run.is_rank(config):
+        return driver
     if config.has_ranks:
         return allreduce_run
-    if config.has_children:
-        return server_run if config.has_server else driver
     return remote_evaluator if config.evaluator_process else attempt
 
 

@@ -12,7 +12,8 @@ from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.training.learner_core import Hooks
-from qfleet.training.single_process import SingleProcessRun
+from qfleet.training.learner_run import LearnerRun
+from qfleet.training.local_actors import LocalActors
 
 NOTHING = Hooks([], lambda snapshot: None, lambda *best: True, lambda *bad: None)
 ENDLESS = 1e12
@@ -40,8 +41,9 @@ class BenchStage:
             raise
 
     def _begin(self, lanes: int) -> None:
-        run = SingleProcessRun(self._cast, make_plan(self.config), NOTHING)
-        self.actors, self.learner, self.replay = run.actors, run.core.learner, run.core.replay
+        run = LearnerRun(self._cast, make_plan(self.config), NOTHING)
+        assert isinstance(run.acting, LocalActors)
+        self.actors, self.learner, self.replay = run.acting.actors, run.core.learner, run.core.replay
         self.lanes = lanes * len(self.actors)
         seeds = lane_seeds(self.config.seed, self.lanes, "begin")
         for index, actor in enumerate(self.actors):

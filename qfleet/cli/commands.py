@@ -127,13 +127,13 @@ COMMANDS = (
         "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
     Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
-    Command("_member", "run one process of a fleet", "", (2, 3), join.run_member, options=options.member, hidden=True),
+    Command("_member", "run one process of a fleet", "", (2, 4), join.run_member, options=options.member, hidden=True),
     Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
 )
 
 IMPORTS = {**dict.fromkeys(("train", "resume", "eval", "record", "export"), "qfleet.api"),
            **dict.fromkeys(("recipes", "config", "check-env"), "qfleet.runconfig.resolution"),
-           "join": "qfleet.launch.join", "_member": "qfleet.launch.allreduce_run", "_env-host": "qfleet.envs"}
+           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_env-host": "qfleet.envs"}
 """Command -> the module that it imports first. Its import loads torch and most of the package."""
 
 

@@ -31,27 +31,33 @@ def join(args: Namespace) -> int:
 def run_member(args: Namespace) -> int:
     """Run one process of a fleet."""
     from qfleet.core.errors import BadOutput
-    from qfleet.launch.actor_node import GrpcEndpoint, run_actor, run_evaluator
-    from qfleet.launch.allreduce_run import run_rank
     from qfleet.launch.learner_node import run_learner
+    from qfleet.launch.rank_node import run_rank
     from qfleet.launch.shard_node import run_shard
-    from qfleet.launch.worker_node import run_worker
     from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 
     role, place, *name = args.words
     if role == "learner":
         return run_learner(Path(place))
-    if role == "rank":
-        return run_rank(Path(place))
     if role == "shard":
         return run_shard(Path(place), int(name[0].removeprefix("shard/")))
-    tls = (args.tls_ca, args.tls_cert, args.tls_key)
-    contact = GrpcEndpoint(place, name[0], args.token_file, args.patience, *tls, args.siblings, args.trust,
-                           args.claim_file)
     try:
-        if role == "evaluator":
-            return run_evaluator(contact, None if args.videos is None else Path(args.videos))
-        return run_worker(contact) if role == "worker" else run_actor(contact)
+        if role == "rank":
+            return run_rank(Path(place), name[0], int(name[1]))
+        return _run_client(args, role, place, name[0])
     except BadOutput as error:
         print_error(f"environment failed: {error}")
         return EXIT_UNRECOVERABLE
+
+
+def _run_client(args: Namespace, role: str, place: str, name: str) -> int:
+    """Run a process that connects to a learner or coordinator at the address `place`."""
+    from qfleet.launch.actor_node import GrpcEndpoint, run_actor, run_evaluator
+    from qfleet.launch.worker_node import run_worker
+
+    tls = (args.tls_ca, args.tls_cert, args.tls_key)
+    contact = GrpcEndpoint(place, name, args.token_file, args.patience, *tls, args.siblings, args.trust,
+                           args.claim_file)
+    if role == "evaluator":
+        return run_evaluator(contact, None if args.videos is None else Path(args.videos))
+    return run_worker(contact) if role == "worker" else run_actor(contact)

@@ -109,7 +109,7 @@ def _size(args: Namespace, config: RunConfig) -> JobSize:
 
     nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
     if per_node is None:
-        each = {"none": 1, "allreduce": max(1, args.gpus_per_node), "server": config.learners}[config.sync]
+        each = config.learners if config.has_server else max(1, args.gpus_per_node) if config.averages else 1
         per_node = each if tasks is None else -(-tasks // nodes)
     tasks = nodes * per_node if tasks is None else tasks
     if not nodes <= tasks <= nodes * per_node:

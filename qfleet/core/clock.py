@@ -15,16 +15,24 @@ class StepClock(Protocol):
     def count_steps(self, steps: int) -> None: ...
 
 
+class Progress(NamedTuple):
+    """Environment steps taken and updates made."""
+
+    steps: int
+    updates: int
+
+
 class RunClock:
-    """The step clock of a learner's process.
+    """The clock of a learner's process, created before everything that reads it.
 
     `local_steps` are those of the actors that feed this learner's replay; the rate limiter uses these alone.
-    `remote_steps` are those of all other learners of the run.
+    `remote_steps` are those of all other learners of the run. `updates` are those of the run.
     """
 
     def __init__(self) -> None:
         self.local_steps = 0
         self.remote_steps = 0
+        self.updates = 0
 
     @property
     def steps(self) -> int:
@@ -33,12 +41,17 @@ class RunClock:
     def count_steps(self, steps: int) -> None:
         self.local_steps += steps
 
+    def set_local_steps(self, steps: int) -> None:
+        self.local_steps = steps
 
-class Progress(NamedTuple):
-    """Environment steps taken and updates made."""
+    def set_remote_steps(self, steps: int) -> None:
+        self.remote_steps = steps
 
-    steps: int
-    updates: int
+    def set_updates(self, updates: int) -> None:
+        self.updates = updates
+
+    def progress(self) -> Progress:
+        return Progress(self.steps, self.updates)
 
 
 class Schedule:

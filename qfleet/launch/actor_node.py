@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,10 +37,11 @@ from qfleet.runconfig.build import make_agent, make_env, make_eval_env, make_exp
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import pack_state, unpack_state
 from qfleet.runs.find import refuse_imports
-from qfleet.training.evaluation import Evaluator
+from qfleet.training.evaluation import Evaluator, EvaluatorHooks
 from qfleet.training.loop import Worker, drive, idle
-from qfleet.transport.address import parse_address
+from qfleet.transport.address import Address, parse_address
 from qfleet.transport.client import FleetConnection
+from qfleet.transport.fleet_pb2 import Welcome
 from qfleet.transport.grpc_channel import GrpcChannel
 from qfleet.transport.inbox import MAX_MEMBER_STATE_BYTES
 from qfleet.transport.security import ChannelCredentials, channel_credentials, read_token
@@ -67,6 +68,7 @@ class Endpoint(Protocol):
     def cores(self) -> int: ...
     def heartbeat(self) -> Heartbeat | None: ...
     def connect(self, role: str) -> FleetConnection: ...
+    def at_port(self, port: int) -> Endpoint: ...
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ class GrpcEndpoint:
         claim = "" if self.claim_file is None else read_token(self.claim_file)
         return FleetConnection(channel, self.name, role, self.patience_s, claim)
 
+    def at_port(self, port: int) -> GrpcEndpoint:
+        """Endpoint of another learner of the run on the same host."""
+        return replace(self, address=str(Address(parse_address(self.address).host, port)))
+
     def to_argv(self) -> list[str]:
         """Command-line arguments that describe this endpoint."""
         given = {"--token-file": self.token_file, "--patience": f"{self.patience_s:g}", "--tls-ca": self.tls_ca,
@@ -144,14 +150,17 @@ def heartbeat_thread(
 
 
 class FleetClient:
-    """A member process of a run: its connection, and the config received over it."""
+    """A member process of a run: its connection, and the config received over it.
 
-    def __init__(self, endpoint: Endpoint, role: str) -> None:
+    Without a parent process it stops. With `orphan_patience_s` it waits at most so long for answers instead, since the
+    fleet may still need it.
+    """
+
+    def __init__(self, endpoint: Endpoint, role: str, orphan_patience_s: float | None = None) -> None:
         self.heartbeat = endpoint.heartbeat()
-        self.connection = endpoint.connect(role)
         # The hello and building the environment may take long; later the main loop beats by itself.
         self._ready = heartbeat_thread(self.heartbeat, endpoint.patience_s + BUILDING_S)
-        welcome = self.connection.hello()
+        self.connection, welcome = _register(endpoint, role)
         where = f"the config of the fleet at {endpoint.address}"
         config = parse_mapping(welcome.config_yaml, where)
         if not endpoint.trusted:
@@ -164,9 +173,10 @@ class FleetClient:
         self.connection.stop_waiting = self.is_over  # also beats while an evaluator waits for weights
         torch.set_num_threads(1)
         retain_freed_memory()
-        self.on_orphan: Callable[[], object] = self._stop_requested.set
         if self.heartbeat is not None:
-            self.heartbeat.on_orphan(lambda: self.on_orphan())
+            self.heartbeat.on_orphan(
+                self._stop_requested.set if orphan_patience_s is None
+                else lambda: self.connection.shorten_patience(orphan_patience_s))
 
     def require_spec(self, spec: EnvSpec) -> None:
         require_same_spaces(f"the fleet at {self.connection.address} uses", self.spec, "on this host", spec)
@@ -219,6 +229,17 @@ class FleetClient:
         if self.heartbeat is not None:
             self.heartbeat.beat()
         return self.connection.stopped or self.connection.failed is not None or self._stop_requested.is_set()
+
+
+def _register(endpoint: Endpoint, role: str) -> tuple[FleetConnection, Welcome]:
+    """Register with the learner of this process, which the one at the endpoint may name."""
+    connection = endpoint.connect(role)
+    welcome = connection.hello()
+    if not welcome.redirect_port:
+        return connection, welcome
+    connection.close()
+    connection = endpoint.at_port(welcome.redirect_port).connect(role)
+    return connection, connection.hello()
 
 
 @contextmanager
@@ -319,12 +340,13 @@ def run_evaluator(endpoint: Endpoint, videos: Path | None = None) -> int:
     with client.deregister_on_error(), closing(make_eval_env(config)) as env:
         client.require_spec(env.spec)
         evaluator = Evaluator(client.policy("evaluator"), env, connection.weights, config.eval, config.seed,
-                              connection.progress, on_evaluation, client.is_over)
+                              EvaluatorHooks(connection.progress, on_evaluation, client.is_over))
         if evaluator.bandit is not None:
             client.restore_state(evaluator.bandit.load_state_dict)
         connection.start()
         evaluator.resume()
-        evaluator.pending = client.incarnation > 1  # repeat an interrupted evaluation
+        if client.incarnation > 1:
+            evaluator.repeat()
         on_publish = config.learners_act and not config.has_server
         worker = EvaluateOnPublish(evaluator) if on_publish else evaluator
         return client.run(FinalEvaluation(connection, evaluator), worker)
@@ -359,8 +381,8 @@ class FinalEvaluation:
 
     def step(self) -> bool:
         if self.epoch != self.connection.welcome.epoch:
-            self.epoch, self.done, self.evaluator.evaluated_version = self.connection.welcome.epoch, False, -1
-            self.evaluator.resume()
+            self.epoch, self.done = self.connection.welcome.epoch, False
+            self.evaluator.restart()
         if not self.connection.final or self.done:
             return False
         self.evaluator.evaluate()

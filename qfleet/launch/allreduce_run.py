@@ -1,8 +1,8 @@
-"""Synchronous data-parallel training: the main function of a rank, and the driver that starts torchrun.
+"""Synchronous data-parallel training: a rank of a run.
 
     torchrun ... -m qfleet train RECIPE sync=allreduce       the user starts the ranks; rank 0 creates the run
     srun ... qfleet train RECIPE sync=allreduce              the same
-    qfleet train RECIPE sync=allreduce learners=N            the driver creates the run and starts torchrun
+    qfleet train RECIPE sync=allreduce learners=N            the driver creates the run and starts the ranks (rank_node)
 
 Rank 0 owns directory, metrics and checkpoints; the others contribute their parts. All ranks share the run's folder.
 """
@@ -10,10 +10,7 @@ Rank 0 owns directory, metrics and checkpoints; the others contribute their part
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -23,43 +20,43 @@ from typing import Any
 import torch
 
 from qfleet.accel.threads import usable_cores
-from qfleet.core.env import EnvSpec, VectorEnv
-from qfleet.core.errors import BadOutput, ProcessFault, RunLost, UserError
+from qfleet.config import load_attribute
+from qfleet.core.env import VectorEnv
+from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
-from qfleet.launch import driver
+from qfleet.launch.actor_service import ActorService, Serve
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
-from qfleet.launch.learner_node import RunRequest, result_json
+from qfleet.launch.learner_node import RunRequest
 from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
-from qfleet.learner.learner import Diverged
-from qfleet.process.handle import child_environment
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.memory import retain_freed_memory
 from qfleet.process.parent_watch import on_parent_exit
 from qfleet.process.signals import stop_on_signal
-from qfleet.process.supervisor import ChildFailure, ChildSpec
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
-from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from qfleet.runs.directory import RunDirectory, default_name, replace_text, run_names
+from qfleet.runs.directory import RunDirectory, default_name, run_names
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
-from qfleet.training.learner_core import Hooks
+from qfleet.training.evaluation import EvaluatorSlot
+from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
+from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import ReplicaRun
+from qfleet.training.replica import RankSync, ReplicaRun, build_allreduce
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
-from qfleet.training.single_process import SingleProcessRun
 
-log = logging.getLogger(__name__)
+
+def is_rank(config: RunConfig) -> bool:
+    """True if the user's torchrun or srun started this process as a rank."""
+    return config.has_ranks and not config.on_ray and RankInfo.from_environment() is not None
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run: as a rank if torchrun started this process, otherwise by starting torchrun."""
+    """Train a new run: as a rank that torchrun or srun started, or as the only one."""
     rank_info = RankInfo.from_environment()
-    if rank_info is None and config.learners > 1:
-        return driver.start(config, sinks, provenance, TorchrunDriver)
     size = rank_info.size if rank_info else 1
     if rank_info and config.learners not in (1, size):
         raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
@@ -79,8 +76,6 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with the current number of ranks."""
     rank_info = RankInfo.from_environment()
-    if rank_info is None and config.learners > 1:
-        return driver.resume(directory, config, sinks, TorchrunDriver)
     size = rank_info.size if rank_info else 1
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
         checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
@@ -92,41 +87,18 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
             return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
 
 
-def run_rank(private: Path) -> int:
-    """Main function of a rank under `TorchrunDriver`: start the run, or resume it if this is not the first attempt.
-
-    torchrun restarts all ranks when one fails. An error that a restart cannot fix is written to a file for the driver,
-    and the rank exits with 0 so that no restart follows.
-    """
-    rank_info = RankInfo.from_environment()
-    if rank_info is None:
-        raise UserError("a rank must be started by torchrun")
-    if not (private / TorchrunDriver.UNRECOVERABLE_FILE).exists():
-        try:
-            if rank_info.rank == 0:
-                replace_text(private / TorchrunDriver.PID_FILE, str(os.getpid()))
-            result = train_rank(RunRequest.read(private), RankContext(rank_info))
-            if rank_info.rank == 0:
-                replace_text(private / RunRequest.RESULT_FILE, result_json(result))
-        except (UserError, RunLost, Diverged, BadOutput) as error:
-            log.error("%s", error)
-            prefix = {UserError: "", BadOutput: "environment failed: "}.get(type(error), "training failed: ")
-            failure = {"text": f"{prefix}{error}", "ours": not isinstance(error, UserError)}
-            replace_text(private / TorchrunDriver.UNRECOVERABLE_FILE, json.dumps(failure))
-    return 0
-
-
 @dataclass(frozen=True)
 class RankContext:
     """Environment of a rank: its position, its heartbeat, and the way the evaluator connects to rank 0.
 
     Without a heartbeat a rank stops when its parent process is gone; without `serve_evaluator` rank 0 starts the
-    evaluator.
+    evaluator. `serve_actors` serves the rank's actors, and on rank 0 the evaluator, if they are processes of the run.
     """
 
     rank_info: RankInfo | None
     heartbeat: Heartbeat | None = None
     serve_evaluator: ServeEvaluator | None = None
+    serve_actors: Serve | None = None
 
 
 def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
@@ -137,43 +109,6 @@ def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
         source = initial_weights(config, env.spec)
         replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
         return replica.run((), run_request.origin, source)
-
-
-class TorchrunDriver(driver.Driver):
-    """Driver whose learner child is torchrun, with one rank for each learner. torchrun does the restarts."""
-
-    PID_FILE = "rank.pid"
-    UNRECOVERABLE_FILE = "hopeless.json"
-
-    def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
-                 origin: Mapping[str, Any]) -> None:
-        super().__init__(config, spec, directory, sinks, origin)
-        # torchrun sends no heartbeat; it watches the ranks, and they watch each other.
-        self.supervisor.policy = replace(self.supervisor.policy, first_beat_s=math.inf)
-
-    def _children(self) -> list[ChildSpec]:
-        rule = self.config.allreduce
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                 str(self.config.learners), "--max-restarts", str(rule.max_restarts), "--monitor-interval", "0.2",
-                 "-m", "qfleet", "_member", "rank", str(self.private)]
-        # torchrun would set 1. Each rank sets the threads that torch uses; this is the upper limit.
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(make_plan(self.config).decode_threads))}
-        return [ChildSpec(driver.LEARNER, argv, child_environment() | threads,
-                          self.directory.path / "logs" / "learners.log", 0)]
-
-    def _result(self, failure: ChildFailure | None) -> TrainResult:
-        try:
-            report = json.loads((self.private / self.UNRECOVERABLE_FILE).read_text())
-        except FileNotFoundError:
-            return super()._result(failure)
-        raise ProcessFault(report["text"]) if report["ours"] else UserError(report["text"])
-
-    def _pid(self) -> int | None:
-        """Process to signal: rank 0, which stops the others. Before it exists, torchrun, which then gives up."""
-        try:
-            return int((self.private / self.PID_FILE).read_text())
-        except (FileNotFoundError, ValueError):
-            return super()._pid()
 
 
 @contextmanager
@@ -264,7 +199,7 @@ class Replica:
         if checkpoint is not None:
             require_same_env(checkpoint, env.spec)
         self.checkpoint = checkpoint
-        self.checkpoints = ShardedCheckpointWriter(peers, directory.path / "parts", checkpoint)
+        self.service = None if config.learners_act else ActorService(config, env.spec, peers.rank)
 
     def run(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
         with advise_on_oom(self.config), ExitStack() as stack:
@@ -282,32 +217,59 @@ class Replica:
         if checkpoint is None and source is not None:
             attempt.load_initial_weights(source)
         attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
-        return record_outcome(self.directory, attempt.execute)
+        with self._serving():
+            return record_outcome(self.directory, attempt.execute)
 
     def _run_follower(self, stack: ExitStack) -> TrainResult:
         retain_freed_memory()
         torch.set_num_threads(self.config.run.threads or 1)
-        quiet = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
-        rank = self._build(quiet, stack)
+        rank = self._build(SILENT_HOOKS, stack)
         if self.checkpoint is not None:
             rank.restore(self.checkpoint.state(), self.checkpoint.segments())
-        with stop_on_signal(rank.core.stop):
+        with stop_on_signal(rank.core.stop), self._serving():
             reason = rank.run()
         return _follower_result(self.directory, reason)
 
-    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Serve this rank's actors, if they are other processes; at the end they are told that the run is over."""
+        if self.service is None:
+            yield
+            return
+        service, serve = self.service, self.context.serve_actors
+        if serve is None:
+            raise UserError(f"actors={self.config.actors} with ranks that torchrun or srun started: set actors=0, so "
+                            "that each rank acts, or call qfleet without them, so that it starts ranks and actors")
+        with serve(service.published, service.registry, service.inbox, self.config):
+            yield
+            service.end()
+
+    def _setup(self, stack: ExitStack) -> RunSetup:
+        if self.service is not None:
+            return self.service.setup(make_agent(self.config, self.env.spec))
         setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(setup.close)
-        run = SingleProcessRun(setup, self._plan(), replace(hooks, save=self.checkpoints.saver(hooks.save)))
-        remote_evaluator, serve_evaluator = None, self.context.serve_evaluator
-        if self.peers.rank == 0 and self.config.evaluator_process:
-            remote_evaluator = RemoteEvaluator(
-                self.config, self.env.spec, run.core, serve_evaluator or supervised_evaluator(self.directory)
-            )
-            stack.callback(remote_evaluator.close)
-        rank = ReplicaRun(run, self.peers, self.config.allreduce, remote_evaluator)
-        self.checkpoints.rank_sync = rank.rank_sync
-        self._stop_when_orphaned(lambda: setattr(rank.core.stop, "reason", "preempted"), stack)
+        return setup
+
+    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+        setup = self._setup(stack)
+        plan = self._plan()
+        rank_sync = RankSync(self.peers, plan)
+        checkpoints = ShardedCheckpointWriter(rank_sync, self.directory.path / "parts", self.checkpoint)
+
+        def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
+            if self.peers.rank or self.service is not None or not self.config.evaluator_process:
+                return None
+            serve = self.context.serve_evaluator or supervised_evaluator(self.directory)
+            remote = RemoteEvaluator(self.config, setup.spec, core, serve)
+            stack.callback(remote.close)
+            return remote
+
+        hooks = replace(hooks, save=checkpoints.saver(hooks.save))
+        build = (load_attribute(self.config.sync) if ":" in self.config.sync
+                 else build_allreduce(self.config.allreduce))
+        rank = ReplicaRun(setup, plan, hooks, rank_sync, build, make_backend)
+        self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
         return rank
 
     def _stop_when_orphaned(self, leave: Callable[[], object], stack: ExitStack) -> None:

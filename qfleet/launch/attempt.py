@@ -34,10 +34,11 @@ from qfleet.runs.membership import write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.transfer import matching_weights
-from qfleet.training.checkpointer import Checkpointer, Snapshot
+from qfleet.training.checkpointer import CheckpointWriter, Snapshot
+from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import Hooks, LearnerCore
+from qfleet.training.learner_run import LearnerRun
 from qfleet.training.meter import Sink
-from qfleet.training.single_process import SingleProcessRun
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,13 @@ class TrainResult:
     already_finished: bool = False
 
 
-RunModifier = Callable[[RunConfig, SingleProcessRun, RunDirectory, ExitStack], None]
+EvaluatorFactory = Callable[[RunConfig, RunDirectory, ExitStack, EvaluatorSlot, LearnerCore], EvaluatorSlot]
+"""Returns the evaluator of a run in this process, given the default one; the stack is closed when the run has ended."""
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          modify: RunModifier | None = None) -> TrainResult:
-    """Train a new run. `modify` may change its roles before it starts; the stack is closed when it has ended."""
+          make_evaluator: EvaluatorFactory | None = None) -> TrainResult:
+    """Train a new run in this process; `make_evaluator` may put its evaluator elsewhere."""
     with ExitStack() as stack:
         stack.enter_context(advise_on_oom(config))
         env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
@@ -81,7 +83,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         stack.callback(directory.unlock)
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # restores the caller's setting
         try:
-            build = _single_process(config, env, directory, modify, stack)
+            build = _single_process(config, env, directory, make_evaluator, stack)
             attempt = Attempt(config, env.spec, directory, sinks, build)
             stack.callback(attempt.close)
             unfit = attempt.load_initial_weights(source) if source else []
@@ -93,7 +95,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-           modify: RunModifier | None = None) -> TrainResult:
+           make_evaluator: EvaluatorFactory | None = None) -> TrainResult:
     """Continue a run from its newest valid checkpoint, possibly with a changed config."""
     with ExitStack() as stack:
         stack.enter_context(advise_on_oom(config))
@@ -106,7 +108,7 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
             require_same_env(checkpoint, env.spec)
         config = resolve_auto(config, env.spec)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        build = _single_process(config, env, directory, modify, stack)
+        build = _single_process(config, env, directory, make_evaluator, stack)
         attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
         stack.callback(attempt.close)
         if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
@@ -198,16 +200,16 @@ def advise_on_oom(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory, modify: RunModifier | None,
-                    stack: ExitStack) -> Callable[[Hooks], SingleProcessRun]:
+def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory,
+                    make_evaluator: EvaluatorFactory | None, stack: ExitStack) -> Callable[[Hooks], LearnerRun]:
     """Builder of a run with all roles in this process; the stack closes their environments."""
-    def build(hooks: Hooks) -> SingleProcessRun:
+    def build(hooks: Hooks) -> LearnerRun:
         setup = make_acting_setup(config, env)
         stack.callback(setup.close)
-        run = SingleProcessRun(setup, make_plan(config), hooks)
-        if modify is not None:
-            modify(config, run, directory, stack)
-        return run
+        if make_evaluator is None:
+            return LearnerRun(setup, make_plan(config), hooks)
+        return LearnerRun(setup, make_plan(config), hooks,
+                          make_evaluator=partial(make_evaluator, config, directory, stack))
 
     return build
 
@@ -252,7 +254,7 @@ class TrainingRun(Protocol):
     """Roles of a run: all in one process, or a learner whose actors are in other processes."""
 
     core: LearnerCore
-    checkpointer: Checkpointer
+    checkpoints: CheckpointWriter
 
     def run(self) -> str: ...
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None: ...
@@ -329,8 +331,8 @@ class Attempt:
             reason = self.run.run()
         self.presence.check()
         now = self.core.progress()
-        code = 1 if self.run.checkpointer.failed else EXIT_CODES.get(reason, 0)
-        saved = self.run.checkpointer.saved_at
+        code = 1 if self.run.checkpoints.failed else EXIT_CODES.get(reason, 0)
+        saved = self.run.checkpoints.saved_at
         return TrainResult(self.directory.path, now.steps, now.updates, self.core.meter.episodes,
                            self.core.meter.seconds, self.core.best, reason, code, saved.steps if saved else None)
 

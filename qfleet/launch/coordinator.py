@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import StagingArea, unpack_state
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_shard import merge_states, split_state
-from qfleet.training.checkpointer import Snapshot
-from qfleet.training.loop import drive
-from qfleet.training.remote_actors import RemoteActorsRun, await_evaluation
+from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
+from qfleet.training.learner_core import Components, Hooks, LearnerCore
+from qfleet.training.loop import TrainingPlan, drive
+from qfleet.training.remote_actors import RemoteActors, RemoteActorsSetup
 from qfleet.training.replica import PER_RANK_KEYS, per_rank_states, saved_steps, segments_by_rank
+from qfleet.training.timers import TimeShares
 from qfleet.transport.address import socket_address
 from qfleet.transport.fleet_pb2 import Part
 from qfleet.transport.registry import LEARNER
@@ -54,53 +56,61 @@ def shard_socket(private: Path, index: int) -> Path:
     return private / f"shard-{index}.sock"
 
 
-def connect_shards(config: RunConfig, private: Path) -> list[RemoteShard]:
+Wait = Callable[[float], object]
+"""Called with a number of seconds while a shard does not answer; may raise to give up."""
+
+ConnectShards = Callable[[RunConfig, Wait], list[RemoteShard]]
+"""Returns the clients of the shards of a config."""
+
+
+def connect_shards(config: RunConfig, wait: Wait, private: Path) -> list[RemoteShard]:
     token = read_token(private / "token")
     addresses = [socket_address(shard_socket(private, index)) for index in range(config.parameter_server.shards)]
-    return [RemoteShard(GrpcShardChannel(address, token), config.fleet.reconnect_timeout_s) for address in addresses]
+    return [RemoteShard(GrpcShardChannel(address, token), config.fleet.reconnect_timeout_s, wait)
+            for address in addresses]
 
 
 class Coordinator:
-    """Implements `TrainingRun`: a `RemoteActorsRun` whose members are workers, and whose weights the shards hold."""
+    """Implements `TrainingRun`: its members are workers, and the shards hold its weights.
 
-    def __init__(self, fleet: RemoteActorsRun, shard_clients: Sequence[RemoteShard], workers: int,
-                 folder: Path) -> None:
-        self.fleet, self.shard_clients, self.workers, self.folder = fleet, shard_clients, workers, folder
-        self.core, self.checkpointer = fleet.core, fleet.checkpointer
-        self.checkpointer.snapshot, self.checkpointer.write = self.snapshot, self._write
-        self.core.replay.rate_limiter.error_buffer = None  # only counts arrive here, no transitions
-        self.core.gauges[:] = [self._gauges]
-        fleet.message_handler.on_checkpoint_part, fleet.beat = self._take_part, self._publish_member_steps
-        for shard in shard_clients:
-            shard.wait = fleet.serve
-        eval_ = self.core.plan.eval
-        self.evaluations = Schedule(eval_.period_steps, eval_.period_updates)
+    `connect` returns the clients of the shards, given the function that they call while they wait for an answer.
+    """
+
+    def __init__(self, setup: RemoteActorsSetup, plan: TrainingPlan, hooks: Hooks,
+                 connect: Callable[[Wait], Sequence[RemoteShard]], workers: int, folder: Path) -> None:
+        self.setup, self.workers, self.folder = setup, workers, folder
+        self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.published, Components.single(plan))
+        self.acting = RemoteActors(setup, self.core, TimeShares(), self._take_part, self._publish_member_steps)
+        self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
+        self.core.meter.add_gauge(self._gauges)
+        self.shard_clients = connect(self.acting.serve)
+        self.evaluations = Schedule(plan.eval.period_steps, plan.eval.period_updates)
         self.parts: dict[int, tuple[dict[str, Any], list[str]]] = {}  # last part of each worker: state, segments
         self.extra: dict[str, Any] = {}
         self._request = 0
         self._answered_request: dict[int, int] = {}  # request number that each part answered
         self._collecting = self._ending = self._gathered_last = False
-        self._shard_status: list[LookReply] = [LookReply() for _ in shard_clients]
+        self._shard_status: list[LookReply] = [LookReply() for _ in self.shard_clients]
         self._polled_at = 0.0
         shutil.rmtree(folder, ignore_errors=True)
 
     def run(self) -> str:
         """Serve until the run ends, wait for the final evaluation, save; returns the reason of the end."""
-        fleet, core, stop = self.fleet, self.core, self.core.stop
+        acting, core, stop = self.acting, self.core, self.core.stop
         self._load()
         try:
-            drive([fleet.message_handler, self, core.meter, self.checkpointer], stop, fleet.serve)
+            drive([acting.message_handler, self, core.meter, ScheduledSaving(self.checkpoints, self)], stop,
+                  acting.serve)
             self._ending = True
             if stop.reason in ("total_steps", "total_updates"):
                 self._gather()
-                fleet.message_handler.closing = True
+                acting.message_handler.close()
                 core.learner.publish()
-                await_evaluation(core, fleet.message_handler, fleet.registry, fleet.published, fleet.serve)
-            self.checkpointer.save()
+                acting.await_evaluation()
+            self.checkpoints.save(self)
         finally:
             core.meter.finish()
-        if not stop.is_external:
-            fleet.published.stop()
+        acting.end()
         for shard in self.shard_clients:
             shard.shut_down()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -114,21 +124,28 @@ class Coordinator:
             self._shard_status = [
                 shard.status() or before for shard, before in zip(self.shard_clients, self._shard_status, strict=True)
             ]
-            learner.updates = max(learner.updates, min(status.version for status in self._shard_status))
+            self._count_updates(status.version for status in self._shard_status)
         if self.evaluations.due(self.core.progress()):
             calls = [shard.push_pull("coordinator", None, True) for shard in self.shard_clients]
             snapshots = [call()[1] for call in calls]
-            learner.updates = max(learner.updates, min(each.version for each in snapshots if each is not None))
+            self._count_updates(each.version for each in snapshots if each is not None)
             self._set_weights([each.weights for each in snapshots if each is not None])
             for each in snapshots:
                 self._assign({} if each is None else each.buffers)
             learner.publish()
         return False
 
+    def _count_updates(self, versions: Iterable[int]) -> None:
+        """Count the updates that all shards have applied; the count never decreases."""
+        self.core.clock.set_updates(max(self.core.clock.updates, min(versions)))
+
+    def before_checkpoint(self, index: int) -> None:
+        """Nothing to do: the workers close their own chunks."""
+
     def snapshot(self) -> Snapshot:
         if not self._gathered_last:
             self._gather()
-        base = self.fleet.snapshot()
+        base = self.core.snapshot({"registry": self.setup.registry.state_dict()})
         parts = [self.parts.get(index, (ABSENT, [])) for index in range(self.workers)]
         first, *others = [state for state, _ in parts]
         known = first.get("learner", {})
@@ -146,7 +163,13 @@ class Coordinator:
             self.parts = {index: (_per_rank_state(part), [names[path] for _, path in pieces.get(index, [])])
                           for index, part in enumerate(parts)}
         self.extra = dict(state.get("server", {}))
-        self.fleet.restore({**state, "replay": None, "clock": {"steps": saved_steps(state)}}, [])
+        common = {**state, "replay": None, "clock": {"steps": saved_steps(state)}}
+        self.core.restore(common, [])
+        if "registry" in state:
+            self.setup.registry.load_state_dict(state["registry"])
+        self.checkpoints.resume()
+        self.core.finish_restore(common)
+        self.acting.finish_restore(common)
         self.evaluations.resume(self.core.progress())
 
     def _load(self) -> None:
@@ -164,10 +187,10 @@ class Coordinator:
         """Collect the parts of all live workers, and the state of the shards while the workers wait."""
         self._request += 1
         self._collecting = True
-        self.fleet.published.request_checkpoint_parts(self._request)
+        self.setup.published.request_checkpoint_parts(self._request)
         deadline = time.monotonic() + PARTS_TIMEOUT_S
-        drive([self.fleet.message_handler], lambda: self._parts_complete() or time.monotonic() > deadline,
-              self.fleet.serve)
+        drive([self.acting.message_handler], lambda: self._parts_complete() or time.monotonic() > deadline,
+              self.acting.serve)
         self._collecting = False
         if not self._parts_complete():
             log.warning("not all learners sent their parts of a checkpoint within %.0f s: "
@@ -180,7 +203,7 @@ class Coordinator:
         learner, whole = self.core.learner, merge_states(states)
         assert isinstance(learner.gradient_sync, Solo)
         learner.gradient_sync.load_state_dict(whole)
-        learner.updates = max(learner.updates, min(state["version"] for state in states))
+        self._count_updates(state["version"] for state in states)
         self._set_weights([state["weights"] for state in states])
         self._assign(whole["buffers"])
         if 0 in self.parts:
@@ -188,13 +211,13 @@ class Coordinator:
         self.extra = {name: whole[name] for name in EXTRA if name in whole}
         self._gathered_last = self._ending
         if not self._ending:
-            self.fleet.published.request_checkpoint_parts(0)
+            self.setup.published.request_checkpoint_parts(0)
 
     def _parts_complete(self) -> bool:
         """True if all live workers have sent their parts; of a dead one the previous part is kept."""
-        now, live_s = time.monotonic(), self.fleet.registry.live_s
+        now, live_s = time.monotonic(), self.setup.registry.live_s
         return all(self._answered_request.get(member.index) == self._request or now - member.heard > live_s
-                   for member in self.fleet.registry.members() if member.role == LEARNER)
+                   for member in self.setup.registry.members() if member.role == LEARNER)
 
     def _set_weights(self, slices: Sequence[Any]) -> None:
         flat, at = self.core.learner.flat, 0
@@ -219,20 +242,21 @@ class Coordinator:
             log.warning("the checkpoint part of learner %d cannot be read (%s); its previous part is kept", index,
                         error)
 
-    def _write(self, snapshot: Snapshot) -> None:
-        self.fleet.save(snapshot)
-        self.fleet.published.set_saved_parts(self._answered_request)
+    def write(self, snapshot: Snapshot) -> None:
+        self.acting.before_write()
+        self.core.hooks.save(snapshot)
+        self.setup.published.set_saved_parts(self._answered_request)
 
     def _publish_member_steps(self) -> None:
-        member_steps = self.fleet.message_handler.member_steps
-        if member_steps != self.fleet.published.status.member_steps:
-            self.fleet.published.set_member_steps(member_steps)
+        member_steps = self.acting.message_handler.member_steps
+        if member_steps != self.setup.published.status.member_steps:
+            self.setup.published.set_member_steps(member_steps)
 
     def _gauges(self) -> dict[str, float]:
         """Gauge: live workers, and the outcomes of pushed gradient slices."""
-        self.fleet.members()  # restarts are counted
-        now, live_s = time.monotonic(), self.fleet.registry.live_s
-        alive = [member for member in self.fleet.registry.members()
+        self.acting.metrics()  # counts restarts
+        now, live_s = time.monotonic(), self.setup.registry.live_s
+        alive = [member for member in self.setup.registry.members()
                  if member.role == LEARNER and now - member.heard < live_s]
         values = {"server/learners": len(alive),
                   "server/stale_pushes": sum(status.stale for status in self._shard_status),

@@ -1,30 +1,27 @@
-"""Driver of a run with several processes: prepares the run, starts and supervises its processes, shows their metrics.
+"""Driver of a run with several processes: starts and supervises its nodes by a launcher, and shows their metrics.
 
-    driver ──▶ learner (with replay, metrics, checkpoints)    the driver computes nothing itself, and displays the
-           ──▶ actors, evaluator ──▶ learner                  metrics that it reads from the run directory
+    topology(config) ──▶ nodes ──▶ Driver ──▶ Supervisor ──▶ Launcher.start(node)     local_launcher, ray_launcher
+
+The driver computes nothing itself; it displays the metrics that it reads from the run directory.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import shlex
-import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
+from itertools import count, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from qfleet.config import to_yaml
+from qfleet.config import load_attribute, to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
-from qfleet.launch.actor_node import GrpcEndpoint
 from qfleet.launch.attempt import (
     EXIT_CODES,
     TrainResult,
@@ -35,27 +32,29 @@ from qfleet.launch.attempt import (
     show_plan,
 )
 from qfleet.launch.learner_node import RunRequest
-from qfleet.process.handle import child_environment
+from qfleet.launch.local_launcher import LocalLauncher
+from qfleet.launch.ray_launcher import RayLauncher
+from qfleet.launch.topology import Node, Role, actor_node, topology, with_actors
+from qfleet.process.handle import ChildSpec, ProcessHandle
+from qfleet.process.restart_group import RestartGroup
 from qfleet.process.signals import stop_on_signal
-from qfleet.process.supervisor import ChildFailure, ChildSpec, RestartPolicy, Supervisor
+from qfleet.process.supervisor import ChildFailure, RestartPolicy, Supervisor
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_env
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
-from qfleet.runs.find import foreign_names
 from qfleet.runs.membership import record_exit
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.tail import MetricsTail
 from qfleet.training.loop import drive, idle
 from qfleet.training.meter import Sink
-from qfleet.transport.address import Address, require_free
-from qfleet.transport.security import read_token, server_credentials, write_token
+from qfleet.transport.address import require_free
+from qfleet.transport.security import read_token, server_credentials
 
 log = logging.getLogger(__name__)
 
-LEARNER = "learner"
 GRACE_S = 5.0
 TURN_S = 0.02
 SILENCE_S = 60.0
@@ -64,17 +63,49 @@ SILENCE_S = 60.0
 PRESENCE_S = 1.0
 """Period of the check that the run directory still exists."""
 
-REBUILD_S = 120.0
-"""Seconds that the process of an isolated environment may take to start."""
+RESIZE_S = 2.0
+"""Period of asking how many actors fit."""
 
-SIGNALS = {"interrupted": signal.SIGINT, "preempted": signal.SIGTERM}
+WAITING_S = 60.0
+"""After so long without resources for a node the user is warned."""
+
 SIGNALLED_EXIT_CODES = (-signal.SIGINT, -signal.SIGTERM, 130)
 """Exit codes of a learner that receives a signal before it installs its handlers."""
 
 
-def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          driver_class: type[Driver] | None = None) -> TrainResult:
-    """Train a new run in several processes, under a driver class."""
+class Launcher(Protocol):
+    """Starts the nodes of a run, and connects them. `folder` is removed if the driver is killed."""
+
+    folder: Path
+
+    def open(self, run_request: RunRequest, nodes: Sequence[Node]) -> None:
+        """Prepare for all nodes at once; further actors may follow. UserError if they do not fit."""
+
+    def start(self, node: Node, attempt: int, now: float, may_start: Callable[[], bool]) -> ProcessHandle:
+        """Start a node for the `attempt`-th time; its work begins when `may_start`. `now` is the supervisor's clock."""
+
+    def release(self, node: Node) -> None:
+        """Give back what is reserved for an actor that will not be started again."""
+
+    def room(self) -> int | None:
+        """Number of actors that fit, if it determines how many there are; None: as many as the config says."""
+
+    def has_started(self) -> bool:
+        """True once the first node has begun its work, so that its exit is a failure."""
+
+    def result(self) -> str | None:
+        """Result of the run as JSON, None while there is none."""
+
+    def invitation(self) -> list[tuple[str, str]]:
+        """Rows with the command by which other hosts join, if they can."""
+
+    def close(self) -> None:
+        """End what `open` began. May be called at any time."""
+
+
+def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run in several processes."""
+    _launcher_class(config).require()
     spec = _env_spec(config)
     config = require_startable(resolve_auto(config, spec))
     initial_weights(config, spec)  # raises before the run directory is created
@@ -83,7 +114,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
         stack.callback(directory.unlock)
         try:
             replace_text(directory.config, to_yaml(config))
-            driver = (driver_class or Driver)(config, spec, directory, sinks, {"sources": dict(provenance)})
+            driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
             return record_outcome(directory, driver.run)
         except BaseException as error:
             if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # it names a log in there
@@ -91,9 +122,9 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
             raise
 
 
-def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-           driver_class: type[Driver] | None = None) -> TrainResult:
-    """Continue a run in several processes from its newest valid checkpoint."""
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+    """Continue a run in several processes from its newest valid checkpoint, with the configured numbers of nodes."""
+    _launcher_class(config).require()
     with ExitStack() as stack:
         checkpoint, finished = open_for_resume(directory, config, stack)
         if finished is not None:
@@ -104,7 +135,19 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
         config = require_startable(resolve_auto(config, spec))
         directory.ensure_id(None if checkpoint is None else checkpoint.manifest.run)  # restores a lost run.json
         replace_text(directory.config, to_yaml(config))
-        return record_outcome(directory, (driver_class or Driver)(config, spec, directory, sinks, {}).run)
+        return record_outcome(directory, _driver(config, spec, directory, sinks, {}).run)
+
+
+def _launcher_class(config: RunConfig) -> Any:
+    """Class of the launcher that a config names; a user's implements `Launcher` and `require`."""
+    if ":" in config.launcher:
+        return load_attribute(config.launcher)
+    return RayLauncher if config.on_ray else LocalLauncher
+
+
+def _driver(config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+            origin: Mapping[str, Any]) -> Driver:
+    return Driver(config, spec, directory, sinks, origin, _launcher_class(config)(config, directory))
 
 
 def _env_spec(config: RunConfig) -> EnvSpec:
@@ -124,39 +167,35 @@ def require_startable(config: RunConfig) -> RunConfig:
     return config
 
 
-def heartbeat_timeout_of(config: RunConfig) -> float:
-    """Heartbeat timeout of an acting process.
-
-    Longer if its environment is isolated, which replaces a hung one itself.
-    """
-    env = config.env
-    return config.fleet.heartbeat_timeout_s + (env.step_timeout_s + REBUILD_S) * env.isolate
-
-
 class Driver:
-    """One attempt of a run with several processes.
+    """One attempt of a run with several processes. `reason` is set by a signal.
 
-    `reason` is set by a signal. The run ends when the child `main_child` ends.
+    The run ends when the first node of the topology, or its group, ends.
     """
-
-    main_child = LEARNER
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
-                 origin: Mapping[str, Any]) -> None:
-        self.config, self.directory, self.sinks = config, directory, sinks
+                 origin: Mapping[str, Any], launcher: Launcher) -> None:
+        self.directory, self.sinks, self.launcher = directory, sinks, launcher
         self.reason: str | None = None  # set by a signal
-        self.plan_rows = [("run", str(directory.path)), *describe_plan(config, spec, directory.path)]
-        self.private = self._make_private_folder()
-        self.run_request = RunRequest(str(directory.path.resolve()), spec.to_json(), describe_machine() | dict(origin))
-        self.run_request.write(self.private)
-        write_token(self.private / RunRequest.TOKEN_FILE)
-        write_token(self.private / RunRequest.JOIN_TOKEN_FILE)
+        try:
+            request = RunRequest(str(directory.path.resolve()), spec.to_json(), describe_machine() | dict(origin))
+            launcher.open(request, topology(config))
+            if (room := launcher.room()) is not None:
+                config = with_actors(config, room)
+                replace_text(directory.config, to_yaml(config))
+            self.config = config
+            self.plan_rows = [("run", str(directory.path)), *describe_plan(config, spec, directory.path)]
+            self.nodes: dict[str, list[Node]] = {  # by the name under which they are supervised
+                name: list(nodes) for name, nodes in groupby(topology(config), lambda node: node.child_name)}
+            self.main_child = next(iter(self.nodes))
+            self.supervisor = self._make_supervisor()
+        except BaseException:
+            launcher.close()
+            raise
         self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
-        fleet = config.fleet
-        policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
-        self.supervisor = self._make_supervisor(policy)
+        self.actors = ElasticActors(self) if room is not None else None
         self._forwarded = self._invitation_shown = False
-        self._last_record_at = self._last_notice_at = self._checked_at = time.monotonic()
+        self._last_record_at = self._last_notice_at = self._checked_at = self._complete_at = time.monotonic()
 
     def run(self) -> TrainResult:
         """Run until the learner has ended in order; raises the error that prevented it."""
@@ -175,31 +214,43 @@ class Driver:
             raise
         finally:
             self.supervisor.terminate(GRACE_S)
-            self._clean()
+            self.launcher.close()
             for sink in self.sinks:
                 sink.flush()
                 sink.close()
 
     def step(self) -> bool:
-        """Display new metrics, and forward a received signal."""
-        if time.monotonic() - self._checked_at >= PRESENCE_S:
-            self._checked_at = time.monotonic()
+        """Display new metrics, adapt the number of actors, and forward a received signal."""
+        now = time.monotonic()
+        if now - self._checked_at >= PRESENCE_S:
+            self._checked_at = now
             self.presence.check()
+            self._warn_of_missing(now)
+        if self.actors is not None and self.reason is None:
+            self.actors.step()
         for record in self.tail.new_records():
             self._last_record_at = self._last_notice_at = time.monotonic()
             for sink in self.sinks:
                 sink.write(record)
-        if time.monotonic() - self._last_notice_at >= SILENCE_S:
-            self._last_notice_at = time.monotonic()
-            waited_s = self._last_notice_at - self._last_record_at
-            show_plan(self.sinks, [("waiting", f"nothing new for {waited_s:.0f} s"), *(
-                [] if self.config.fleet.local_actors else self._invitation())])
-        if not self._invitation_shown and (self.private / RunRequest.ENDPOINT_FILE).exists():
+        if now - self._last_notice_at >= SILENCE_S:
+            self._last_notice_at = now
+            show_plan(self.sinks, [("waiting", f"nothing new for {now - self._last_record_at:.0f} s"), *(
+                [] if self.config.fleet.local_actors else self.launcher.invitation())])
+        if not self._invitation_shown and self.launcher.has_started():
             self._invitation_shown = True
-            show_plan(self.sinks, self._invitation())
+            show_plan(self.sinks, self.launcher.invitation())
         if self.reason is not None and not self._forwarded:
-            self._forwarded = self._forward_signal(SIGNALS[self.reason])
+            self._forwarded = self.supervisor.request_stop(self.main_child)
         return False
+
+    def child(self, nodes: Sequence[Node]) -> ChildSpec:
+        """The supervised child that a node, or a group of nodes, is."""
+        node = nodes[0]
+        return ChildSpec(node.child_name, [], {}, node.log_path(self.directory.path), node.max_restarts,
+                         node.memory_hint, node.heartbeat_timeout_s)
+
+    def show(self, rows: list[tuple[str, str]]) -> None:
+        show_plan(self.sinks, rows)
 
     def _is_over(self) -> bool:
         exited = self._ending and self.supervisor.pid(self.main_child) is None
@@ -208,26 +259,31 @@ class Driver:
     @property
     def _ending(self) -> bool:
         """True if a learner that exits now is not restarted: a signal was received, or it has reported its result."""
-        return self.reason is not None or (self.private / RunRequest.RESULT_FILE).exists()
+        return self.reason is not None or self.launcher.result() is not None
 
-    def _make_private_folder(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="qfleet-"))  # readable by its owner only
+    def _make_supervisor(self) -> Supervisor:
+        fleet = self.config.fleet
+        policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
+        return Supervisor([self.child(nodes) for nodes in self.nodes.values()], log.warning, policy, lambda name: None,
+                          self.launcher.folder, self._start, partial(record_exit, self.directory.path))
 
-    def _clean(self) -> None:
-        shutil.rmtree(self.private, ignore_errors=True)
+    def _start(self, child: ChildSpec, attempt: int, now: float) -> ProcessHandle:
+        nodes = self.nodes[child.name]
+        if nodes[0].group is None:
+            return self.launcher.start(nodes[0], attempt, now, lambda: True)
+        return RestartGroup([partial(self.launcher.start, node, attempt, now) for node in nodes], now)
 
-    def _make_supervisor(self, policy: RestartPolicy) -> Supervisor:
-        return Supervisor(self._children(), log.warning, policy, lambda name: None, self.private,
-                          on_death=partial(record_exit, self.directory.path))
-
-    def _forward_signal(self, number: signal.Signals) -> bool:
-        pid = self._pid()
-        if pid is not None:
-            os.kill(pid, number)
-        return pid is not None
-
-    def _pid(self) -> int | None:
-        return self.supervisor.pid(self.main_child)
+    def _warn_of_missing(self, now: float) -> None:
+        """Warn periodically about nodes that wait for resources of a cluster."""
+        missing = [name for name in self.supervisor.names if self.supervisor.is_unreachable(name)]
+        if not missing:
+            self._complete_at = now
+        elif now - self._complete_at >= WAITING_S:
+            self._complete_at = now
+            resources = self.nodes[missing[0]][0].resources
+            log.warning("%s: no node has free resources for it, or its node is unreachable; it needs %s",
+                        ", ".join(sorted(missing)),
+                        ", ".join(f"{amount:g} {name}" for name, amount in resources.items()))
 
     def _fail(self, failure: ChildFailure) -> None:
         """Let the learner save a checkpoint, then raise the failure."""
@@ -236,62 +292,56 @@ class Driver:
         raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
 
     def _result(self, failure: ChildFailure | None) -> TrainResult:
-        try:
-            data = json.loads((self.private / RunRequest.RESULT_FILE).read_text())
-        except FileNotFoundError:  # stopped before the learner started, or it died while saving
-            if (
-                failure is not None
-                and failure.code not in SIGNALLED_EXIT_CODES
-                and (self.private / RunRequest.ENDPOINT_FILE).exists()
-            ):
-                raise ProcessFault(failure.text) from None
-            checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
-            step, updates = (checkpoint.manifest.step, checkpoint.manifest.updates) if checkpoint else (None, 0)
-            reason = self.reason or "preempted"
-            return TrainResult(self.directory.path, step or 0, updates, 0, 0.0, None, reason, EXIT_CODES[reason], step)
-        return TrainResult(**data | {"directory": self.directory.path})
+        """The learner's result, with the reason of a received signal: the learner is asked to stop without one."""
+        reason, text = self.reason, self.launcher.result()
+        if text is not None:
+            result = TrainResult(**json.loads(text) | {"directory": self.directory.path})
+            if reason is None or result.reason not in EXIT_CODES:
+                return result
+            return replace(result, reason=reason, exit_code=EXIT_CODES[reason] if result.exit_code != 1 else 1)
+        # Stopped before the learner started, or it died while saving.
+        if failure is not None and failure.code not in SIGNALLED_EXIT_CODES and self.launcher.has_started():
+            raise ProcessFault(failure.text)
+        checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
+        step, updates = (checkpoint.manifest.step, checkpoint.manifest.updates) if checkpoint else (None, 0)
+        reason = reason or "preempted"
+        return TrainResult(self.directory.path, step or 0, updates, 0, 0.0, None, reason, EXIT_CODES[reason], step)
 
-    def _children(self) -> list[ChildSpec]:
-        logs = self.directory.path / "logs"
-        argv = [sys.executable, "-m", "qfleet", "_member"]
-        env = child_environment()
-        fleet = self.config.fleet
-        learner = ChildSpec(LEARNER, [*argv, LEARNER, str(self.private)], env, logs / "learner.log",
-                            fleet.learner_restarts, "replay.capacity or learner.batch_size")
-        local = [f"actor/{index}" for index in range(self.config.actors)] if fleet.local_actors else []
-        members = [*(("actor", name, list[str]()) for name in local), ("evaluator", "evaluator", self._video_args())]
-        return [
-            learner,
-            *(
-                ChildSpec(
-                    name, [*argv, role, *self._endpoint_of(name).to_argv(), *extra_args], env,
-                    logs / f"{name.replace('/', '-')}.log",
-                    silence_s=heartbeat_timeout_of(self.config))
-                for role, name, extra_args in members
-            ),
-        ]
 
-    def _video_args(self) -> list[str]:
-        return ["--videos", str(self.directory.videos.resolve())] if self.config.eval.video_period else []
+class ElasticActors:
+    """Adapts the number of actors to what a cluster has room for."""
 
-    def _endpoint_of(self, name: str) -> GrpcEndpoint:
-        return GrpcEndpoint(
-            f"unix:{self.private / RunRequest.SOCKET_FILE}", name, str(self.private / RunRequest.TOKEN_FILE),
-            self.config.fleet.reconnect_timeout_s, siblings=max(1, self.config.actors))
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._leaving: set[str] = set()
+        self._resized_at = time.monotonic()
 
-    def _invitation(self) -> list[tuple[str, str]]:
-        """Command by which other hosts join, if they can."""
-        fleet = self.config.fleet
-        if fleet.address is None or not (self.private / RunRequest.ENDPOINT_FILE).exists():
-            return []
-        port = json.loads((self.private / RunRequest.ENDPOINT_FILE).read_text())["port"]
-        host = os.uname().nodename if fleet.address.is_wildcard else fleet.address.host
-        argv = ["qfleet", "join", fleet.advertise or str(Address(host, port)),
-                 "--token-file", fleet.token_file or str(self.private / RunRequest.JOIN_TOKEN_FILE)]
-        if fleet.tls_cert:
-            argv += ["--tls-ca", fleet.tls_cert]
-        if fleet.tls_ca:
-            argv += ["--tls-cert", "YOUR.pem", "--tls-key", "YOUR.key"]
-        if not fleet.tls_cert and not fleet.address.is_loopback and foreign_names(self.config.model_dump(mode="json")):
-            argv += ["--trust"]
-        return [("join", shlex.join(argv))]
+    def step(self) -> bool:
+        if time.monotonic() - self._resized_at >= RESIZE_S:
+            self._resized_at = time.monotonic()
+            room = self._driver.launcher.room()
+            if room is not None:
+                self._resize(room)
+        return False
+
+    def _resize(self, room: int) -> None:
+        """Add or remove actors; if there are too many, unreachable ones are removed first."""
+        driver, supervisor = self._driver, self._driver.supervisor
+        present = {name: node.index for name in supervisor.names
+                   for node in driver.nodes[name] if node.role is Role.ACTOR}
+        self._leaving &= present.keys()
+        staying = {index: name for name, index in present.items() if name not in self._leaving}
+        if len(staying) != room:
+            driver.show([("actors", f"{len(staying)}, the cluster has room for {room}")])
+        free = (index for index in count() if index not in staying)
+        for index in islice(free, max(0, room - len(staying))):
+            if index not in present.values():  # otherwise it is reused once its actor has left
+                node = actor_node(driver.config, index)
+                driver.nodes[node.name] = [node]
+                supervisor.add(driver.child([node]))
+        for index in sorted(staying, key=lambda index: (supervisor.is_unreachable(staying[index]), index))[room:]:
+            name = staying[index]
+            self._leaving.add(name)
+            supervisor.remove(name)
+            if name not in supervisor.names:  # it was not running
+                driver.launcher.release(driver.nodes[name][0])

@@ -9,20 +9,22 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import RunLost
 from qfleet.launch.actor_node import heartbeat_thread
+from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights
-from qfleet.launch.coordinator import Coordinator, connect_shards
+from qfleet.launch.coordinator import ConnectShards, Coordinator, connect_shards
 from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
@@ -33,19 +35,14 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.training.learner_core import Hooks
-from qfleet.training.remote_actors import RemoteActorsRun
+from qfleet.training.learner_run import LearnerRun
 from qfleet.transport.fleet_server import FleetServer
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
 from qfleet.transport.registry import Registry
 from qfleet.transport.security import read_token
-from qfleet.transport.shard_client import RemoteShard
 
 log = logging.getLogger(__name__)
-
-LEAVE_TIMEOUT_S = 3.0
-"""Seconds that a finished learner waits for its members to receive STOP."""
-
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -76,7 +73,8 @@ def run_learner(private: Path) -> int:
     try:
         # A signal before there is anything to save ends the process.
         with exit_on_signal(sys.exit), exclusive_writer(Path(run_request.directory)):
-            learn(run_request, heartbeat, GrpcServing(private), lambda config: connect_shards(config, private))
+            learn(run_request, heartbeat, GrpcServing(private),
+                  lambda config, wait: connect_shards(config, wait, private))
         return 0
     except (Diverged, RunLost) as error:
         log.error("training failed: %s", error)  # a restart would not help
@@ -92,21 +90,27 @@ class Serving(Protocol):
 
 
 class GrpcServing:
-    """Serves by gRPC; port and result are written to the private folder."""
+    """Serves by gRPC; port and result are written to the private folder.
 
-    def __init__(self, private: Path) -> None:
-        self._private = private
+    `index` is that of a learner with a service of its own, beside the run's main service (learner 0, or the
+    coordinator), where joining actors register first. Its port is `offset` above the main one.
+    """
+
+    def __init__(self, private: Path, index: int | None = None, offset: int = 0) -> None:
+        self._private, self._index, self._offset = private, index, offset
 
     @contextmanager
     def __call__(self, published: PublishedState, registry: Registry, inbox: Inbox,
                  config: RunConfig) -> Iterator[None]:
-        private = self._private
-        fleet = config.fleet.at_port(_former_port(private))  # joined actors only know the port of a learner that died
-        server = FleetServer(published, registry, inbox, fleet, private / RunRequest.SOCKET_FILE,
-                             _tokens(config, private))
+        private, endpoint_file = self._private, learner_endpoint(self._private, self._index)
+        # Joined actors only know the port of a learner that died.
+        fleet = config.fleet.with_offset(self._offset).at_port(_former_port(endpoint_file))
+        redirect = partial(_port_of, private, config) if self._index is None else lambda name: 0
+        server = FleetServer(published, registry, inbox, fleet, learner_socket(private, self._index),
+                             _tokens(config, private), redirect)
         try:
             server.start()
-            replace_text(private / RunRequest.ENDPOINT_FILE, json.dumps({"port": server.port}))
+            replace_text(endpoint_file, json.dumps({"port": server.port}))
             yield
         finally:
             server.close(1.0)
@@ -120,31 +124,27 @@ def result_json(result: TrainResult) -> str:
 
 
 def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving,
-          shard_clients: Callable[[RunConfig], list[RemoteShard]] | None = None) -> None:
+          connect: ConnectShards | None = None) -> None:
     """Train until the run ends, and report the result.
 
-    `shard_clients` connects to the shards of a parameter server.
+    `connect` connects to the shards of a parameter server.
     """
     directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
     config = resolution.resolve(str(directory.config), []).config
-    published = PublishedState(to_yaml(config), json.dumps(run_request.spec), config.actors)
-    registry = Registry(config.actors, config.fleet.heartbeat_timeout_s, config.fleet.max_members)
-    if not config.has_server:
-        shard_clients = None
-    inbox = Inbox(config.fleet.inbox_messages, *([] if shard_clients else [config.waiting_steps(config.env.lanes)]))
+    service = ActorService(config, spec, waiting=not config.has_server)
+    published = service.published
     stall_s = config.run.stall_timeout_s
     # Loading and saving a replay takes long, so a thread beats; it stops if the main loop hangs.
     stop_heartbeat = heartbeat_thread(
         heartbeat, math.inf, lambda: time.monotonic() - published.status.updated_at < stall_s)
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
 
-    def build(hooks: Hooks) -> RemoteActorsRun | Coordinator:
-        plan = make_plan(config)
-        if shard_clients is None:
-            return RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
+    def build(hooks: Hooks) -> LearnerRun | Coordinator:
+        plan, setup = make_plan(config), service.setup(make_agent(config, spec))
+        if connect is None or not config.has_server:
+            return LearnerRun(setup, plan, hooks)
         plan = replace(plan, device=torch.device("cpu"))
-        fleet = RemoteActorsRun(make_agent(config, spec), spec, plan, hooks, published, registry, inbox)
-        return Coordinator(fleet, shard_clients(config), config.learners, directory.path / "parts")
+        return Coordinator(setup, plan, hooks, partial(connect, config), config.learners, directory.path / "parts")
 
     with advise_on_oom(config), ExitStack() as stack:
         attempt = Attempt(config, spec, directory, (), build, checkpoint)
@@ -153,15 +153,13 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
             attempt.load_initial_weights(source)
         resumed = {} if checkpoint is None else {"resumed_from": checkpoint.path.name}
         attempt.open(run_request.origin | resumed)
-        stack.enter_context(serving(published, registry, inbox, config))
+        stack.enter_context(serving(published, service.registry, service.inbox, config))
         if heartbeat is not None:
-            heartbeat.on_orphan(lambda: setattr(attempt.core.stop, "reason", "preempted"))
+            heartbeat.on_orphan(lambda: attempt.core.stop.request("preempted"))
         stack.callback(stop_heartbeat.set)
         result = attempt.execute()
         serving.report_result(result)
-        if not config.fleet.lasting:
-            published.stop()
-        _wait_until_members_left(registry)
+        service.end()
 
 
 @contextmanager
@@ -194,18 +192,31 @@ def _tokens(config: RunConfig, private: Path) -> list[str]:
     return [own, read_token(config.fleet.token_file or private / RunRequest.JOIN_TOKEN_FILE)]
 
 
-def _former_port(private: Path) -> int | None:
+def learner_socket(private: Path, index: int | None) -> Path:
+    """Socket of a learner's own service; None: of the run's main service."""
+    return private / (RunRequest.SOCKET_FILE if index is None else f"learner-{index}.sock")
+
+
+def learner_endpoint(private: Path, index: int | None) -> Path:
+    """File with the port of a service; None: of the run's main service."""
+    return private / (RunRequest.ENDPOINT_FILE if index is None else f"learner-{index}.json")
+
+
+def _former_port(endpoint_file: Path) -> int | None:
     try:
-        port: int | None = json.loads((private / RunRequest.ENDPOINT_FILE).read_text())["port"]
+        port: int | None = json.loads(endpoint_file.read_text())["port"]
         return port
     except FileNotFoundError:
         return None
 
 
-def _wait_until_members_left(registry: Registry) -> None:
-    """Wait until all recently active members have sent a message, and so have received STOP."""
-    ended = time.monotonic()
-    while time.monotonic() - ended < LEAVE_TIMEOUT_S:
-        if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in registry.members()):
-            return
-        time.sleep(0.05)
+def _port_of(private: Path, config: RunConfig, name: str) -> int | None:
+    """Port of the learner of a joining actor: `Redirect` of the main service.
+
+    The actors of one host alternate between learners; the name decides, so that a restarted actor finds its own again.
+    """
+    host, _, number = name.rpartition("/")
+    index = (zlib.crc32(host.encode()) + int(number or 0)) % config.learners
+    if index == 0 and not config.has_server:
+        return 0
+    return _former_port(learner_endpoint(private, index))

@@ -13,23 +13,18 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from qfleet.process.handle import ChildSpec, open_log, read_log_tail
-from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE, EXIT_USER_ERROR
+from qfleet.process.restart_group import FINAL_EXIT_CODES
+from qfleet.process.supervisor import EXIT_OK
 from qfleet.transport.ray_host import HostStatus
 
 POLL_S = 0.25
 """Period of polling a host."""
 
 GONE = "is gone: its process or its node died"
-FINAL_EXIT_CODES = (EXIT_USER_ERROR, EXIT_UNRECOVERABLE)
-EXIT_PEER_LOST = 3
-"""Exit code of a job that cannot continue because another one was lost."""
-
-CULPRIT_S = 10.0
-"""Seconds to wait for the failure of the lost peer itself after a job reports it: Ray takes a while to notice."""
 
 
 class RayActorSlot:
@@ -65,14 +60,17 @@ class RayActorSlot:
 class RayProcessHandle:
     """Implements `ProcessHandle`. `on_message` receives every new message of the host."""
 
+    process_groups = ()
+
     def __init__(
-        self, slot: RayActorSlot, child: ChildSpec, number: int, now: float, on_message: Callable[[str], object]
+        self, slot: RayActorSlot, child: ChildSpec, number: int, now: float, on_message: Callable[[str], object],
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self.beats, self.first_beat, self.last_beat = False, now, now
         self.kill_reason: str | None = None
         self.pid = 0
         self._slot, self._number, self._on_message = slot, number, on_message
-        self._path = child.log_path
+        self._may_start, self.log_path = may_start, child.log_path
         with open_log(child, number) as log:
             self._log_start = log.tell()
         self._stop_requested = self._killed = self._no_answer = False
@@ -82,7 +80,6 @@ class RayProcessHandle:
         self._code: int | None = None
         self._call: Any = None
         self._not_before = 0.0
-        self.may_start: Callable[[], bool] = lambda: True
 
     @property
     def code(self) -> int | None:
@@ -140,7 +137,7 @@ class RayProcessHandle:
 
     def log_tail(self) -> str:
         """The log, if this node can read it; otherwise the last message of the process."""
-        found = read_log_tail(self._path, self._log_start)
+        found = read_log_tail(self.log_path, self._log_start)
         return found if self._message in found else f"{found}{self._message}"
 
     def _poll(self) -> None:
@@ -177,7 +174,7 @@ class RayProcessHandle:
             return
         self._process_token, self.pid = status.process_token, status.pid
         if status.number != self._number:
-            if self.may_start():
+            if self._may_start():
                 self._slot.start_job(self._number)
             return
         self._beat_count = status.beats
@@ -185,96 +182,3 @@ class RayProcessHandle:
             self._message = status.message
             self._on_message(status.message)
         self._code = status.code
-
-
-class RestartGroup:
-    """Implements `ProcessHandle` for several actors as one child.
-
-    Their jobs begin when all hosts are up; when one fails, all end; the group is done when all are.
-    """
-
-    def __init__(self, handles: Sequence[RayProcessHandle], now: float) -> None:
-        self.beats, self.first_beat, self.last_beat = False, now, now
-        self.kill_reason: str | None = None
-        self._handles = handles
-        self._stop_requested = self._killed = False
-        self._failed_at: float | None = None
-        for handle in handles:
-            handle.may_start = lambda: not self.is_starting
-
-    @property
-    def pid(self) -> int:
-        return self._handles[0].pid
-
-    @property
-    def is_starting(self) -> bool:
-        return any(handle.is_starting for handle in self._handles)
-
-    @property
-    def is_unreachable(self) -> bool:
-        return any(handle.is_unreachable for handle in self._handles)
-
-    @property
-    def exited(self) -> bool:
-        if self._killed:
-            return True
-        codes = [handle.code for handle in self._handles if handle.exited]
-        if (
-            len(codes) < len(self._handles)
-            and all(code in (EXIT_OK, EXIT_PEER_LOST) for code in codes)
-            and not self._overdue(codes)
-        ):
-            return False
-        number, culprit = self._culprit()
-        if culprit.code == EXIT_PEER_LOST:
-            self.kill_reason = "lost the connection between its ranks"
-        elif culprit.code is None or culprit.kill_reason is not None:
-            self.kill_reason = f"lost its rank {number}, which {culprit.kill_reason or 'does not answer'}"
-        return True
-
-    def poll_heartbeat(self, now: float) -> None:
-        """Update the beat times. While one host is starting, no heartbeat is late: the jobs have not begun."""
-        for handle in self._handles:
-            handle.poll_heartbeat(now)
-            if self.is_starting:
-                handle.first_beat = handle.last_beat = now
-        self.beats = all(handle.beats for handle in self._handles)
-        self.first_beat = max(handle.first_beat for handle in self._handles)
-        self.last_beat = min(handle.last_beat for handle in self._handles)
-
-    def request_stop(self) -> None:
-        self._stop_requested = True
-        for handle in self._handles:
-            handle.request_stop()
-
-    def kill(self) -> None:
-        if self._killed:
-            return
-        self._killed = True
-        code = self._culprit()[1].code
-        for handle in self._handles:
-            handle.kill(self._stop_requested or code in (EXIT_OK, *FINAL_EXIT_CODES))
-
-    def reap(self) -> int:
-        code = self._culprit()[1].reap()
-        return -signal.SIGKILL if code == EXIT_PEER_LOST else code  # so that `kill_reason` is reported
-
-    def log_tail(self) -> str:
-        return self._culprit()[1].log_tail()
-
-    def _overdue(self, codes: Sequence[int | None]) -> bool:
-        """True if a peer was lost long ago and its own failure has not been seen."""
-        if EXIT_PEER_LOST in codes and self._failed_at is None:
-            self._failed_at = time.monotonic()
-        return self._failed_at is not None and time.monotonic() - self._failed_at > CULPRIT_S
-
-    def _culprit(self) -> tuple[int, RayProcessHandle]:
-        """Member that failed for a reason of its own; otherwise one that does not answer, or was silent for longest."""
-        def blame(member: tuple[int, RayProcessHandle]) -> tuple[bool, bool, bool, float]:
-            handle = member[1]
-            silent = handle.code is None and (handle.is_unreachable or self.kill_reason is not None)
-            return (
-                handle.code in FINAL_EXIT_CODES, handle.code not in (None, EXIT_OK, EXIT_PEER_LOST), silent,
-                -handle.last_beat)
-
-        return max(enumerate(self._handles), key=blame)

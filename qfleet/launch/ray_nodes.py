@@ -7,20 +7,19 @@ parameter-server workers act, train and push gradients (`worker_job`) to shards 
 from __future__ import annotations
 
 import logging
-import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qfleet.core.errors import RunLost, UserError
-from qfleet.launch.actor_node import heartbeat_thread, run_actor, run_evaluator
-from qfleet.launch.allreduce_run import RankContext, train_rank
+from qfleet.launch.actor_node import run_actor, run_evaluator
 from qfleet.launch.attempt import TrainResult
+from qfleet.launch.coordinator import ConnectShards
 from qfleet.launch.learner_node import RunRequest, exclusive_writer, learn, result_json
-from qfleet.launch.ray_handle import EXIT_PEER_LOST
+from qfleet.launch.rank_node import serve_rank
 from qfleet.launch.ray_session import node_address
 from qfleet.launch.shard_node import serve_shard
 from qfleet.launch.worker_node import train_worker
@@ -30,7 +29,7 @@ from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
 from qfleet.runconfig import resolution
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
-from qfleet.sync.process_group import RankInfo, RankLost, network_interface
+from qfleet.sync.process_group import RankInfo, network_interface
 from qfleet.transport.client import FleetConnection
 from qfleet.transport.fleet_server import FleetService
 from qfleet.transport.inbox import Inbox
@@ -60,6 +59,10 @@ class RayEndpoint:
     def heartbeat(self) -> Heartbeat | None:
         return self.host_heartbeat
 
+    def at_port(self, port: int) -> RayEndpoint:
+        """Not used: no members join a run on Ray."""
+        return self
+
     def connect(self, role: str) -> FleetConnection:
         return FleetConnection(RayChannel(self.learner, self.address), self.name, role, self.patience_s)
 
@@ -82,9 +85,10 @@ class RayServing:
         self._host.message = result_json(result)
 
 
-def ray_shard_clients(handles: Sequence[Any]) -> Callable[[RunConfig], list[RemoteShard]]:
-    return lambda config: [RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.reconnect_timeout_s)
-                           for index, handle in enumerate(handles)]
+def ray_shard_clients(handles: Sequence[Any]) -> ConnectShards:
+    return lambda config, wait: [
+        RemoteShard(RayShardChannel(handle, f"shard {index}"), config.fleet.reconnect_timeout_s, wait)
+        for index, handle in enumerate(handles)]
 
 
 def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = ()) -> int:
@@ -99,28 +103,12 @@ def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = 
 
 
 def rank_job(host: RayHost, run_request: RunRequest, rank_info: RankInfo) -> int:
-    """Job of a rank. Rank 0 owns directory, metrics and checkpoints, and serves the evaluator."""
-    first = rank_info.rank == 0
-    run, serving = _require_directory(run_request), RayServing(host)
+    """Job of a rank."""
+    _require_directory(run_request)
     if (name := network_interface(node_address())) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host name may resolve to another interface
-    stop_heartbeat = heartbeat_thread(host.heartbeat, math.inf)  # the ranks detect a hang from each other
-    try:
-        with exclusive_writer(run) if first else nullcontext():
-            result = train_rank(
-                run_request,
-                RankContext(replace(rank_info, attempt=host.number), host.heartbeat, serving if first else None))
-        if first:
-            serving.report_result(result)
-    except (Diverged, RunLost) as error:
-        host.message = f"training failed: {error}"
-        return EXIT_UNRECOVERABLE
-    except RankLost as error:
-        host.message = str(error)
-        return EXIT_PEER_LOST
-    finally:
-        stop_heartbeat.set()
-    return EXIT_OK
+    return serve_rank(run_request, replace(rank_info, attempt=host.number), host.heartbeat, RayServing(host),
+                      lambda text: setattr(host, "message", text))
 
 
 def _require_directory(run_request: RunRequest) -> Path:
@@ -145,7 +133,7 @@ def shard_job(host: RayHost, run_request: RunRequest, index: int) -> int:
 
 def worker_job(host: RayHost, endpoint: RayEndpoint, run_request: RunRequest, shards: Sequence[Any]) -> int:
     return train_worker(replace(endpoint, host_heartbeat=host.heartbeat), Path(run_request.directory),
-                        ray_shard_clients(shards))
+                        ray_shard_clients(shards), RayServing(host))
 
 
 def evaluator_job(host: RayHost, endpoint: RayEndpoint, videos: str | None) -> int:

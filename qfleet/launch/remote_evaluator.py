@@ -23,18 +23,17 @@ from qfleet.core.errors import ProcessFault, UserError
 from qfleet.launch import attempt
 from qfleet.launch.actor_node import GrpcEndpoint
 from qfleet.launch.attempt import TrainResult
-from qfleet.launch.driver import heartbeat_timeout_of
 from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.topology import heartbeat_timeout_of
 from qfleet.process.handle import child_environment
 from qfleet.process.supervisor import ChildSpec, RestartPolicy, Supervisor
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
-from qfleet.training.evaluation import Evaluator
+from qfleet.training.evaluation import Evaluator, EvaluatorSlot
 from qfleet.training.learner_core import LearnerCore
 from qfleet.training.loop import idle
 from qfleet.training.meter import Sink
 from qfleet.training.remote_actors import MessageHandler, await_evaluation
-from qfleet.training.single_process import SingleProcessRun
 from qfleet.training.timers import TimeShares
 from qfleet.transport.fleet_config import FleetConfig
 from qfleet.transport.fleet_server import FleetServer
@@ -93,7 +92,7 @@ def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
 
 
 class RemoteEvaluator:
-    """Implements `replica.EvaluatorBackend`: training continues during an evaluation; only the final one is awaited.
+    """Implements `EvaluatorSlot`: training continues during an evaluation; only the final one is awaited.
 
     Weights are published whenever an evaluation is due and `promising()`; the evaluator takes the newest.
     """
@@ -131,6 +130,9 @@ class RemoteEvaluator:
         self.published.publish(learner.finite_state(learner.flat), learner.updates)
         await_evaluation(self.core, self.message_handler, self.registry, self.published, self._serve)
 
+    def resume(self) -> None:
+        """Nothing to do: the first step sets the schedule."""
+
     def state_dict(self) -> dict[str, Any]:
         return {"registry": self.registry.state_dict(),
                 "owed": self._pending or self.published.weights.version > self.message_handler.evaluated_version}
@@ -155,14 +157,13 @@ class RemoteEvaluator:
 
 
 class RemoteEvaluatorSlot:
-    """Implements `single_process.EvaluatorSlot` by a `RemoteEvaluator` instead of the `Evaluator` in the training loop.
+    """Implements `EvaluatorSlot` by a `RemoteEvaluator`; `evaluator` keeps the state for a run that does without it.
 
     If it fails, the run stops with a checkpoint, as after a signal, and `failure` holds the error.
     """
 
     def __init__(self, evaluator: Evaluator, remote: RemoteEvaluator) -> None:
-        self.evaluator, self.remote = evaluator, remote
-        self.policy, self.count, self.resume = evaluator.policy, evaluator.count, evaluator.resume
+        self.evaluator, self.remote, self.resume = evaluator, remote, evaluator.resume
         self.failure: UserError | ProcessFault | None = None
 
     def step(self) -> bool:
@@ -184,25 +185,24 @@ class RemoteEvaluatorSlot:
             return bool(work())
         except (UserError, ProcessFault) as error:
             self.failure = error
-            self.remote.core.stop.reason = "preempted"
+            self.remote.core.stop.request("preempted")
             return False
 
 
-class RemoteEvaluatorInstaller:
-    """`RunModifier` that replaces a run's evaluator by a remote one; `check_result` raises its failure afterwards."""
+class RemoteEvaluatorFactory:
+    """Creates the evaluator of a single-process run in another process; `check_result` raises its failure."""
 
     def __init__(self) -> None:
         self.slot: RemoteEvaluatorSlot | None = None
 
-    def __call__(self, config: RunConfig, run: SingleProcessRun, directory: RunDirectory, stack: ExitStack) -> None:
-        evaluator = run.evaluator
+    def __call__(self, config: RunConfig, directory: RunDirectory, stack: ExitStack, evaluator: EvaluatorSlot,
+                 core: LearnerCore) -> EvaluatorSlot:
         assert isinstance(evaluator, Evaluator)
-        spec = run.setup.actor_specs[0].env.spec
         remote = RemoteEvaluator(
-            config, spec, run.core, supervised_evaluator(directory), evaluator.reached_from_return
-        )
+            config, core.layout.spec, core, supervised_evaluator(directory), evaluator.reached_from_return)
         stack.callback(remote.close)
-        self.slot = run.evaluator = RemoteEvaluatorSlot(evaluator, remote)
+        self.slot = RemoteEvaluatorSlot(evaluator, remote)
+        return self.slot
 
     def check_result(self, result: TrainResult) -> TrainResult:
         if self.slot is not None and (failure := self.slot.failure) is not None:
@@ -213,11 +213,11 @@ class RemoteEvaluatorInstaller:
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run in one process, with the evaluator in another."""
-    installer = RemoteEvaluatorInstaller()
-    return installer.check_result(attempt.start(config, sinks, provenance, installer))
+    factory = RemoteEvaluatorFactory()
+    return factory.check_result(attempt.start(config, sinks, provenance, factory))
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run with the evaluator in another process."""
-    installer = RemoteEvaluatorInstaller()
-    return installer.check_result(attempt.resume(directory, config, sinks, installer))
+    factory = RemoteEvaluatorFactory()
+    return factory.check_result(attempt.resume(directory, config, sinks, factory))

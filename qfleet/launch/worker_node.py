@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,31 @@ from typing import Any
 import torch
 
 from qfleet.accel.threads import usable_cores
-from qfleet.actor.policy import Policy
-from qfleet.core.env import VectorEnv
+from qfleet.core.clock import Progress, RunClock
 from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartbeat_thread
+from qfleet.launch.actor_service import ActorService, Serve
 from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
-from qfleet.launch.coordinator import connect_shards
-from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.coordinator import ConnectShards, connect_shards
+from qfleet.launch.learner_node import GrpcServing, RunRequest
 from qfleet.learner.learner import Diverged
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
-from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.replay.store import ReplayStore
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state
 from qfleet.runs.directory import RunDirectory
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.training.checkpointer import Snapshot
-from qfleet.training.learner_core import Hooks
+from qfleet.training.evaluation import NoEvaluator
+from qfleet.training.learner_core import SILENT_HOOKS, Components, LearnerCore
+from qfleet.training.learner_run import LearnerRun, RunSetup
+from qfleet.training.local_actors import ActingSetup
 from qfleet.training.loop import StopRule, TrainingPlan
+from qfleet.training.meter import Meter
 from qfleet.training.replica import PER_RANK_KEYS, rank_segment_name, restore_rank
-from qfleet.training.single_process import SingleProcessRun
 from qfleet.transport.address import parse_address
 from qfleet.transport.registry import LEARNER
 from qfleet.transport.shard_client import RemoteShard
@@ -49,6 +53,8 @@ log = logging.getLogger(__name__)
 REPORT_S = 0.1
 GAUGES_S = 1.0
 PAUSE_S = 0.005
+ORPHAN_PATIENCE_S = 1.0
+"""Seconds that a worker without a parent process waits for the coordinator, which may still request its part."""
 
 
 class RunEnded(Exception):
@@ -58,8 +64,8 @@ class RunEnded(Exception):
 class CoordinatedStop(StopRule):
     """Stop rule of a worker: the run's clocks, a stop by the coordinator, or a signal."""
 
-    def __init__(self, plan: TrainingPlan, run: SingleProcessRun, client: FleetClient) -> None:
-        super().__init__(plan, run.core.progress)
+    def __init__(self, plan: TrainingPlan, progress: Callable[[], Progress], client: FleetClient) -> None:
+        super().__init__(plan, progress)
         self.member, self.epoch = client, client.connection.welcome.epoch
         self.asked_at = time.monotonic()
 
@@ -78,34 +84,16 @@ class CoordinatedStop(StopRule):
         return super().__call__()
 
 
-class NoEvaluator:
-    """Evaluator that does nothing, for runs that another process evaluates."""
-
-    count = 0
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    def step(self) -> bool:
-        return False
-
-    def evaluate(self) -> None: ...
-    def resume(self) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class CoordinatorClient:
     """Connects a worker's training loop to the coordinator.
 
-    Reports progress; receives the global step count and checkpoint requests.
+    Reports progress; receives the global step count and checkpoint requests. `snapshot` returns the worker's state.
     """
 
-    def __init__(self, run: SingleProcessRun, client: FleetClient, stop: CoordinatedStop, folder: Path) -> None:
-        self.local_run, self.connection, self.index, self.stop = run, client.connection, client.index, stop
+    def __init__(self, core: LearnerCore, client: FleetClient, stop: CoordinatedStop, folder: Path,
+                 snapshot: Callable[[], Snapshot]) -> None:
+        self.core, self.connection, self.index, self.stop = core, client.connection, client.index, stop
+        self.snapshot = snapshot
         self.stage = StagingArea(folder, client.index)
         self._written: tuple[int, set[str]] = (0, set())
         self._reported_at = self._gauged_at = 0.0
@@ -113,7 +101,7 @@ class CoordinatorClient:
 
     def begin(self) -> None:
         """Set the global clock to the coordinator's at the hello, plus everything since."""
-        clock, welcome = self.local_run.core.clock, self.connection.welcome
+        clock, welcome = self.core.clock, self.connection.welcome
         self._reported_steps = clock.local_steps
         self._base = welcome.steps - clock.local_steps - welcome.elsewhere
         self._update_remote_steps()
@@ -127,15 +115,15 @@ class CoordinatorClient:
         return False
 
     def _update_remote_steps(self) -> None:
-        self.local_run.core.clock.remote_steps = self._base + self.connection.remote_steps
+        self.core.clock.set_remote_steps(self._base + self.connection.remote_steps)
 
     def report(self, with_gauges: bool = False) -> None:
         """Report new steps, episodes and metrics; gauges at most every `GAUGES_S`, unless `with_gauges`."""
-        core, outbox = self.local_run.core, self.connection.metrics
+        core, outbox = self.core, self.connection.metrics
         now = self._reported_at = time.monotonic()
         if with_gauges or (core.stop.reason is None and now - self._gauged_at >= GAUGES_S):
             self._gauged_at = now
-            for gauge in core.gauges:
+            for gauge in core.meter.gauges:
                 core.meter.write(gauge())
         drained = core.meter.drain()
         for tag, (total, count) in drained["sums"].items():
@@ -155,18 +143,18 @@ class CoordinatorClient:
         It may be the last message of the run.
         """
         self.report(with_gauges=True)
-        snapshot = self.local_run.snapshot()
+        snapshot = self.snapshot()
         segments = [
             Segment(rank_segment_name(self.index, segment.name), segment.blocks) for segment in snapshot.segments
         ]
         before, names = self._written
-        self.stage.saved_names = names if before == self.connection.saved_checkpoint else set()
+        self.stage.set_saved(names if before == self.connection.saved_checkpoint else ())
         self._written = (save, {segment.name for segment in segments})
         try:
             self.stage.write(segments)
         except OSError as error:
             log.warning("this learner's part of a checkpoint could not be written (%s)", error)
-        buffers = dict(self.local_run.core.learner.flat.net.named_buffers())
+        buffers = dict(self.core.learner.flat.net.named_buffers())
         self.connection.metrics.set_checkpoint_part(save, pack_state(_checkpoint_part(snapshot, self.index, buffers)),
                                                     [segment.name for segment in segments])
         while self.connection.requested_checkpoint == save and not self.stop.run_ended:
@@ -179,41 +167,87 @@ def _checkpoint_part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> 
     """State of this worker; the first one's target network and buffers stand for all."""
     learner = snapshot.state["learner"]
     common = {"target": learner["target"], "buffers": {name: learner["net"][name] for name in buffers}}
-    return {name: snapshot.state[name] for name in PER_RANK_KEYS} | {"learner": {"rng": learner["rng"]} | (
+    own = {name: snapshot.state[name] for name in PER_RANK_KEYS if name in snapshot.state}
+    return own | {"learner": {"rng": learner["rng"]} | (
         {} if index else common)}
 
 
+class WorkerRun(LearnerRun):
+    """A `LearnerRun` that pushes gradients to the shards and reports to the coordinator, which saves and evaluates.
+
+    `stop` reads `clock`. `shard_clients` own the weights of the learner and its update count.
+    """
+
+    def __init__(self, setup: RunSetup, config: RunConfig, plan: TrainingPlan, client: FleetClient, clock: RunClock,
+                 stop: CoordinatedStop, shard_clients: Sequence[RemoteShard], folder: Path) -> None:
+        server, name = config.parameter_server, f"{client.connection.name}, life {client.incarnation}"
+
+        def make_sync(replay: ReplayStore[Any], meter: Meter) -> ParameterServerSync:
+            return ParameterServerSync(name, shard_clients, server, meter, first=client.index == 0)
+
+        super().__init__(
+            setup, plan, SILENT_HOOKS,
+            Components(clock, stop, make_sync, outlier_deviations=server.outlier_deviations),
+            lambda evaluator, core: NoEvaluator())
+        sync = self.core.learner.gradient_sync
+        assert isinstance(sync, ParameterServerSync)
+        self.core.meter.add_gauge(sync.gauges)
+        self.learners, self.client = config.learners, client
+        self.coordinator = CoordinatorClient(self.core, client, stop, folder, self.snapshot)
+        self.workers = [self.coordinator]
+
+    def restore_part(self, checkpoint: Checkpoint | None) -> None:
+        """Load this worker's part of the newest checkpoint, if there is one."""
+        if checkpoint is not None:
+            welcome, state = self.client.connection.welcome, checkpoint.state()
+            state |= {"weights": {"version": welcome.updates, "state": state["learner"]["net"]}}
+            restore_rank(self.core, self.restore, state, checkpoint.segments(), self.client.index, self.learners,
+                         welcome.steps)
+        self.core.republish()
+
+    def work(self) -> None:
+        """Train until the run is over, and serve the coordinator until it ends the run."""
+        try:
+            self.run()
+            self.coordinator.report(with_gauges=True)
+            while not self.coordinator.stop.run_ended:  # other workers are training, or the coordinator is saving
+                self.coordinator.step()
+                time.sleep(PAUSE_S)
+        except RunEnded:
+            pass
+
+
 def run_worker(endpoint: GrpcEndpoint) -> int:
-    private = Path(parse_address(endpoint.address).path).parent
-    return train_worker(
-        endpoint, Path(RunRequest.read(private).directory), lambda config: connect_shards(config, private)
-    )
+    private, index = Path(parse_address(endpoint.address).path).parent, int(endpoint.name.removeprefix("learner/"))
+    return train_worker(endpoint, Path(RunRequest.read(private).directory),
+                        lambda config, wait: connect_shards(config, wait, private),
+                        GrpcServing(private, index, index + 1))
 
 
-def train_worker(endpoint: Endpoint, run: Path, shard_clients: Callable[[RunConfig], list[RemoteShard]]) -> int:
-    """Act, train and push gradients until the run is over."""
-    client = FleetClient(endpoint, LEARNER)
-    client.on_orphan = lambda: setattr(client.connection, "patience_s", 1.0)  # the coordinator may still request a part
-    config, directory = client.config, RunDirectory(run)
+def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_actors: Serve) -> int:
+    """Train and push gradients until the run is over; act, or serve the worker's actors by `serve_actors`."""
+    client = FleetClient(endpoint, LEARNER, ORPHAN_PATIENCE_S)
+    config = client.config
     torch.set_num_threads(config.run.threads or 1)
     try:
-        with client.deregister_on_error(), advise_on_oom(config), _open_env(config) as env, ExitStack() as stack:
-            client.require_spec(env.spec)
-            checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
-            local_run, stop = _build_run(config, env, client, checkpoint is None, stack)
-            coordinator_client = CoordinatorClient(local_run, client, stop, directory.path / "parts")
-            _attach_to_server(config, local_run, client, shard_clients(config), stop)
-            _restore(config, local_run, client, checkpoint)
+        with client.deregister_on_error(), advise_on_oom(config), ExitStack() as stack:
+            service = None if config.learners_act else ActorService(config, client.spec, client.index)
+            setup = _acting_setup(config, client, stack) if service is None else service.setup(
+                make_agent(config, client.spec))
+            worker = _build(config, setup, client, RunDirectory(run), connect)
             client.connection.start()
-            coordinator_client.begin()
-            local_run.extra_workers.append(coordinator_client)
+            worker.coordinator.begin()
             # The first update may take long, for capture and compilation, so a thread beats unless the loop hangs.
-            stall_s = config.run.stall_timeout_s
+            stall_s, stop = config.run.stall_timeout_s, worker.coordinator.stop
             stack.callback(
                 heartbeat_thread(client.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
             )
+            if service is not None:
+                stack.enter_context(serve_actors(service.published, service.registry, service.inbox, config))
             with client.running():
-                _work(local_run, coordinator_client, stop)
+                worker.work()
+            if service is not None and client.connection.stopped:
+                service.end()
     except Diverged as error:
         log.error("training failed: %s", error)
         return EXIT_UNRECOVERABLE
@@ -223,22 +257,33 @@ def train_worker(endpoint: Endpoint, run: Path, shard_clients: Callable[[RunConf
     return 0 if client.connection.stopped else EXIT_CODES["preempted"]
 
 
-def _work(run: SingleProcessRun, coordinator_client: CoordinatorClient, stop: CoordinatedStop) -> None:
-    try:
-        run.run()
-        coordinator_client.report(with_gauges=True)
-        while not stop.run_ended:  # other workers are still training, or the coordinator is saving
-            coordinator_client.step()
-            time.sleep(PAUSE_S)
-    except RunEnded:
-        pass
+def _acting_setup(config: RunConfig, client: FleetClient, stack: ExitStack) -> ActingSetup:
+    """Environments of a worker that acts; the stack closes them."""
+    config = _with_shared_cores(config)
+    env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
+    stack.callback(env.close)
+    client.require_spec(env.spec)
+    setup = make_acting_setup(config, env, client.index, evaluates=False)
+    stack.callback(setup.close)
+    return setup
 
 
-@contextmanager
-def _open_env(config: RunConfig) -> Iterator[VectorEnv]:
-    env_config = _with_shared_cores(config).env
-    with closing(make_env(env_config, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)) as env:
-        yield env
+def _build(config: RunConfig, setup: RunSetup, client: FleetClient, directory: RunDirectory,
+           connect: ConnectShards) -> WorkerRun:
+    """A worker with its part of the newest checkpoint."""
+    checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest(set_aside=False)
+    plan, clock = _worker_plan(config, client, checkpoint is None), RunClock()
+    stop = CoordinatedStop(plan, clock.progress, client)
+
+    def wait(seconds: float) -> None:
+        if stop.run_ended:
+            raise RunEnded
+        time.sleep(seconds)
+
+    shard_clients = connect(config, wait)
+    worker = WorkerRun(setup, config, plan, client, clock, stop, shard_clients, directory.path / "parts")
+    worker.restore_part(checkpoint)
+    return worker
 
 
 def _with_shared_cores(config: RunConfig) -> RunConfig:
@@ -247,64 +292,16 @@ def _with_shared_cores(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
-def _build_run(config: RunConfig, env: VectorEnv, client: FleetClient, fresh: bool,
-               stack: ExitStack) -> tuple[SingleProcessRun, CoordinatedStop]:
-    """Build the roles of a worker.
+def _worker_plan(config: RunConfig, client: FleetClient, fresh: bool) -> TrainingPlan:
+    """Plan of a worker: without log periods, checkpoints and `stop_at`, which are the coordinator's.
 
     Workers draw from different seeds, and so do restarts without a checkpoint; the first process of worker 0 draws as
     a single-process run would.
     """
-    setup = make_acting_setup(_with_shared_cores(config), env, client.index, evaluates=False)
-    stack.callback(setup.close)
     plan = make_plan(config)
     seed = seed_for(plan.seed, "rank", client.index) if client.index else plan.seed
     if fresh and client.incarnation > 1:
         seed = seed_for(seed, "life", client.incarnation)
     never = {"period_steps": None, "period_updates": None}
-    plan = replace(plan, seed=seed, stop_at=None, log_period_steps=0, log_period_updates=None,
+    return replace(plan, seed=seed, stop_at=None, log_period_steps=0, log_period_updates=None,
                    checkpoint=plan.checkpoint.model_copy(update=never))
-    hooks = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
-    run = SingleProcessRun(setup, plan, hooks)
-    run.evaluator = NoEvaluator(run.evaluator.policy)
-    stop = run.core.stop = CoordinatedStop(plan, run, client)
-    return run, stop
-
-
-def _attach_to_server(
-    config: RunConfig, run: SingleProcessRun, client: FleetClient, shard_clients: Sequence[RemoteShard],
-    stop: CoordinatedStop) -> None:
-    """Make the shards the owner of the learner's weights and of its update count."""
-    learner = run.core.learner
-
-    def wait(seconds: float) -> None:
-        if stop.run_ended:
-            raise RunEnded
-        time.sleep(seconds)
-
-    for shard in shard_clients:
-        shard.wait = wait
-    sync = ParameterServerSync(
-        f"{client.connection.name}, life {client.incarnation}", shard_clients, config.parameter_server,
-        run.core.meter, first=client.index == 0)
-    learner.set_sync(sync)
-    learner.next_update_count = sync.next_update_count
-    learner.target.polyak_update(learner.flat)
-    learner.updates = sync.updates
-    if config.parameter_server.outlier_deviations is not None:
-        learner.filter_outliers(config.parameter_server.outlier_deviations)
-    run.core.gauges.append(sync.gauges)
-
-
-def _restore(config: RunConfig, run: SingleProcessRun, client: FleetClient, checkpoint: Checkpoint | None) -> None:
-    """Load this worker's part of the newest checkpoint, if there is one."""
-    welcome = client.connection.welcome
-    if checkpoint is None:
-        run.core.republish()
-        return
-    state = checkpoint.state()
-    net = state["learner"]["net"]
-    state |= {"weights": {"version": welcome.updates, "state": net}, "evaluator": {}}
-    restore_rank(run, state, checkpoint.segments(), client.index, config.learners, welcome.steps)
-    learner = run.core.learner
-    learner.updates = learner.next_update_count(learner.updates)
-    run.core.republish()

@@ -16,12 +16,13 @@ class Autograd:
     No other code weights or averages losses. Items with a loss above `bound`, if set, get weight 0.
     """
 
-    def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator) -> None:
+    def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator,
+                 bound: torch.Tensor | None = None) -> None:
         self.agent, self.net, self.target, self.rng = agent, net, target, rng
         parameters = list(net.parameters())
         self.trained = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
         self.parameters = parameters
-        self.bound: torch.Tensor | None = None
+        self.bound = bound
 
     def __call__(self, sample: Sample) -> GradientResult:
         loss = self.agent.loss(self.net, self.target, sample, self.rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from qfleet.accel.choose import compile_networks, gradient_fn_for, graph_update_
 from qfleet.accel.graph_update import GraphUpdate, UpdateReport
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.core.agent import Agent
+from qfleet.core.clock import RunClock
 from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
 from qfleet.core.gradient import GradientFn, GradientResult
 from qfleet.core.metrics import Metrics
@@ -64,34 +65,51 @@ class LearnerConfig(OptimizerConfig):
         return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
 
 
+@dataclass(frozen=True)
+class LearnerContext:
+    """How a learner takes part in a run; the defaults are those of a single learner.
+
+    `gradient_sync` None: `Solo`. `clock` counts the updates of the run; it may count those of other learners, too.
+    `max_updates_per_step` bounds the updates of one call of `step`. `outlier_deviations`: items are dropped if their
+    loss exceeds the running mean by so many standard deviations. `on_bad` receives batches with a non-finite loss.
+    """
+
+    clock: RunClock = field(default_factory=RunClock)
+    gradient_sync: GradientSync | None = None
+    max_updates: int | None = None
+    max_updates_per_step: int | None = None
+    outlier_deviations: float | None = None
+    on_bad: Callable[[Sample, int], None] = lambda sample, update: None
+
+
 class Diverged(Exception):
     """Loss or gradient was non-finite in too many consecutive updates, or the weights are non-finite."""
 
 
 class Learner:
-    """Trains the network. `step` makes all updates that are due, at most `max_updates_per_step`.
-
-    `updates` counts the updates of the run. `set_sync` replaces `Solo` with another gradient
-    synchronisation, before the first update. `next_update_count` returns the count after one more
-    update, for runs in which other learners make updates too.
-    """
-
-    _outlier_filter: OutlierFilter | None
+    """Trains the network. `step` makes all updates that are due, at most `max_updates_per_step`."""
 
     def __init__(self, agent: Agent, replay: Replay, weights: WeightStore, metrics: Metrics, cfg: LearnerConfig,
-                 seed: int, device: torch.device,
-                 on_bad: Callable[[Sample, int], None] = lambda sample, update: None) -> None:
+                 seed: int, device: torch.device, context: LearnerContext | None = None) -> None:
         self.agent, self.replay, self.weights, self.metrics, self.cfg = agent, replay, weights, metrics, cfg
-        self.on_bad = on_bad
+        context = context or LearnerContext()
+        self.clock, self.on_bad = context.clock, context.on_bad
+        self.max_updates, self.max_updates_per_step = context.max_updates, context.max_updates_per_step
         set_current_device(device)
         dtype = PRECISIONS[cfg.precision]
         network_seed = seed_for(seed, "network")
         self.flat = Flat(seeded_network(agent, network_seed).to(device), dtype, agent.param_groups)
         self.target = Flat(seeded_network(agent, network_seed).to(device).requires_grad_(False).eval(), dtype)
         compile_networks(cfg, self.flat.net, self.target.net)
-        self.set_sync(Solo(cfg))
+        self.gradient_sync = context.gradient_sync or Solo(cfg)
+        self.gradient_sync.attach(self.flat)
+        if context.gradient_sync is not None:  # it may have loaded other weights
+            self.target.polyak_update(self.flat)
+            self.clock.set_updates(self.gradient_sync.update_count(self.clock.updates, 0))
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
-        self._outlier_filter, self._autograds = None, list[Autograd]()
+        deviations = context.outlier_deviations
+        self._outlier_filter = None if deviations is None else OutlierFilter(deviations, device)
+        self._autograds = list[Autograd]()
         self.gradient_fn: GradientFn = self._make_gradient_fn(agent)
         loss_when_frozen = agent.loss_when_frozen
         self._frozen_gradient_fn = (
@@ -99,10 +117,6 @@ class Learner:
         )
         self._graph_update: GraphUpdate | None = None
         self._graph_decided = False
-        self.next_update_count: Callable[[int], int] = lambda updates: updates + 1
-        self.updates = 0
-        self.max_updates: int | None = None
-        self.max_updates_per_step: int | None = None
         self.timer = PhaseTimer(metrics, (SAMPLE, UPDATE), cfg.metrics_period_updates)
         self._published_version = -1
         self._target_version = 0  # update count at the last copy to the target network
@@ -111,19 +125,20 @@ class Learner:
         self._uncounted = 0  # updates counted that changed nothing: as many of the next are not counted
         self._held_sample: Sample | None = None  # sampled while other learners had no batch
 
-    def set_sync(self, gradient_sync: GradientSync) -> None:
-        """Use this gradient synchronisation for all updates."""
-        gradient_sync.attach(self.flat)
-        self.gradient_sync = gradient_sync
+    @property
+    def updates(self) -> int:
+        """Updates of the run."""
+        return self.clock.updates
 
-    def filter_outliers(self, deviations: float) -> None:
-        """Drop items whose loss exceeds the running mean by so many standard deviations, from now on."""
-        self._outlier_filter = OutlierFilter(deviations, self.flat.master.device)
-        for autograd in self._autograds:
-            autograd.bound = self._outlier_filter.bound
+    def _count_update(self) -> int:
+        """Count one more update of this learner; returns the count before."""
+        before = self.clock.updates
+        self.clock.set_updates(self.gradient_sync.update_count(before, 1))
+        return before
 
     def _make_gradient_fn(self, agent: Agent) -> GradientFn:
-        autograd = Autograd(agent, self.flat.net, self.target.net, self.rng)
+        bound = None if self._outlier_filter is None else self._outlier_filter.bound
+        autograd = Autograd(agent, self.flat.net, self.target.net, self.rng, bound)
         self._autograds.append(autograd)
         return gradient_fn_for(self.cfg, autograd)
 
@@ -211,7 +226,8 @@ class Learner:
         self._last_finite = self.flat.master.clone()
         self.gradient_sync.load_state_dict(state["gradients"])
         restore_rng(self.rng, state["rng"])
-        self.updates, self._published_version = state["updates"], state["published"]
+        self.clock.set_updates(self.gradient_sync.update_count(state["updates"], 0))
+        self._published_version = state["published"]
         self._target_version = state.get("moved", max(0, self._published_version))
         self._uncounted = state.get("owed", 0)
 
@@ -233,7 +249,7 @@ class Learner:
         if self._uncounted:
             self._uncounted -= 1
             return True
-        before, self.updates = self.updates, self.next_update_count(self.updates)
+        before = self._count_update()
         self._update_target(before)
         if with_metrics and (report := graph_update.report()) is not None:
             self.metrics.write(report.metrics | {"train/learning_rate": self.cfg.learning_rate})
@@ -283,7 +299,7 @@ class Learner:
             self._skip_bad(sample, loss)
             return
         self._consecutive_bad = 0
-        before, self.updates = self.updates, self.next_update_count(self.updates)
+        before = self._count_update()
         self.flat.set_buffers(result.buffers)
         self.replay.update(sample.keys, result.priority.cpu().numpy())
         self._update_target(before)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from qfleet.process.heartbeat import HeartbeatReceiver
-from qfleet.process.reaper import exited, kill_group
+from qfleet.process.reaper import exit_status, exited, kill_group
 
 LOG_BYTES = 1 << 18
 """Bytes at the end of a log that are searched for a traceback: one further back was survived and explains nothing."""
@@ -52,10 +52,30 @@ class ProcessHandle(Protocol):
     @property
     def pid(self) -> int: ...
     @property
+    def process_groups(self) -> tuple[int, ...]:
+        """Process groups on this host."""
+
+    @property
+    def log_path(self) -> Path: ...
+    @property
+    def is_starting(self) -> bool:
+        """True while there is no process yet."""
+
+    @property
+    def is_unreachable(self) -> bool:
+        """True if the process does not answer at present, or there is none."""
+
+    @property
     def exited(self) -> bool: ...
+    @property
+    def code(self) -> int | None:
+        """Exit status (-n: signal n), None while it runs."""
+
     def poll_heartbeat(self, now: float) -> None: ...
     def request_stop(self) -> None: ...
-    def kill(self) -> None: ...
+    def kill(self, for_good: bool | None = None) -> None:
+        """Kill the process; `for_good`: no other instance will follow, None if the handle has to find out."""
+
     def reap(self) -> int: ...
     def log_tail(self) -> str: ...
 
@@ -63,10 +83,12 @@ class ProcessHandle(Protocol):
 class LocalProcess:
     """`ProcessHandle` of a process on this host."""
 
+    is_starting = is_unreachable = False
+
     def __init__(self, child: ChildSpec, number: int, now: float) -> None:
         self.beats, self.first_beat, self.last_beat = False, now, now
         self.kill_reason: str | None = None
-        self._log_path = child.log_path
+        self.log_path = child.log_path
         self._heartbeat = HeartbeatReceiver()
         try:
             with open_log(child, number) as log:
@@ -85,10 +107,18 @@ class LocalProcess:
         return self.process.pid
 
     @property
+    def process_groups(self) -> tuple[int, ...]:
+        return (self.pid,)
+
+    @property
     def exited(self) -> bool:
         return exited(self.process)
 
-    def kill(self) -> None:
+    @property
+    def code(self) -> int | None:
+        return exit_status(self.process)
+
+    def kill(self, for_good: bool | None = None) -> None:
         """Kill the process and everything it started."""
         kill_group(self.process)
 
@@ -112,7 +142,7 @@ class LocalProcess:
 
     def log_tail(self) -> str:
         """Output of this instance, at most the last `LOG_BYTES`."""
-        return read_log_tail(self._log_path, self._log_start)
+        return read_log_tail(self.log_path, self._log_start)
 
 
 def open_log(child: ChildSpec, number: int) -> IO[bytes]:

@@ -72,14 +72,20 @@ class OrphanReaper:
 
 def exited(process: subprocess.Popen[bytes]) -> bool:
     """True if a child has exited. Does not reap it where the system has `waitid`."""
-    if process.returncode is not None:
-        return True
-    if not hasattr(os, "waitid"):
-        return process.poll() is not None
+    return exit_status(process) is not None
+
+
+def exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """Exit status of a child (-n: signal n), None while it runs. Does not reap it where the system has `waitid`."""
+    if process.returncode is not None or not hasattr(os, "waitid"):
+        return process.poll()
     try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # reaped by someone else: the status is lost, and `poll` returns 0
+        return process.poll()
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -138,6 +138,11 @@ class Supervisor:
         handle = self._states[name].handle
         return None if handle is None else handle.pid
 
+    def is_unreachable(self, name: str) -> bool:
+        """True if the running instance of a child does not answer at present."""
+        handle = self._states[name].handle
+        return handle is not None and handle.is_unreachable
+
     def restarts(self, name: str) -> int:
         """Number of restarts of a child."""
         return max(0, self._states[name].starts - 1)
@@ -192,7 +197,8 @@ class Supervisor:
         try:
             state.handle = self._start_child(state.child, state.starts, self._clock)
         except OSError as error:  # no such program, no memory for a process, or no disk space for its log
-            self._restart_or_fail(state, EXIT_NOT_STARTED, "could not be started", str(error))
+            self._restart_or_fail(state, EXIT_NOT_STARTED, "could not be started", str(error),
+                                  state.child.log_path)
             return
         finally:
             if state.starts > 1:
@@ -224,7 +230,7 @@ class Supervisor:
 
     def _update_reaper(self) -> None:
         handles = [state.handle for state in self._states.values()]
-        self._reaper.watch(handle.pid for handle in handles if isinstance(handle, LocalProcess))
+        self._reaper.watch(group for handle in handles if handle is not None for group in handle.process_groups)
 
     def _handle_exit(self, state: ChildState, code: int, handle: ProcessHandle) -> None:
         name = state.child.name
@@ -234,7 +240,7 @@ class Supervisor:
             state.done = True
         elif code in (EXIT_USER_ERROR, EXIT_UNRECOVERABLE):
             words = final_message(handle.log_tail())
-            self._fail(name, code, f"{name} cannot continue:\n{words}\nIts log: {state.child.log_path}")
+            self._fail(name, code, f"{name} cannot continue:\n{words}\nIts log: {handle.log_path}")
         else:
             written = handle.log_tail()
             ours = handle.kill_reason if code == -signal.SIGKILL else None
@@ -242,11 +248,11 @@ class Supervisor:
             if handle.last_beat - handle.first_beat >= self.policy.reset_backoff_s:
                 state.doublings = -1  # it had worked: earlier failures do not lengthen the pause
             self._on_death(name, handle.pid, how)
-            self._restart_or_fail(state, code, how, first_traceback(written) or last_lines(written))
+            self._restart_or_fail(state, code, how, first_traceback(written) or last_lines(written), handle.log_path)
 
-    def _restart_or_fail(self, state: ChildState, code: int, how: str, words: str) -> None:
-        """Schedule a restart of a child that exited unexpectedly, or fail."""
-        name, path, own = state.child.name, state.child.log_path, state.child.max_restarts
+    def _restart_or_fail(self, state: ChildState, code: int, how: str, words: str, path: Path) -> None:
+        """Schedule a restart of a child that exited unexpectedly, or fail. `path` is the log of the failed process."""
+        name, own = state.child.name, state.child.max_restarts
         state.doublings = 0 if state.streak == 0 else state.doublings + 1
         state.streak += 1
         state.ends += 1

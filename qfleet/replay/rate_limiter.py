@@ -30,14 +30,23 @@ class RateLimiter:
         """Local environment steps, counted when they are taken, not when their chunk is inserted."""
         return self.clock.local_steps
 
+    def limit_inserts(self, error_buffer: float) -> None:
+        """Refuse inserts while more than this many samples of the budget are unused."""
+        self.error_buffer = error_buffer
+
+    def end_warmup_at(self, steps: int) -> None:
+        """Set the steps before the first sample."""
+        self.min_steps = steps
+
     def restart_at(self, steps: int) -> None:
         """Resume the step clock with an empty store: sampling starts after another `min_steps` steps."""
-        self.clock.local_steps = steps
+        self.clock.set_local_steps(steps)
         self.min_steps += steps
 
     def resume_share(self, steps: int, samples: int, counting: bool) -> None:
         """Resume with part of the counts of a run with another number of learners; the budget starts from here."""
-        self.clock.local_steps, self.samples = steps, samples
+        self.clock.set_local_steps(steps)
+        self.samples = samples
         self._origin = (max(steps, self.min_steps), samples) if counting else None
 
     def start_counting(self) -> None:
@@ -82,7 +91,8 @@ class RateLimiter:
                 "samples_per_insert": self.samples_per_insert}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.clock.local_steps, self.samples = int(state["steps"]), int(state["samples"])
+        self.clock.set_local_steps(int(state["steps"]))
+        self.samples = int(state["samples"])
         origin = state["origin"]
         self._origin = None if origin is None else (int(origin[0]), int(origin[1]))
         if self._origin is not None and state["samples_per_insert"] != self.samples_per_insert:

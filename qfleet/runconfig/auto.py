@@ -45,7 +45,7 @@ def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunCo
     auto_keys = {key for key in AUTO_VALUES if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
                                                                              for name in named)}
     new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(auto_keys))})})
-    elsewhere = new.launcher == "ray" and new.ray.learner_any_node
+    elsewhere = new.on_ray and new.ray.learner_any_node
     device = "auto" if "device" in auto_keys and not (old.run.exact_resume or elsewhere) else new.device
     if device == "auto" and not elsewhere:
         device = str(resolve_device(device))
@@ -63,8 +63,8 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
-                     elsewhere=config.launcher == "ray" and config.ray.learner_any_node)
-    if config.sync == "allreduce":
+                     elsewhere=config.on_ray and config.ray.learner_any_node)
+    if config.averages:
         config = per_rank(config, config.learners)
     precision = config.learner.precision
     if precision == "auto":
@@ -93,13 +93,13 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
 
 def _capture(config: RunConfig, device: torch.device) -> bool:
     """True if updates are captured as CUDA graphs."""
-    return resolve_capture(config.learner.capture, device, config.sync == "allreduce" and config.allreduce.overlap)
+    return resolve_capture(config.learner.capture, device, config.averages and config.allreduce.overlap)
 
 
 def _threads(config: RunConfig, convolutions: bool) -> int:
     """Number of threads set by the user, or else the planned number."""
     requested, cores = config.run.threads, usable_cores()
-    if requested and requested > MAX_THREADS_PER_CORE * cores and config.launcher != "ray" and (
+    if requested and requested > MAX_THREADS_PER_CORE * cores and not config.on_ray and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={requested}: this process may use {cores} core{'s' * (cores > 1)}, and threads "
                         f"that share a core slow each other down; set run.threads={cores} or less, or leave it out")

@@ -52,6 +52,9 @@ class StagingArea:
         self.folder = root / f"rank-{rank:04d}"
         self.saved_names: set[str] = set()
 
+    def set_saved(self, names: Iterable[str]) -> None:
+        self.saved_names = set(names)
+
     def write(self, segments: Iterable[Segment]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         while not self.folder.exists():

@@ -24,7 +24,11 @@ class GradientSync(Protocol):
     other learners.
     """
 
-    def attach(self, flat: Flat) -> None: ...
+    def attach(self, flat: Flat) -> None:
+        """Take over the optimisation of the network's parameters; called once, before the first update."""
+
+    def update_count(self, before: int, made: int) -> int:
+        """Updates of the run, if there were `before` of them and this learner has made some more since."""
 
     @property
     def local_optimizer(self) -> Optimizer | None:
@@ -62,6 +66,9 @@ class Solo:
     def attach(self, flat: Flat) -> None:
         """Create the optimizer for the network's float32 vector."""
         self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.param_slices)
+
+    def update_count(self, before: int, made: int) -> int:
+        return before + made
 
     @property
     def local_optimizer(self) -> Optimizer | None:

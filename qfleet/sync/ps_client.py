@@ -44,9 +44,9 @@ class ParameterServerSync:
     def updates(self) -> int:
         return min(self._newest)
 
-    def next_update_count(self, updates: int) -> int:
-        """The run's update count after one more update; never decreases, even if a restored shard is behind."""
-        return max(updates, self.updates)
+    def update_count(self, before: int, made: int) -> int:
+        """The run's update count, which the shards keep; it never decreases, even if a restored shard is behind."""
+        return max(before, self.updates)
 
     @property
     def local_optimizer(self) -> None:

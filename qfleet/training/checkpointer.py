@@ -1,11 +1,11 @@
-"""Checkpoint schedule and content. The `save` callback writes the files."""
+"""Checkpoint schedule and content. The source of the snapshots writes the files."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import Field
@@ -40,44 +40,43 @@ class Snapshot:
     segments: list[Segment]
 
 
-class Checkpointer:
-    """Saves a snapshot on schedule.
+class CheckpointSource(Protocol):
+    """A run that can be saved."""
 
-    With `end_episodes`, running episodes are truncated before a scheduled checkpoint, which makes resuming exact.
+    def before_checkpoint(self, index: int) -> None:
+        """Called before a scheduled checkpoint with its number."""
+
+    def snapshot(self) -> Snapshot: ...
+    def write(self, snapshot: Snapshot) -> None: ...
+
+
+class CheckpointWriter:
+    """Saves snapshots of a source, on schedule or at once.
+
     A failed write (full disk) does not end the run: the failure is counted, the previous checkpoint is kept, and the
     next one is attempted on schedule.
     """
 
-    def __init__(
-        self,
-        snapshot: Callable[[], Snapshot],
-        save: Callable[[Snapshot], Any],
-        cfg: CheckpointConfig,
-        progress: Callable[[], Progress],
-        metrics: Metrics,
-        end_episodes: Callable[[int], None] | None = None,
-    ) -> None:
-        self.snapshot, self.write, self.progress, self.metrics, self.end_episodes = (
-            snapshot, save, progress, metrics, end_episodes)
+    def __init__(self, cfg: CheckpointConfig, progress: Callable[[], Progress], metrics: Metrics) -> None:
+        self.progress, self.metrics = progress, metrics
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.failed = False
         self.saved_at: Progress | None = None
 
-    def step(self) -> bool:
+    def save_if_due(self, source: CheckpointSource) -> bool:
         """Save if a checkpoint is due; returns whether it was."""
         if not self.schedule.due(self.progress()):
             return False
-        if self.end_episodes is not None:
-            self.end_episodes(self.schedule.index)
-        self.save()
+        source.before_checkpoint(self.schedule.index)
+        self.save(source)
         return True
 
-    def save(self) -> None:
+    def save(self, source: CheckpointSource) -> None:
         """Save now, unless the last checkpoint is from the same step and update."""
         if self.saved_at == self.progress():
             return
         try:
-            self.write(self.snapshot())
+            source.write(source.snapshot())
         except OSError as error:
             self.failed = True
             self.metrics.count("fault/checkpoints_failed")
@@ -93,3 +92,13 @@ class Checkpointer:
         """Continue the schedule after a checkpoint was loaded."""
         self.schedule.resume(self.progress())
         self.saved_at = self.progress()
+
+
+class ScheduledSaving:
+    """Worker that saves a run whenever a checkpoint is due."""
+
+    def __init__(self, writer: CheckpointWriter, source: CheckpointSource) -> None:
+        self.writer, self.source = writer, source
+
+    def step(self) -> bool:
+        return self.writer.save_if_due(self.source)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -128,46 +128,87 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
     return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
 
 
-class Evaluator:
-    """Evaluates the newest weights on schedule; `on_score` receives the score and the evaluated weights.
+class EvaluatorSlot(Protocol):
+    """Evaluator interface of a learner's run: an `Evaluator` in its process, or one that is reached elsewhere."""
 
-    `stop` aborts a running evaluation, which may take minutes; an aborted evaluation is repeated after a resume.
+    def step(self) -> bool:
+        """Evaluate, or start an evaluation, if one is due; returns whether time was spent on it."""
+
+    def evaluate(self) -> None:
+        """Evaluate the newest weights now and wait for the score."""
+
+    def resume(self) -> None:
+        """Resume without saved state."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class NoEvaluator:
+    """Evaluator that does nothing, for runs that another process evaluates."""
+
+    def step(self) -> bool:
+        return False
+
+    def evaluate(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class EvaluatorHooks:
+    """What an evaluator reads from the run and reports to it.
+
+    `on_score` receives the score and the evaluated weights. `stop` aborts a running evaluation, which may take
+    minutes. `recent_return` is the mean return of recent training episodes.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: VectorEnv,
-        weights: WeightSource,
-        cfg: EvalConfig,
-        seed: int,
-        progress: Callable[[], Progress],
-        on_score: Callable[[Score, dict[str, torch.Tensor]], None],
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
+    progress: Callable[[], Progress]
+    on_score: Callable[[Score, dict[str, torch.Tensor]], None]
+    stop: Callable[[], bool] = lambda: False
+    recent_return: Callable[[], float | None] = lambda: None
+
+
+class Evaluator:
+    """Evaluates the newest weights on schedule. An aborted evaluation is repeated after a resume, or by `repeat`."""
+
+    def __init__(self, policy: Policy, env: VectorEnv, weights: WeightSource, cfg: EvalConfig, seed: int,
+                 hooks: EvaluatorHooks) -> None:
         self.policy, self.env, self.weights, self.cfg, self.seed = policy, env, weights, cfg, seed
-        self.progress, self.on_score, self.stop = progress, on_score, stop
+        self.hooks = hooks
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.count = 0
         self.evaluated_version = -1
         self.pending = False
-        self.recent_return: Callable[[], float | None] = lambda: None  # mean return of recent training episodes
         self._saved_buffers: dict[str, torch.Tensor] = {}  # `eval_buffers` after the last evaluation
         self.bandit = (
             Bandit(policy.agent.arms, BANDIT_WINDOW_PER_ARM * policy.agent.arms) if policy.agent.arms > 1 else None)
 
     def step(self) -> bool:
         """Run one full evaluation if one is due; returns whether it was."""
-        if not (self.pending or (self.reached_from_return() and self.schedule.due(self.progress()))):
+        if not (self.pending or (self.reached_from_return() and self.schedule.due(self.hooks.progress()))):
             return False
         self.evaluate()
         return True
+
+    def repeat(self) -> None:
+        """Evaluate at the next step: an earlier process was interrupted in an evaluation."""
+        self.pending = True
+
+    def restart(self) -> None:
+        """Follow a learner that has resumed: it has other weights under the same version numbers."""
+        self.evaluated_version = -1
+        self.resume()
 
     def reached_from_return(self) -> bool:
         """True if recent training returns have reached `from_return`, or if it is not set."""
         if self.cfg.from_return is None:
             return True
-        recent = self.recent_return()
+        recent = self.hooks.recent_return()
         return recent is not None and recent >= self.cfg.from_return
 
     def evaluate(self) -> None:
@@ -181,7 +222,7 @@ class Evaluator:
         try:
             if self.bandit is not None:
                 self._try_arms(self.bandit, seed)
-            score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.stop)
+            score = evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed, self.hooks.stop)
             self.policy.save_persistent()
             self._saved_buffers = {
                 name: self.policy.flat.buffer(name).clone() for name in self.policy.agent.eval_buffers
@@ -191,12 +232,12 @@ class Evaluator:
             return
         self.evaluated_version = score.version
         self.count += 1
-        self.on_score(replace(score, seconds=perf_counter() - begin), self.policy.flat.state())
+        self.hooks.on_score(replace(score, seconds=perf_counter() - begin), self.policy.flat.state())
 
     def _try_arms(self, bandit: Bandit, seed: int) -> None:
         """Play trial episodes, which do not count, to select the arm for those that do."""
         explorer = BanditExplorer(bandit, Constant(self.cfg.epsilon, self.env.lanes), self.env.lanes)
-        evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed_for(seed, "trials"), self.stop,
+        evaluate(self.policy, self.env, self.cfg.episodes, self.cfg.epsilon, seed_for(seed, "trials"), self.hooks.stop,
                  explorer=explorer)
         self.policy.save_persistent()
         self.policy.flat.set_buffers({"arm": torch.tensor(bandit.best())})
@@ -209,9 +250,9 @@ class Evaluator:
         if self.bandit is not None and "bandit" in state:
             self.bandit.load_state_dict(state["bandit"])
         self.count, self.evaluated_version, self.pending = state["count"], state["judged"], state.get("owed", False)
-        self.schedule.resume(self.progress())
+        self.schedule.resume(self.hooks.progress())
 
     def resume(self) -> None:
         """Resume without saved evaluator state: derive schedule and count from the run's progress."""
-        self.schedule.resume(self.progress())
+        self.schedule.resume(self.hooks.progress())
         self.count = self.schedule.index

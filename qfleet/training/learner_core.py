@@ -19,11 +19,12 @@ from qfleet.core.evaluation import Score
 from qfleet.core.replay import Sample
 from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
-from qfleet.learner.learner import Learner
+from qfleet.learner.learner import Learner, LearnerContext
 from qfleet.replay.chunker import staggered_padding
-from qfleet.replay.device_store import DeviceReplay
-from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
+from qfleet.replay.make_store import make_store
+from qfleet.replay.store import ReplayStore
+from qfleet.sync.gradient_sync import GradientSync
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter, Sink
@@ -46,32 +47,61 @@ class Hooks:
     best_score: Callable[[float | None], float | None] = lambda loaded: loaded
 
 
+SILENT_HOOKS = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
+"""Hooks of a learner whose metrics and state another process collects."""
+
+MakeSync = Callable[[ReplayStore[Any], Meter], GradientSync | None]
+"""Creates the gradient synchronisation of a learner from its replay and meter; None: the learner is alone."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """Parts of a learner's run that differ between kinds of runs, created before everything that uses them.
+
+    `max_updates_per_step`: updates between two rounds of the loop. `slack_samples`: samples by which the learner may
+    fall behind before actors have to wait for it. `outlier_deviations`: see `LearnerContext`.
+    """
+
+    clock: RunClock
+    stop: StopRule
+    make_sync: MakeSync = lambda replay, meter: None
+    max_updates_per_step: int | None = None
+    slack_samples: float | None = None
+    outlier_deviations: float | None = None
+
+    @classmethod
+    def single(cls, plan: TrainingPlan) -> Components:
+        """Components of a run with one learner."""
+        clock = RunClock()
+        return cls(clock, StopRule(plan, clock.progress))
+
+
 class LearnerCore:
     """Learner, replay and meter of one process, with the run's step and update counts, stop rule and best score."""
 
-    def __init__(self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, hooks: Hooks, weights: WeightStore) -> None:
+    def __init__(self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, hooks: Hooks, weights: WeightStore,
+                 components: Components) -> None:
         self.agent, self.plan, self.hooks = agent, plan, hooks
+        self.clock, self.stop = components.clock, components.stop
         seed = plan.seed
         self.layout = Layout(
             spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows
         )
-        self.clock = RunClock()
-        args = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
-        self.replay: HostReplay | DeviceReplay = (
-            DeviceReplay(*args, self.clock) if plan.replay.store == "device"
-            else HostReplay(*args, plan.decode_threads, self.clock))
-        self.stop = StopRule(plan, self.progress)
+        self.replay = make_store(
+            self.layout, plan.replay, seed_for(seed, "replay"), plan.device, plan.decode_threads, self.clock)
+        if components.slack_samples is not None:
+            self.replay.rate_limiter.limit_inserts(components.slack_samples)
         self.best = hooks.best_score(None)
-        self.gauges: list[Callable[[], Mapping[str, float]]] = [self.replay.metrics]
-        self.meter = Meter(hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule, self.gauges)
+        self.meter = Meter(hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule)
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that use torch's global generator, such as dropout
-        self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device,
-                               hooks.on_bad_batch)
-        self.learner.max_updates = plan.total_updates
+        context = LearnerContext(
+            self.clock, components.make_sync(self.replay, self.meter), plan.total_updates,
+            components.max_updates_per_step, components.outlier_deviations, hooks.on_bad_batch)
+        self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device, context)
         self.learner.publish()
 
     def progress(self) -> Progress:
-        return Progress(self.clock.steps, self.learner.updates)
+        return self.clock.progress()
 
     def recorder(self, lanes: int) -> Recorder:
         """Recorder for an actor in this process.

@@ -78,10 +78,14 @@ class StopRule:
         """True after a signal: the process has to exit soon."""
         return self.reason in ("interrupted", "preempted")
 
+    def request(self, reason: str) -> None:
+        """Ask the run to end for this reason."""
+        self.reason = reason
+
     def check_score(self, mean: float) -> None:
         """End the run if the mean return of an evaluation reaches `stop_at`."""
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:
-            self.reason = "stop_at"
+            self.request("stop_at")
 
     def __call__(self) -> bool:
         now = self.progress()

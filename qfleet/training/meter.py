@@ -85,7 +85,7 @@ class Meter:
         schedule: Schedule,
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
     ) -> None:
-        self.sinks, self.progress, self.gauges = sinks, progress, gauges
+        self.sinks, self.progress, self.gauges = sinks, progress, list(gauges)
         self.frames_per_step, self.schedule = frames_per_step, schedule
         self.episodes = 0
         self.counters: dict[str, int] = defaultdict(int)
@@ -95,6 +95,9 @@ class Meter:
         self._rates_since = (0.0, Progress(0, 0))
         self._emitted: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
         self._drained: tuple[int, dict[str, int]] = (0, {})
+
+    def add_gauge(self, gauge: Callable[[], Mapping[str, float]]) -> None:
+        self.gauges.append(gauge)
 
     @property
     def seconds(self) -> float:

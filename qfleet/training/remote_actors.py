@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
-from qfleet.training.checkpointer import Checkpointer, Snapshot
-from qfleet.training.learner_core import Hooks, LearnerCore
-from qfleet.training.loop import TrainingPlan, drive, idle
+from qfleet.replay.store import ReplayStore
+from qfleet.training.evaluation import NoEvaluator
+from qfleet.training.learner_core import Components, LearnerCore
+from qfleet.training.learner_run import Acting
+from qfleet.training.loop import TrainingPlan, Worker, drive, idle
 from qfleet.training.timers import TimeShares
 from qfleet.transport.fleet_pb2 import ExchangeRequest, Part
 from qfleet.transport.inbox import MAX_STEPS, DecodedMessage, Inbox, decode_message
@@ -45,20 +47,24 @@ EVALUATOR_GRACE_S = 60.0
 class MessageHandler:
     """Applies the messages in the inbox, each exactly once; pauses while the rate limiter does not allow inserts.
 
-    `closing`: training has ended; experience is dropped, and evaluations and metrics are still taken.
+    After `close`, training has ended: experience is dropped, and evaluations and metrics are still taken.
     `shares` records the time for which messages were held back (`fleet/backpressure_share`).
     """
 
-    def __init__(self, core: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares) -> None:
+    def __init__(self, core: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares,
+                 on_checkpoint_part: Callable[[int, Part], None] = lambda index, part: None) -> None:
         self.core, self.registry, self.inbox, self.shares = core, registry, inbox, shares
+        self.on_checkpoint_part = on_checkpoint_part
         self.closing = False
         self.evaluated_version = -1
         self.member_steps: Counter[int] = Counter()  # environment steps by sender
-        self.on_checkpoint_part: Callable[[int, Part], None] = lambda index, part: None
         self._held_since: float | None = None
         # An actor blocks with two chunks per lane unconfirmed; `inbox.steps` is an eighth of a chunk per lane.
         self._max_steps = min(MAX_STEPS, max(MIN_STEP_LIMIT, 64 * inbox.steps))
         self._expected = expected_weights(core.learner.flat.state())
+
+    def close(self) -> None:
+        self.closing = True
 
     def step(self) -> bool:
         """Apply up to `MESSAGES_PER_TURN` messages; returns whether there were any."""
@@ -125,72 +131,104 @@ class MessageHandler:
             self.evaluated_version = score.version
 
 
-class RemoteActorsRun:
-    """Learner process of a run with remote actors: main loop, checkpoints, member metrics, final evaluation."""
+@dataclass(frozen=True)
+class RemoteActorsSetup:
+    """Implements `RunSetup` for actors and evaluator in other processes, which send messages to `inbox`."""
 
-    def __init__(
-        self, agent: Agent, spec: EnvSpec, plan: TrainingPlan, hooks: Hooks, published: PublishedState,
-        registry: Registry, inbox: Inbox, beat: Callable[[], None] = lambda: None) -> None:
-        self.published, self.registry, self.hooks, self.beat = published, registry, hooks, beat
-        self.core = LearnerCore(agent, spec, plan, hooks, published)
-        self.shares = TimeShares()
-        self.core.gauges += [self.shares, self.members]
-        self.core.learner.max_updates_per_step = 1  # messages are handled between updates
-        self.core.replay.rate_limiter.error_buffer = plan.slack_samples
-        self.message_handler = MessageHandler(self.core, registry, inbox, self.shares)
-        self.checkpointer = Checkpointer(self.snapshot, self.save, plan.checkpoint, self.core.progress,
-                                         self.core.meter)
+    agent: Agent
+    spec: EnvSpec
+    published: PublishedState
+    registry: Registry
+    inbox: Inbox
+
+    @property
+    def weights(self) -> PublishedState:
+        return self.published
+
+    def components(self, plan: TrainingPlan, components: Components) -> Components:
+        """Messages are handled between two updates, and actors wait for a learner that falls behind."""
+        return replace(components, max_updates_per_step=1, slack_samples=plan.slack_samples)
+
+    def batches_ahead(self, plan: TrainingPlan, replay: ReplayStore[Any]) -> int | None:
+        """Unknown: messages arrive between two updates."""
+        return None
+
+    def acting(self, core: LearnerCore, shares: TimeShares) -> RemoteActors:
+        return RemoteActors(self, core, shares)
+
+    def evaluator(self, core: LearnerCore, acting: Acting) -> EvaluatorMember:
+        assert isinstance(acting, RemoteActors)
+        return EvaluatorMember(acting)
+
+
+class RemoteActors:
+    """Implements `Acting` with actors in other processes: their messages, and the state published for them.
+
+    `on_checkpoint_part` receives parts of a checkpoint that members send. `on_round` is called after every round.
+    """
+
+    evaluates = False
+
+    def __init__(self, setup: RemoteActorsSetup, core: LearnerCore, shares: TimeShares,
+                 on_checkpoint_part: Callable[[int, Part], None] = lambda index, part: None,
+                 on_round: Callable[[], None] = lambda: None) -> None:
+        self.core, self.shares, self.on_round = core, shares, on_round
+        self.published, self.registry = setup.published, setup.registry
+        self.message_handler = MessageHandler(core, setup.registry, setup.inbox, shares, on_checkpoint_part)
         self._incarnations: dict[tuple[int, str], int] = {}
         self._members_written_at = -MEMBERS_PERIOD_S
 
-    def run(self) -> str:
-        """Train to the end, wait for the last evaluation and save; returns the stop reason."""
-        core, stop, timed = self.core, self.core.stop, self.shares.timed
-        try:
-            drive(
-                [
-                    timed("time/inbox_share", self.message_handler),
-                    timed("time/learner_share", core.learner), core.meter,
-                    timed("time/save_share", self.checkpointer)],
-                stop,
-                self.serve,
-            )
-            self.message_handler.closing = True
-            if stop.reason in ("total_steps", "total_updates"):
-                while not stop.is_external and core.learner.step():  # updates that are still due
-                    self.serve(0)
-                core.learner.publish()
-                await_evaluation(core, self.message_handler, self.registry, self.published, self.serve)
-            self.checkpointer.save()
-        finally:
-            core.meter.finish()
-        # Not after a signal or an exception: members that have left would be missing when the run is resumed.
-        if not stop.is_external:
-            self.published.stop()
-        return stop.reason or "total_steps"
+    def begin(self) -> None:
+        """Nothing to do: the actors start by themselves."""
 
-    def snapshot(self) -> Snapshot:
-        return self.core.snapshot({"registry": self.registry.state_dict()})
-
-    def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
-        """Resume from a snapshot, which may come from a single-process run."""
-        self.core.restore(state, segments)
-        if "registry" in state:
-            self.registry.load_state_dict(state["registry"])
-        self.checkpointer.resume()
-        self.core.finish_restore(state)
-        self.core.republish()
-        self.published.update_progress(*self.core.progress(), "starting")  # before the first member registers
+    def turns(self, learner: Worker) -> list[Worker]:
+        return [self.shares.timed("time/inbox_share", self.message_handler), learner]
 
     def serve(self, sleep_s: float) -> None:
-        """Called after each round of the main loop: publish progress, call `beat`, write the member list, sleep."""
+        """Publish progress, call `on_round`, write the member list, sleep."""
         self.published.update_progress(*self.core.progress(), "ending" if self.message_handler.closing else "training")
-        self.beat()
+        self.on_round()
         self._write_members()
         if sleep_s:
             since = time.perf_counter()
             idle(sleep_s)
             self.shares.add_seconds("time/idle_share", time.perf_counter() - since)
+
+    def finish(self, all_updates: bool) -> None:
+        self.message_handler.close()
+        while all_updates and not self.core.stop.is_external and self.core.learner.step():
+            self.serve(0)
+
+    def end(self) -> None:
+        """Tell members that the run is over.
+
+        Not after a signal or an exception: members that have left would be missing when the run is resumed.
+        """
+        if not self.core.stop.is_external:
+            self.published.stop()
+
+    def before_checkpoint(self, index: int) -> None:
+        """Nothing to do: runs with remote actors do not resume exactly."""
+
+    def before_write(self) -> None:
+        """Publish the phase for members that wait meanwhile."""
+        self.published.update_progress(*self.core.progress(), "saving a checkpoint")
+
+    def await_evaluation(self) -> None:
+        await_evaluation(self.core, self.message_handler, self.registry, self.published, self.serve)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"actor_registry": self.registry.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """The state may come from a run whose actors were in the learner's process."""
+        if "actor_registry" in state:
+            self.registry.load_state_dict(state["actor_registry"])
+        return False
+
+    def finish_restore(self, state: Mapping[str, Any]) -> None:
+        self.core.republish()
+        self.published.update_progress(*self.core.progress(), "starting")  # before the first member registers
 
     def _write_members(self) -> None:
         """Write the list of members every `MEMBERS_PERIOD_S`, for `qfleet top`."""
@@ -198,7 +236,7 @@ class RemoteActorsRun:
         if now - self._members_written_at < MEMBERS_PERIOD_S:
             return
         self._members_written_at = now
-        self.hooks.write_members(
+        self.core.hooks.write_members(
             [
                 {
                     "name": member.name, "role": member.role, "host": member.host, "pid": member.pid,
@@ -208,12 +246,7 @@ class RemoteActorsRun:
             ]
         )
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint, with the phase published for members that wait meanwhile."""
-        self.published.update_progress(*self.core.progress(), "saving a checkpoint")
-        self.hooks.save(snapshot)
-
-    def members(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Gauge: live actors, queued messages and mean policy lag in updates. Also counts restarts of members."""
         now, updates, members = time.monotonic(), self.core.learner.updates, self.registry.members()
         actors = [member for member in members if member.role == ACTOR and now - member.heard < self.registry.live_s]
@@ -229,6 +262,17 @@ class RemoteActorsRun:
         if lags := [max(0, updates - max(0, member.version)) for member in actors]:
             metrics["fleet/policy_lag"] = sum(lags) / len(lags)
         return metrics
+
+
+class EvaluatorMember(NoEvaluator):
+    """The evaluator of a run with remote actors: a member that fetches the newest weights when an evaluation is due."""
+
+    def __init__(self, acting: RemoteActors) -> None:
+        self._acting = acting
+
+    def evaluate(self) -> None:
+        """Wait until the published weights are evaluated."""
+        self._acting.await_evaluation()
 
 
 def await_evaluation(core: LearnerCore, handler: MessageHandler, registry: Registry, published: PublishedState,

@@ -1,4 +1,4 @@
-"""One rank of an allreduce run: a `SingleProcessRun` in lockstep with the other ranks.
+"""One rank of an allreduce run: a `LearnerRun` in lockstep with the other ranks.
 
     every round      actors step ──▶ vote ──▶ as many updates as all ranks have batches for
     periodically     rank 0 gathers metrics, all ranks save; they keep exchanging their state meanwhile
@@ -14,29 +14,33 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from qfleet.core.clock import Progress, RunClock, Schedule
 from qfleet.core.errors import ProcessFault
 from qfleet.replay.redistribute import redistribute
-from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankRows
+from qfleet.replay.store import ReplayStore
+from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankLink, RankRows
+from qfleet.sync.gradient_sync import GradientSync, OptimizerConfig
 from qfleet.sync.process_group import ProcessGroup
 from qfleet.training.checkpointer import Snapshot
-from qfleet.training.evaluation import Evaluator
-from qfleet.training.loop import StopRule, TrainingPlan, Worker
+from qfleet.training.evaluation import EvaluatorSlot
+from qfleet.training.learner_core import Components, Hooks, LearnerCore
+from qfleet.training.learner_run import LearnerRun, RunSetup
+from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter
-from qfleet.training.single_process import SingleProcessRun
+from qfleet.transport.registry import merge_registries
 
 log = logging.getLogger(__name__)
 
 SYNC_PERIOD_S = 1.0
 """Period of state exchange between ranks during a long task (checkpoint, evaluation) of one of them."""
 
-PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin")
-"""State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator.
-The rest is identical everywhere or belongs to rank 0."""
+PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin", "actor_registry")
+"""State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator,
+as far as it has it. The rest is identical everywhere or belongs to rank 0."""
 
 REASONS = ("", "total_steps", "total_updates", "stop_at", "preempted", "interrupted")
 RUNNING, DONE, FAILED = 0.0, 1.0, 2.0
@@ -75,16 +79,17 @@ class ConsensusStop(StopRule):
 
 
 class RankSync:
-    """State that ranks exchange in addition to gradients: step counts and stop proposals."""
+    """State that ranks exchange in addition to gradients: step counts and stop proposals. Owns clock and stop rule."""
 
-    def __init__(self, group: ProcessGroup, clock: RunClock, stop: ConsensusStop) -> None:
-        self.group, self.stop, self.clock = group, stop, clock
+    def __init__(self, group: ProcessGroup, plan: TrainingPlan) -> None:
+        self.group, self.clock = group, RunClock()
+        self.stop = ConsensusStop(plan, self.clock.progress, group.size == 1)
 
     def local_state(self) -> list[float]:
         return [float(self.clock.local_steps), float(self.stop.proposal)]
 
     def receive_states(self, rows: RankRows) -> None:
-        self.clock.remote_steps = int(sum(row[0] for row in rows)) - int(rows[self.group.rank][0])
+        self.clock.set_remote_steps(int(sum(row[0] for row in rows)) - int(rows[self.group.rank][0]))
         self.stop.receive_votes(row[1] for row in rows)
 
     def run_together(self, work: Callable[[], Any] | None) -> list[int]:
@@ -133,25 +138,17 @@ class BackgroundTask:
             self.done.set()
 
 
-class EvaluatorBackend(Worker, Protocol):
-    """Evaluator of rank 0. Usually another process, since all ranks would wait for a local evaluation."""
-
-    def evaluate(self) -> None:
-        """Evaluate the newest weights now and wait for the result."""
-
-
 class RankZeroEvaluator:
-    """Replaces the `Evaluator` of each rank: only rank 0 evaluates; all ranks wait for the last evaluation."""
+    """Evaluator of all ranks: only rank 0 evaluates, with `evaluator`; all ranks wait for the last evaluation.
 
-    def __init__(self, evaluator: Evaluator, rank_sync: RankSync, backend: EvaluatorBackend | None) -> None:
+    `evaluator` keeps the state for checkpoints, also if `backend` evaluates in its place.
+    """
+
+    def __init__(self, evaluator: EvaluatorSlot, rank_sync: RankSync, backend: EvaluatorSlot | None = None) -> None:
         self.evaluator, self.rank_sync = evaluator, rank_sync
         self.backend = (backend or evaluator) if rank_sync.group.rank == 0 else None
-        self.state_dict, self.load_state_dict = evaluator.state_dict, evaluator.load_state_dict
-        self.resume, self.policy = evaluator.resume, evaluator.policy
-
-    @property
-    def count(self) -> int:
-        return self.evaluator.count
+        self.state_dict, self.load_state_dict, self.resume = (
+            evaluator.state_dict, evaluator.load_state_dict, evaluator.resume)
 
     def step(self) -> bool:
         return self.backend is not None and self.backend.step()
@@ -186,32 +183,34 @@ class MetricsGather:
         return metrics | {"counters": counters}
 
 
-class ReplicaRun:
-    """A `SingleProcessRun` whose updates, step clock, stop, evaluations and checkpoints are common to all ranks.
+BuildRankSync = Callable[[OptimizerConfig, RankLink], GradientSync]
 
-    Implements `attempt.TrainingRun`. Without `eval_backend`, rank 0 evaluates in its own process.
+
+def build_allreduce(cfg: AllReduceConfig) -> BuildRankSync:
+    return lambda optimizer, link: AllReduce(optimizer, link, cfg.shard_optimizer, cfg.overlap)
+
+
+class ReplicaRun(LearnerRun):
+    """A `LearnerRun` whose updates, step clock, stop, evaluations and checkpoints are common to all ranks.
+
+    `build` creates the gradient synchronisation. `make_backend` returns the evaluator of rank 0 if it is not the one
+    of the setup: usually another process, since all ranks would wait for an evaluation in this one.
     """
 
-    def __init__(
-        self, local_run: SingleProcessRun, group: ProcessGroup, cfg: AllReduceConfig,
-        eval_backend: EvaluatorBackend | None = None,
-    ) -> None:
-        self.local_run, self.group = local_run, group
-        self.core, self.checkpointer = local_run.core, local_run.checkpointer
-        core, plan = self.core, local_run.plan
-        core.stop = stop = ConsensusStop(plan, core.progress, group.size == 1)
-        self.rank_sync = rank_sync = RankSync(group, core.clock, stop)
-        core.learner.set_sync(
-            AllReduce(
-                plan.learner, group, cfg.shard_optimizer, rank_sync.local_state,
-                rank_sync.receive_states, self._batches_ahead, cfg.overlap)
-        )
-        assert isinstance(local_run.evaluator, Evaluator)
-        local_run.evaluator = RankZeroEvaluator(local_run.evaluator, rank_sync, eval_backend)
-        self.metrics_gather = MetricsGather(group, core.meter, plan.log_schedule)
-        local_run.extra_workers.append(self.metrics_gather)
-        self.checkpointer.snapshot = self.snapshot
-        core.gauges.append(self._comm_metrics)
+    def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, rank_sync: RankSync, build: BuildRankSync,
+                 make_backend: Callable[[LearnerCore], EvaluatorSlot | None] = lambda core: None) -> None:
+        self.group, self.rank_sync = rank_sync.group, rank_sync
+
+        def make_sync(replay: ReplayStore[Any], meter: Meter) -> GradientSync:
+            return build(plan.learner, RankLink(self.group, rank_sync.local_state, rank_sync.receive_states,
+                                                lambda: setup.batches_ahead(plan, replay)))
+
+        super().__init__(
+            setup, plan, hooks, Components(rank_sync.clock, rank_sync.stop, make_sync),
+            lambda evaluator, core: RankZeroEvaluator(evaluator, rank_sync, make_backend(core)))
+        self.metrics_gather = MetricsGather(self.group, self.core.meter, plan.log_schedule)
+        self.workers = [self.metrics_gather]
+        self.core.meter.add_gauge(self._comm_metrics)
         self._last_sent = (0.0, 0)  # bytes sent and updates at the last record
         self._restored = False
 
@@ -219,26 +218,21 @@ class ReplicaRun:
         """Train to the end with equal initial weights on all ranks; returns the stop reason."""
         if self.group.size > 1 and not self._restored:
             self._broadcast_weights()
-        return self.local_run.run()
+        return super().run()
 
     def snapshot(self) -> Snapshot:
         self.metrics_gather.gather()
-        return self.local_run.snapshot()
+        return super().snapshot()
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
         """Resume from a checkpoint of any number of ranks: from this rank's part, or from a share of all parts."""
-        restore_rank(self.local_run, state, segments, self.group.rank, self.group.size)
+        restore_rank(self.core, super().restore, state, segments, self.group.rank, self.group.size)
         self._resume_clocks()
 
     def _resume_clocks(self) -> None:
         self.metrics_gather.schedule.resume(self.core.progress())
         self._last_sent = (self.group.sent_bytes, self.core.learner.updates)
         self._restored = True
-
-    def _batches_ahead(self) -> int | None:
-        """Batches available without another vote; None with priorities: each vote compares importance weights."""
-        plan, limiter = self.local_run.plan, self.core.replay.rate_limiter
-        return limiter.batches_allowed(plan.learner.batch_size) if plan.replay.alpha == 0 else None
 
     def _broadcast_weights(self) -> None:
         """Copy the weights and buffers of rank 0 to all ranks, whatever initialised them."""
@@ -268,31 +262,34 @@ def saved_steps(state: Mapping[str, Any]) -> int:
     return int(state.get("steps", sum(part["clock"]["steps"] for part in per_rank_states(state))))
 
 
+Restore = Callable[[Mapping[str, Any], Iterable[tuple[str, Path]]], None]
+
+
 def restore_rank(
-    run: SingleProcessRun, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int,
+    core: LearnerCore, restore: Restore, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int,
     size: int, total_steps: int | None = None) -> None:
-    """Restore one of `size` ranks from a checkpoint of any number of ranks.
+    """Restore one of `size` ranks from a checkpoint of any number of ranks, by the `restore` of its run.
 
     With the same number it restores its own part, otherwise a share of the replay of all parts. `total_steps`: steps
     of the run, if it has continued since the checkpoint.
     """
-    parts, rank_segments, replay = per_rank_states(state), segments_by_rank(segments), run.core.replay
-    clock = run.core.clock
+    parts, rank_segments, replay = per_rank_states(state), segments_by_rank(segments), core.replay
     total = saved_steps(state) if total_steps is None else total_steps
     if len(parts) == size:
         own = {**state, **parts[rank]}
         own["learner"] = {**state["learner"], **parts[rank].get("learner", {})}
-        clock.remote_steps = total - own["clock"]["steps"]
-        run.restore(own, rank_segments.get(rank, []))
+        core.clock.set_remote_steps(total - own["clock"]["steps"])
+        restore(own, rank_segments.get(rank, []))
         return
     steps = total // size + (rank < total % size)
-    clock.remote_steps = total - steps
+    core.clock.set_remote_steps(total - steps)
     min_steps = replay.rate_limiter.min_steps
-    run.restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}}, [])
+    members = merge_registries(part["actor_registry"] for part in parts if "actor_registry" in part)
+    restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}, "actor_registry": members}, [])
     shards = [(part["replay"], rank_segments.get(index, []))
               for index, part in enumerate(parts) if part["replay"] is not None]
     if shards:
-        replay.rate_limiter.min_steps = min_steps  # the replay is not empty: no second warm-up
+        replay.rate_limiter.end_warmup_at(min_steps)  # the replay is not empty: no second warm-up
         redistribute(replay, shards, rank, size, steps)
 
 

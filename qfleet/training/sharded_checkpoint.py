@@ -10,7 +10,6 @@ from typing import Any
 from qfleet.core.replay import Segment
 from qfleet.runs.checkpoint import Checkpoint
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state, unpack_state
-from qfleet.sync.process_group import ProcessGroup
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.replica import PER_RANK_KEYS, RankSync, rank_segment_name
 
@@ -18,12 +17,10 @@ from qfleet.training.replica import PER_RANK_KEYS, RankSync, rank_segment_name
 class ShardedCheckpointWriter:
     """Writes a checkpoint of all ranks: each rank stages its replay; rank 0 collects their state and writes it all."""
 
-    def __init__(self, peers: ProcessGroup, folder: Path, checkpoint: Checkpoint | None) -> None:
-        self.peers, self.folder = peers, folder
-        self.stage = StagingArea(folder, peers.rank)
-        if checkpoint is not None:
-            self.stage.saved_names = {name for name, _ in checkpoint.segments()}
-        self.rank_sync: RankSync | None = None
+    def __init__(self, rank_sync: RankSync, folder: Path, checkpoint: Checkpoint | None) -> None:
+        self.rank_sync, self.peers, self.folder = rank_sync, rank_sync.group, folder
+        self.stage = StagingArea(folder, self.peers.rank)
+        self.stage.set_saved([] if checkpoint is None else [name for name, _ in checkpoint.segments()])
 
     def saver(self, write: Callable[[Snapshot], Any]) -> Callable[[Snapshot], None]:
         """Collective version of `write`: called by all ranks with their snapshots; only rank 0 calls `write`."""
@@ -37,9 +34,9 @@ class ShardedCheckpointWriter:
             packed = self.peers.exchange(pack_state(_rank_part(snapshot, segments)) if rank else b"")
             combined = self._merge(snapshot, packed) if rank == 0 else snapshot
             self._run_together((lambda: write(combined)) if rank == 0 else None)
-            self.stage.saved_names = {segment.name for segment in segments}
+            self.stage.set_saved(segment.name for segment in segments)
         except BaseException:
-            self.stage.saved_names = set()  # unknown which files exist: write all segments next time
+            self.stage.set_saved([])  # unknown which files exist: write all segments next time
             raise
         finally:
             self.stage.clear()
@@ -52,13 +49,12 @@ class ShardedCheckpointWriter:
                        segments=[*snapshot.segments, *staged])
 
     def _run_together(self, work: Callable[[], Any] | None) -> None:
-        assert self.rank_sync is not None
         if failed := self.rank_sync.run_together(work):
             raise OSError(f"rank {failed[0]} could not write its part of the checkpoint")
 
 
 def _rank_part(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
-    state = {name: snapshot.state[name] for name in PER_RANK_KEYS} | {
+    state = {name: snapshot.state[name] for name in PER_RANK_KEYS if name in snapshot.state} | {
         "learner": {"rng": snapshot.state["learner"]["rng"]}
     }
     return {"state": state, "segments": [segment.name for segment in segments]}

@@ -129,6 +129,10 @@ class FleetConnection:
                         summarize_error(error), self.patience_s - (now - since))
             time.sleep(pause.draw())
 
+    def shorten_patience(self, patience_s: float) -> None:
+        """Wait at most this long for an answer from now on."""
+        self.patience_s = patience_s
+
     def start(self) -> None:
         """Start the sending thread, and with it the heartbeats."""
         self._answered_at = time.monotonic()

@@ -85,6 +85,12 @@ class FleetConfig(Config):
             return self
         return self.model_copy(update={"listen": str(Address(self.address.host, port))})
 
+    def with_offset(self, offset: int) -> FleetConfig:
+        """Config of another learner of the run: its port is higher by `offset`, unless any free port will do."""
+        if self.address is None or not offset or not self.address.port:
+            return self
+        return self.model_copy(update={"listen": str(Address(self.address.host, self.address.port + offset))})
+
     @property
     def address(self) -> Address | None:
         return None if self.listen is None else parse_address(self.listen, any_port=True)

@@ -54,7 +54,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ..., claim: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere", "memory")
+    __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere", "memory", "redirect_port")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class Welcome(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    REDIRECT_PORT_FIELD_NUMBER: _ClassVar[int]
     index: int
     incarnation: int
     epoch: str
@@ -79,7 +80,8 @@ class Welcome(_message.Message):
     max_message_bytes: int
     elsewhere: int
     memory: bytes
-    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., elsewhere: _Optional[int] = ..., memory: _Optional[bytes] = ...) -> None: ...
+    redirect_port: int
+    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[str] = ..., config_yaml: _Optional[str] = ..., spec_json: _Optional[str] = ..., actors: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., version: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., elsewhere: _Optional[int] = ..., memory: _Optional[bytes] = ..., redirect_port: _Optional[int] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("epoch", "index", "incarnation", "sequence", "steps", "total_steps", "version", "parcels", "episodes", "figures", "counters", "judgements", "leaving", "part", "session", "memory")

@@ -77,18 +77,28 @@ class CallRejected(Exception):
         self.code, self.text = code, text
 
 
-class FleetService:
-    """Implementation of the RPC methods; runs in RPC threads."""
+Redirect = Callable[[str], int | None]
+"""Port of the learner that a joining member of this name belongs to: 0 = this one, None = it is not known yet."""
 
-    def __init__(self, published: PublishedState, registry: Registry, inbox: Inbox, max_message_bytes: int) -> None:
+
+class FleetService:
+    """Implementation of the RPC methods; runs in RPC threads. `redirect` divides joining members among learners."""
+
+    def __init__(self, published: PublishedState, registry: Registry, inbox: Inbox, max_message_bytes: int,
+                 redirect: Redirect = lambda name: 0) -> None:
         self.published, self.registry, self.inbox = published, registry, inbox
-        self.max_message_bytes = max_message_bytes
+        self.max_message_bytes, self.redirect = max_message_bytes, redirect
 
     def hello(self, request: HelloRequest, own: bool = True) -> bytes:
         """Register a process. `own`: the run started it, it did not join."""
         check_peer(request)
         if not own:
             check_joiner(request)
+            port = self.redirect(request.name)
+            if port is None:
+                raise CallRejected(grpc.StatusCode.UNAVAILABLE, "the learner of this actor is starting")
+            if port:
+                return Welcome(redirect_port=port).SerializeToString()
         try:
             index, incarnation = self.registry.hello(request.name, request.role, request.host, request.pid,
                                                      request.session, own)
@@ -283,9 +293,9 @@ class FleetServer:
     """
 
     def __init__(self, published: PublishedState, registry: Registry, inbox: Inbox, cfg: FleetConfig, socket: Path,
-                 tokens: Sequence[str]) -> None:
+                 tokens: Sequence[str], redirect: Redirect = lambda name: 0) -> None:
         keys = Keyring(tokens)
-        service = FleetService(published, registry, inbox, cfg.max_message_bytes)
+        service = FleetService(published, registry, inbox, cfg.max_message_bytes, redirect)
         self._socket, self.port = socket, None if cfg.address is None else cfg.address.port
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="wire")
         self._server = make_server(

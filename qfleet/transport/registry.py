@@ -13,7 +13,7 @@ import hmac
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
@@ -61,16 +61,29 @@ class Incarnation:
     own: bool = True
 
 
+def merge_registries(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """State of one registry with the members of several, which have different indices."""
+    merged: dict[str, Any] = {"lives": [], "stored": {}, "memories": {}}
+    for state in states:
+        merged["lives"] += state["lives"]
+        merged["stored"] |= state["stored"]
+        merged["memories"] |= state.get("memories", {})
+    return merged
+
+
 class Registry:
     """Assigns indices, tracks heartbeats, and recognises repeated messages.
 
-    At most `most` joined members are registered at once; they are forgotten after a long silence. RPC threads call
+    `actors` are those that the run starts. Of several learners with actors, learner `share` of `shares` assigns every
+    `shares`-th of the further indices, so that all indices of the run differ. At most `most` joined members are
+    registered at once; they are forgotten after a long silence. RPC threads call
     `hello`, `record_heartbeat` and `deregister`. Only the main thread calls `accept_sequence` and changes what has
     been stored, so a checkpoint that it makes agrees with the replay.
     """
 
-    def __init__(self, actors: int, live_s: float, most: int = 1024) -> None:
+    def __init__(self, actors: int, live_s: float, most: int = 1024, share: int = 0, shares: int = 1) -> None:
         self.actors, self.live_s, self.most = actors, live_s, most
+        self._first_joined, self._stride = actors + (share - actors) % shares, shares
         self._lock = threading.Lock()
         self._incarnations: dict[tuple[int, int], Incarnation] = {}
         self._newest: dict[int, Incarnation] = {}
@@ -190,7 +203,7 @@ class Registry:
         for entry in self._newest.values():
             if entry.name == name:
                 return entry.index
-        index, stride = (self.actors, 1) if role == ACTOR else (-1, -1)
+        index, stride = (self._first_joined, self._stride) if role == ACTOR else (-1, -1)
         while self._occupied(index):
             index += stride
         return index

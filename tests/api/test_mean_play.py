@@ -19,7 +19,7 @@ from qfleet.report import eval_video
 from qfleet.report.eval_video import EvalVideoRecorder
 from qfleet.runconfig.build import make_agent, make_env
 from qfleet.runconfig.resolution import resolve
-from qfleet.training.evaluation import EvalConfig, Evaluator, evaluate
+from qfleet.training.evaluation import EvalConfig, Evaluator, EvaluatorHooks, evaluate
 
 NOISY = ["agent.noisy=true", "agent.noisy_sigma=5", "explore.kind=constant", "explore.epsilon=0", "eval.video_period=1"]
 TINY = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",
@@ -53,8 +53,8 @@ def test_an_evaluator_plays_the_mean(played, drawn):
     _, env, policy, arms = played
     weights, scores = Mailbox(), []
     weights.publish(policy.flat.state(), 1)
-    judge = Evaluator(policy, env, weights, EvalConfig(episodes=4, epsilon=0.0), 1, lambda: Progress(10, 1),
-                      lambda score, state: scores.append(score))
+    hooks = EvaluatorHooks(lambda: Progress(10, 1), lambda score, state: scores.append(score))
+    judge = Evaluator(policy, env, weights, EvalConfig(episodes=4, epsilon=0.0), 1, hooks)
     judge.evaluate()
     assert len(scores) == 1 and set(arms) == {False} and not drawn
 

@@ -121,7 +121,7 @@ def test_rules_accept_what_is_right(rule):
     sources(actor__actor="def late():\n    from qfleet.report.video import write_mp4"),
     sources(actor__actor="from ..training import loop"),
     sources(envs__gym="from qfleet.replay.rate_limiter import RateLimiter"),
-    sources(training__single_process="from qfleet.report import video"),
+    sources(training__local_actors="from qfleet.report import video"),
     sources(runconfig__resolution="from qfleet.api import train"),
     sources(algos__dqn="from qfleet.algos import c51\nfrom qfleet.learner import learner"),
     sources(core__env="from qfleet.config import Config"),

@@ -18,7 +18,7 @@ from qfleet.runs.checkpoint_parts import pack_state
 from qfleet.sync.ps_shard import Push, Shard
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.learner_core import Hooks
-from qfleet.training.remote_actors import RemoteActorsRun
+from qfleet.training.remote_actors import RemoteActors, RemoteActorsSetup
 from qfleet.training.replica import saved_steps
 from qfleet.transport.fleet_pb2 import ExchangeRequest, Part
 from qfleet.transport.inbox import Inbox
@@ -67,11 +67,11 @@ class World:
         self.published = PublishedState(to_yaml(config), json.dumps(self.spec.to_json()), 1)
         self.registry, self.inbox = Registry(1, 30.0), Inbox(4)
         outside = Hooks([self], self.save, lambda *best: True, lambda *bad: None)
-        fleet = RemoteActorsRun(
-            make_agent(config, self.spec), self.spec, make_plan(config), outside, self.published,
-            self.registry, self.inbox)
+        setup = RemoteActorsSetup(
+            make_agent(config, self.spec), self.spec, self.published, self.registry, self.inbox)
         self.shard_clients = [ShardClient(config) for _ in range(config.parameter_server.shards)]
-        self.bureau = Coordinator(fleet, self.shard_clients, config.learners, folder / "parts")
+        self.bureau = Coordinator(
+            setup, make_plan(config), outside, lambda wait: self.shard_clients, config.learners, folder / "parts")
         self.core, self.places = self.bureau.core, {}
 
     def write(self, record):
@@ -91,8 +91,8 @@ class World:
         place, incarnation, sequence = self.places[index]
         self.places[index][2] = sequence + 1
         self.inbox.offer(ExchangeRequest(index=place, incarnation=incarnation, sequence=sequence + 1, **content))
-        self.bureau.fleet.message_handler.step()
-        self.bureau.fleet.serve(0)
+        self.bureau.acting.message_handler.step()
+        self.bureau.acting.serve(0)
 
     def give(self, index, steps, segments=("replay-1",), save=None):
         state = {"actors": [], "replay": {"learner": index}, "clock": {"steps": steps}, "begin": ["begin", 0],
@@ -120,11 +120,11 @@ def answering(world, *gifts):
     left = list(gifts)
 
     def turn(nap_s):
-        RemoteActorsRun.serve(world.bureau.fleet, 0)
+        RemoteActors.serve(world.bureau.acting, 0)
         if world.published.status.save and left:
             world.give(*left.pop(0))
 
-    world.bureau.fleet.serve = turn
+    world.bureau.acting.serve = turn
 
 
 def test_a_checkpoint_is_of_all_cells_and_shards_at_one_moment(world):
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_of_all_cells_and_shards_at_one_moment(world):
         world.tell(index, steps=50 + index)
     world.push()
     answering(world, (0, 50, ["replay-0"]), (1, 51, ["rank0001-replay-1"]))
-    world.bureau.checkpointer.save()
+    world.bureau.checkpoints.save(world.bureau)
     snapshot: Snapshot = world.saved[0]
     assert snapshot.progress == (101, 1) and snapshot.state["steps"] == 101
     assert snapshot.state["replay"] == {"learner": 0} and snapshot.state["ranks"][0]["replay"] == {"learner": 1}
@@ -149,13 +149,13 @@ def test_who_does_not_answer_is_not_waited_for_and_keeps_what_it_gave(world):
         world.hello(index, f"s{index}")
         world.tell(index, steps=40)
     answering(world, (0, 40), (1, 40))
-    world.bureau.checkpointer.save()
+    world.bureau.checkpoints.save(world.bureau)
     world.tell(0, steps=10)
     world.tell(1, steps=10)
     member = world.registry._members[1]
     world.registry._members[1] = type(member)(**{**vars(member), "heard": time.monotonic() - 60})
     answering(world, (0, 50))
-    world.bureau.checkpointer.save()
+    world.bureau.checkpoints.save(world.bureau)
     state = world.saved[1].state
     assert (state["clock"]["steps"], state["ranks"][0]["clock"]["steps"], saved_steps(state)) == (50, 40, 100)
     assert world.published.status.saved == {0: 2, 1: 1}
@@ -167,7 +167,7 @@ def test_a_learner_that_never_gave_anything_has_an_empty_part_and_others_restore
     world.hello(0, "s0")
     world.tell(0, steps=40)
     answering(world, (0, 40))
-    world.bureau.checkpointer.save()
+    world.bureau.checkpoints.save(world.bureau)
     state = world.saved[0].state
     assert state["ranks"] == [{"replay": None, "actors": [], "clock": {"steps": 0}}]
     again = World(tmp_path / "again")
@@ -187,11 +187,11 @@ def test_a_full_disk_is_known_to_the_cells_and_holds_nobody(world):
     world.tell(0, steps=40)
     answering(world, (0, 40))
     world.failing = True
-    world.bureau.checkpointer.save()
-    assert (world.published.status.save, world.published.status.saved) == (0, {}) and world.bureau.checkpointer.failed
+    world.bureau.checkpoints.save(world.bureau)
+    assert (world.published.status.save, world.published.status.saved) == (0, {}) and world.bureau.checkpoints.failed
     world.failing = False
     answering(world, (0, 41))
-    world.bureau.checkpointer.save()
+    world.bureau.checkpoints.save(world.bureau)
     assert world.published.status.saved == {0: 2}
 
 
@@ -246,7 +246,7 @@ def test_the_arm_that_an_evaluator_found_is_saved_whatever_the_learners_say(tmp_
     world.core.record_evaluation(Score([1.0], [1], 0), weights | {"arm": torch.tensor(2)})
     buffers = {name: value + 1 for name, value in world.core.learner.flat.net.named_buffers() if name != "arm"}
     world.shard_clients[0].shard.buffers = buffers | {"arm": torch.tensor(0)}
-    world.bureau.checkpointer.save()
+    world.bureau.checkpoints.save(world.bureau)
     saved = world.saved[-1].policy
     assert int(saved["arm"]) == 2 and int(saved["kept.surprise.count"]) == 0
     assert int(saved["curiosity.normaliser.count"]) == 1

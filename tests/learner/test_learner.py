@@ -6,16 +6,18 @@ import torch
 from fakes import ListMetrics, TapeReplay, linear_agent, sample_of
 
 from qfleet.core.agent import Loss
-from qfleet.learner.learner import Diverged, Learner, LearnerConfig
+from qfleet.learner.learner import Diverged, Learner, LearnerConfig, LearnerContext
 from qfleet.learner.weight_store import Mailbox
 from qfleet.maths.outliers import LossStatistics, inlier_mask
+from qfleet.sync.gradient_sync import Solo
 
 
-def learner_with(samples, agent=None, on_bad=lambda sample, update: None, **cfg):
+def learner_with(samples, agent=None, context=None, **cfg):
+    """A learner on a replay with these samples; `context` holds arguments of its `LearnerContext`."""
     defaults = {"batch_size": 2, "precision": "fp32", "learning_rate": 0.1, "metrics_period_updates": 1}
     replay, metrics, weights = TapeReplay(samples=samples), ListMetrics(), Mailbox()
     learner = Learner(agent or linear_agent(), replay, weights, metrics, LearnerConfig(**(defaults | cfg)), 0,
-                      torch.device("cpu"), on_bad)
+                      torch.device("cpu"), LearnerContext(**(context or {})))
     return learner, replay, metrics, weights
 
 
@@ -70,11 +72,21 @@ def test_soft_target_moves_every_update():
     assert torch.allclose(learner.target.master, (start + learner.flat.master) / 2)
 
 
+class Shared(Solo):
+    """Each update of this learner counts as several of the run."""
+
+    each = 3
+
+    def update_count(self, before, made):
+        return before + made * self.each
+
+
 def test_updates_of_others_count_for_the_target_and_for_measurements():
-    """Between two updates of ours there were two of somebody else: the clock goes 3, 6, 9."""
+    """Between two updates of this learner others make two: the clock goes 3, 6, 9."""
     batches = [sample_of([1, 2]) for _ in range(3)]
-    hard, _, metrics, _ = learner_with(list(batches), target_period_updates=4, metrics_period_updates=4)
-    hard.next_update_count = lambda updates: updates + 3
+    sync = Shared(LearnerConfig(learning_rate=0.1))
+    hard, _, metrics, _ = learner_with(list(batches), context={"gradient_sync": sync}, target_period_updates=4,
+                                       metrics_period_updates=4)
     online = []
     for sample in batches:
         hard._update(sample)
@@ -83,12 +95,13 @@ def test_updates_of_others_count_for_the_target_and_for_measurements():
             assert torch.equal(hard.target.master, online[1]), "4 has been passed"
     assert hard.updates == 9 and torch.equal(hard.target.master, online[2])
     assert sum("train/loss" in values for values in metrics.values) == 2
-    soft, _, _, _ = learner_with(list(batches), target_period_updates=0, target_tau=0.5)
-    soft.next_update_count = lambda updates: updates + 3
+    sync = Shared(LearnerConfig(learning_rate=0.1))
+    soft, _, _, _ = learner_with(list(batches), context={"gradient_sync": sync}, target_period_updates=0,
+                                 target_tau=0.5)
     start = soft.target.master.clone()
     soft._update(batches[0])
     assert torch.allclose(soft.target.master, start + (1 - 0.5**3) * (soft.flat.master - start))
-    soft.next_update_count = lambda updates: updates
+    sync.each = 0
     before = soft.target.master.clone()
     soft._update(batches[1])
     assert torch.equal(soft.target.master, before), "a gradient that was dropped is no update"
@@ -99,9 +112,9 @@ def test_losses_beyond_belief_are_left_out_and_counted():
         return Loss(net.weight.sum() * batch.rows["reward"][:, 0], torch.ones(2))
 
     usual, wild = [sample_of([1, 1.5]) for _ in range(10)], sample_of([1, 50])
-    doubting, _, metrics, _ = learner_with([], agent=linear_agent(loss), clip_norm=0, learning_rate=1e-9)
+    doubting, _, metrics, _ = learner_with([], linear_agent(loss), {"outlier_deviations": 6.0}, clip_norm=0,
+                                           learning_rate=1e-9)
     torch.nn.init.constant_(doubting.flat.net.weight, 1.0)
-    doubting.filter_outliers(6.0)
     for sample in usual:
         doubting._update(sample)
     believing = doubting.flat.grad.clone()
@@ -180,8 +193,7 @@ def test_published_weights_do_not_change_afterwards():
 
 
 def test_the_limit_of_updates_is_exact():
-    learner, _, _, _ = learner_with([sample_of([1, 2]) for _ in range(5)])
-    learner.max_updates = 3
+    learner, _, _, _ = learner_with([sample_of([1, 2]) for _ in range(5)], context={"max_updates": 3})
     learner.step()
     assert learner.updates == 3
 
@@ -189,7 +201,8 @@ def test_the_limit_of_updates_is_exact():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_batch_moves_nothing_and_is_handed_over(bad):
     seen = []
-    learner, replay, metrics, _ = learner_with([sample_of([1, bad])], on_bad=lambda s, u: seen.append((s, u)))
+    learner, replay, metrics, _ = learner_with([sample_of([1, bad])],
+                                             context={"on_bad": lambda s, u: seen.append((s, u))})
     before = learner.flat.master.clone()
     learner.step()
     assert torch.equal(learner.flat.master, before)

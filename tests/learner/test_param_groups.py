@@ -6,7 +6,7 @@ import pytest
 import torch
 from fakes import ListMetrics
 from test_learner import learner_with
-from thread_peers import Roundtable
+from thread_peers import Roundtable, ThreadRank
 
 from qfleet.algos import d4pg, ddpg
 from qfleet.core.agent import ParamGroup
@@ -21,7 +21,7 @@ from qfleet.learner.optimizer import (
     slices_within,
     split_evenly,
 )
-from qfleet.sync.allreduce import AllReduce
+from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.sync.ps_shard import ParameterServerConfig, make_shards
@@ -100,40 +100,41 @@ def test_slices_move_as_the_whole_does(name, pieces):
     assert torch.equal(whole, sliced)
 
 
-def fresh(agent, **options):
-    return learner_with([batch(seed) for seed in range(7)], agent, target_period_updates=0, target_tau=0.05,
-                        learning_rate=0.01, **options)[0]
+RATE = {"learning_rate": 0.01}
 
 
-def trained(learner, meet):
-    meet(learner)
+def fresh(agent, sync=None, **options):
+    return learner_with([batch(seed) for seed in range(7)], agent, {"gradient_sync": sync}, target_period_updates=0,
+                        target_tau=0.05, **RATE, **options)[0]
+
+
+def trained(learner):
     learner.step()
     assert learner.updates == 7
     return learner
 
 
 def ranks(agent, size, sharded):
-    learners = [fresh(agent) for _ in range(size)]  # not in threads: what seeds them is torch's own
+    table = Roundtable(size)
+    syncs = [AllReduce(OptimizerConfig(**RATE), RankLink(ThreadRank(table, rank)), sharded) for rank in range(size)]
+    learners = [fresh(agent, sync) for sync in syncs]  # not in threads: what seeds them is torch's own
+    return table.run(lambda peers: trained(learners[peers.rank]))
 
-    def work(peers):
-        return trained(learners[peers.rank], lambda learner: learner.set_sync(AllReduce(learner.cfg, peers, sharded)))
 
-    return Roundtable(size).run(work)
+def served(agent, shards, **options):
+    """Synchronisation with a server that holds the initial weights."""
+    cfg, first = ParameterServerConfig(shards=shards), fresh(agent, **options)
+    return ParameterServerSync(
+        "one", make_shards(first.flat.master, first.cfg, cfg, first.flat.param_slices), cfg, ListMetrics())
 
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_every_gradient_rule_alone_is_solo_to_the_bit(name):
     agent = AGENTS[name]
-    solo = trained(fresh(agent), lambda learner: None)
+    solo = trained(fresh(agent))
     assert isinstance(solo.gradient_sync, Solo)
     others = [ranks(agent, 1, sharded)[0] for sharded in (False, True)]
-
-    def served(shards):
-        cfg = ParameterServerConfig(shards=shards)
-        return lambda learner: learner.set_sync(ParameterServerSync(
-            "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.param_slices), cfg, ListMetrics()))
-
-    others += [trained(fresh(agent), served(shards)) for shards in (1, 2, 5)]
+    others += [trained(fresh(agent, served(agent, shards))) for shards in (1, 2, 5)]
     for other in others:
         assert torch.equal(solo.flat.master, other.flat.master) and torch.equal(solo.target.master, other.target.master)
         assert all(torch.equal(mine, its) for mine, its in
@@ -149,7 +150,7 @@ def test_ranks_with_a_sharded_optimizer_move_as_those_without():
 @pytest.mark.parametrize("factor", [1.0, 0.3])
 def test_what_a_resting_policy_would_learn_is_not_computed_and_nothing_changes(factor):
     td3 = ddpg.build(ddpg.Config(hidden=(24, 24), twin=True, smoothing=0.2, policy_delay=3, policy_rate=factor), SPEC)
-    lazy, always = (trained(fresh(agent, clip_norm=0), lambda learner: None)
+    lazy, always = (trained(fresh(agent, clip_norm=0))
                     for agent in (td3, replace(td3, loss_when_frozen=None)))
     assert torch.equal(lazy.flat.master, always.flat.master) and torch.equal(lazy.target.master, always.target.master)
     mine, its = lazy.state_dict(), always.state_dict()
@@ -161,19 +162,17 @@ def test_it_is_computed_where_somebody_needs_it():
     """Of seven updates the policy rests in four. A norm is that of all gradients; a server has a count of its own."""
     asked = []
     spied = replace(TD3, loss_when_frozen=lambda *parts: asked.append(1) or TD3.loss_when_frozen(*parts))
-    trained(fresh(spied, clip_norm=0), lambda learner: None)
+    trained(fresh(spied, clip_norm=0))
     assert len(asked) == 4
-    trained(fresh(spied, clip_norm=10), lambda learner: None)
-    cfg = ParameterServerConfig(shards=2)
-    trained(fresh(spied, clip_norm=0), lambda learner: learner.set_sync(ParameterServerSync(
-        "one", make_shards(learner.flat.master, learner.cfg, cfg, learner.flat.param_slices), cfg, ListMetrics())))
+    trained(fresh(spied, clip_norm=10))
+    trained(fresh(spied, served(spied, 2, clip_norm=0), clip_norm=0))
     assert len(asked) == 4
     ranks(spied, 1, True)
     assert len(asked) == 4, "clipped, by default"
 
 
 def test_a_restored_optimizer_knows_whose_turn_it_is():
-    whole = trained(fresh(TD3, clip_norm=0), lambda learner: None)
+    whole = trained(fresh(TD3, clip_norm=0))
     first = fresh(TD3, clip_norm=0)
     first.max_updates_per_step = 3
     first.step()

@@ -281,6 +281,8 @@ def test_an_exit_status_in_words():
 class Simulated:
     """The life of a child that is ready a while after its start and beats from then on, by a clock of the test's."""
 
+    process_groups, log_path = (), Path("log")
+
     def __init__(self, clock, ready_s):
         self.clock, self.ready = clock, clock[0] + ready_s
         self.beats, self.first_beat, self.last_beat, self.kill_reason = False, clock[0], clock[0], None

@@ -58,7 +58,7 @@ def test_min_steps_never_fall_below_a_batch():
     (["sync=none", "learners=2"], "learners=2 with sync=none"),
     (["sync=none", "allreduce.timeout_s=5"], "unless sync=allreduce"),
     (["allreduce.rate_scaling=linear"], "the batch does not grow"),
-    (["learners=4", "actors=8"], "actors=8 with sync=allreduce: learners that are synchronised act themselves"),
+    (["learners=4", "actors=3"], "actors=3 with learners=4: a learner without an actor"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with sync=allreduce"),
 ])
 def test_what_has_no_effect_or_contradicts_itself_is_refused(overrides, message):

@@ -11,7 +11,7 @@ SERVER = ["sync=server", "learners=3", "parameter_server.shards=2"]
 
 
 @pytest.mark.parametrize("overrides,message", [
-    (["actors=2"], "actors=2 with sync=server: learners that are synchronised act themselves"),
+    (["actors=2"], "actors=2 with learners=3: a learner without an actor"),
     (["run.exact_resume=true", "checkpoint.period_steps=100000"], "exact_resume=true with sync=server"),
     (["total_steps=3000", "replay.min_steps=1000"], "each of learners=3 takes replay.min_steps=1000 steps first"),
     (["parameter_server.max_staleness=2", "parameter_server.pull_period_updates=4"], "3 of its own pushes old"),

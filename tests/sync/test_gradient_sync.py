@@ -29,8 +29,8 @@ class Chorus(Solo):
 
 
 def with_chorus(samples, answers):
-    learner, replay, metrics, _ = learner_with(samples)
-    learner.set_sync(Chorus(learner.cfg, answers))
+    chorus = Chorus(OptimizerConfig(learning_rate=0.1), answers)
+    learner, replay, metrics, _ = learner_with(samples, context={"gradient_sync": chorus})
     return learner, replay, metrics
 
 

@@ -247,7 +247,8 @@ class Obeying:
 
         from qfleet.transport.ray_channel import RayChannel
 
-        found = [name for name in self.actors()["actors"] if name.endswith(("/learner", "/coordinator", "/rank/0"))]
+        ends = ("/coordinator", "/learner", "/learner/0")
+        found = [name for end in ends for name in self.actors()["actors"] if name.endswith(end)]
         try:
             pulse = RayChannel(ray.get_actor(found[0]), "the learner").pulse(5.0)
         except (IndexError, ValueError, grpc.RpcError):

@@ -20,7 +20,7 @@ LEARNERS = [*TINY, "sync=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_
 
 
 def ranks_of(run):
-    """Process ids of the ranks of a run that a launcher started, by the words they were started with; and "e"."""
+    """Process ids of the ranks of a run, which torchrun or the driver started, and of their evaluator, "e"."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -30,9 +30,19 @@ def ranks_of(run):
                 here = os.readlink(entry / "cwd") == str(run)
             except OSError:
                 continue
-            if here and b"RANK" in environ and b"qfleet" in words:
-                found["e" if b"evaluator" in words else int(environ[b"RANK"])] = int(entry.name)
+            rank = environ.get(b"RANK", environ.get(b"QFLEET_RANK"))
+            if here and b"qfleet" in words and (rank is not None or b"evaluator" in words):
+                found["e" if b"evaluator" in words else int(rank)] = int(entry.name)
     return found
+
+
+def reachable(pid):
+    """Addresses other than this host's own at which a process listens, in the hexadecimal digits of the kernel."""
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    tables = [line.split() for name in ("tcp", "tcp6")
+              for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    listening = {row[1] for row in tables if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+    return {each for each in listening if not each.startswith(("0100007F:", "0" * 24 + "01000000:"))}
 
 
 def until(ready, process, timeout=240):
@@ -65,6 +75,7 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     run = tmp_path / "runs" / "x"
     try:
         until(lambda: list(run.glob("checkpoints/step-*")) and len(ranks_of(tmp_path)) == 3, process)
+        assert not any(reachable(pid) for pid in [process.pid, *ranks_of(tmp_path).values()]), "only this host's"
         os.kill(ranks_of(tmp_path)["e"], signal.SIGSTOP)  # whoever hangs there hinders nobody, and is replaced
         grown = newest(run).manifest.step + 400
         until(lambda: newest(run).manifest.step >= grown, process)
@@ -77,6 +88,8 @@ def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):
     assert process.returncode == 0 and result["reason"] == "total_steps" and 6000 <= result["steps"] < 6010
     record = json.loads((run / "run.json").read_text())
     assert len(record["attempts"]) == 2, "one death, one restart"
+    for rank in range(2):
+        assert (run / "logs" / f"learner-{rank}.log").read_text().count("=== ") == 2, "each has a log"
     assert newest(run).manifest.run == record["id"]
     assert_goes_forward(run)
     assert [r for r in records(run) if "eval/mean_reward" in r][-1]["step"] == result["steps"], "the last are judged"

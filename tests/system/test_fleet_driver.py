@@ -49,7 +49,7 @@ def goes_on_from(result, tmp_path):
     assert (saved.manifest.step, saved.manifest.updates) == (result["steps"], result["updates"])
     assert result["saved_at"] == result["steps"] and state["meter"]["episodes"] == result["episodes"]
     last = records(tmp_path / "runs" / "x")[-1]
-    lives = {(name, index): incarnation for name, index, incarnation, *_ in state["registry"]["lives"]}
+    lives = {(name, index): incarnation for name, index, incarnation, *_ in state["actor_registry"]["lives"]}
     with FleetRun("resume", "x", cwd=tmp_path) as fleet:
         first = fleet.until(fleet.pulse)
         # How far it has got until we look depends on the machine; never back, and not elsewhere.
@@ -60,7 +60,7 @@ def goes_on_from(result, tmp_path):
         assert following["episodes"] >= result["episodes"]
         assert following["replay/size"] >= last["replay/size"], "the replay is there again"
         now = {(name, index): incarnation
-               for name, index, incarnation, *_ in newest(fleet.run).state()["registry"]["lives"]}
+               for name, index, incarnation, *_ in newest(fleet.run).state()["actor_registry"]["lives"]}
         assert now == {place: incarnation + 1 for place, incarnation in lives.items()}, (lives, now)
         assert_goes_forward(fleet.run)
 

@@ -109,5 +109,5 @@ def test_in_the_end_all_that_is_left_is_a_run_that_can_go_on(fleet):
     assert_goes_forward(fleet.run)
     last = records(fleet.run)[-1]
     assert last["step"] == result["steps"] and last["episodes"] == result["episodes"]
-    lives = newest(fleet.run).state()["registry"]["lives"]
+    lives = newest(fleet.run).state()["actor_registry"]["lives"]
     assert {(name, index) for name, index, *_ in lives} == {("actor/0", 0), ("actor/1", 1), ("evaluator", -1)}

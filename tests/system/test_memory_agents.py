@@ -51,7 +51,7 @@ def test_curious_agents_learn_the_chain_from_random_behaviour(algo, kind, where)
 
 def test_a_killed_actor_goes_on_with_what_its_bandit_has_learnt(tmp_path):
     def histories(fleet):
-        memories = newest(fleet.run).state()["registry"]["memories"] if fleet.checkpoints else {}
+        memories = newest(fleet.run).state()["actor_registry"]["memories"] if fleet.checkpoints else {}
         states = {index: unpack_state(bytes(memory)) for index, memory in memories.items()}
         bandits = {index: state[0]["bandit"] if isinstance(state, list) else state for index, state in states.items()}
         return {index: bandit["history"].tolist() for index, bandit in bandits.items()}

@@ -10,7 +10,7 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.single_process import SingleProcessRun
+from qfleet.training.learner_run import LearnerRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -67,7 +67,7 @@ def trained(wrap, working=None):
     config = resolve_auto(config, env.spec)
     cast = make_acting_setup(config, wrap(env))
     nothing = Hooks([], lambda snapshot: None, lambda *best: None, lambda *bad: None)
-    run = SingleProcessRun(cast, make_plan(config), nothing)
+    run = LearnerRun(cast, make_plan(config), nothing)
     seen = []
     if working is not None:
         update = run.core.learner._update

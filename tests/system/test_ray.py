@@ -181,7 +181,7 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
                   "checkpoint.period_steps=400", "eval.period_steps=300", "run.name=x", folder="ranks") as run:
         folder = run.cwd / "runs" / "x"
         run.until(lambda: list(folder.glob("checkpoints/step-*")) and members(yard).get("evaluator"))
-        ranks = [run.until(lambda rank=rank: yard.pid(f"rank/{rank}")) for rank in range(2)]
+        ranks = [run.until(lambda rank=rank: yard.pid(f"learner/{rank}")) for rank in range(2)]
         assert len({parent_of(pid) for pid in ranks}) == 2, "each has a raylet of its own"
         assert open_stores(run.head.pid) == [], "who has no token of Ray's finds no store"
         judge = members(yard)["evaluator"]["pid"]
@@ -190,7 +190,7 @@ def test_ranks_on_two_nodes_begin_anew_together_when_one_dies_or_its_node(yard):
         learns(yard, run)
         assert "learners lost its rank 1, which is gone: its process or its node died; restart 1 of at most 3" in (
             run.complaints)
-        assert run.until(lambda: yard.pid("rank/0")) != ranks[0]
+        assert run.until(lambda: yard.pid("learner/0")) != ranks[0]
         yard.remove()
         run.until(lambda: "restart 2 of at most 3" in run.complaints)
         yard.add(cpus=2)

@@ -31,8 +31,8 @@ from qfleet import api
 from qfleet.cli.commands import main
 from qfleet.core.errors import ProcessFault, UserError
 from qfleet.core.seeds import seed_for
-from qfleet.launch import driver
-from qfleet.process.handle import ChildSpec
+from qfleet.launch import local_launcher
+from qfleet.process.handle import ChildSpec, LocalProcess
 from qfleet.replay import memory_plan
 from qfleet.report import progress
 from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
@@ -184,8 +184,12 @@ def test_a_run_whose_directory_is_deleted_or_replaced_fails_and_says_so(lose, mo
 
 def test_a_fleet_whose_directory_is_deleted_fails_and_says_so(monkeypatch):
     """The head notices by itself, whatever its children do; here one that sleeps, and would end well."""
-    child = ChildSpec(driver.LEARNER, [sys.executable, "-c", "import time; time.sleep(60)"], {}, Path("learner.log"))
-    monkeypatch.setattr(driver.Driver, "_children", lambda self: [child])
+    def start(launcher, node, attempt, now, may_start):
+        log = Path(f"{node.name.replace('/', '-')}.log")
+        child = ChildSpec(node.name, [sys.executable, "-c", "import time; time.sleep(60)"], {}, log)
+        return LocalProcess(child, attempt, now)
+
+    monkeypatch.setattr(local_launcher.LocalLauncher, "start", start)
 
     def delete_once_it_runs():
         while not Path("learner.log").exists():

@@ -8,7 +8,7 @@ from qfleet.actor.policy import Policy
 from qfleet.core.clock import Progress, Schedule
 from qfleet.core.errors import EnvFault, UserError
 from qfleet.learner.weight_store import Mailbox
-from qfleet.training.evaluation import EpisodeCounter, EvalConfig, Evaluator, evaluate
+from qfleet.training.evaluation import EpisodeCounter, EvalConfig, Evaluator, EvaluatorHooks, evaluate
 
 
 def test_short_episodes_are_not_favoured():
@@ -52,10 +52,11 @@ def test_aborted_episodes_are_counted_since_the_last_completed_one():
     assert evaluate(policy, env, 2, 0.0, 1).lengths == [2, 2], "aborts in earlier evaluations do not count"
 
 
-def evaluator_with(weights, clock, seen, **cfg):
+def evaluator_with(weights, clock, seen, recent=(None,), **cfg):
     policy = Policy(linear_agent(), 0, torch.device("cpu"))
-    return Evaluator(policy, TapeEnv([3]), weights, EvalConfig(episodes=2, **cfg), 1, lambda: clock[0],
-                     lambda score, state: seen.append((score, state)))
+    hooks = EvaluatorHooks(lambda: clock[0], lambda score, state: seen.append((score, state)),
+                           recent_return=lambda: recent[0])
+    return Evaluator(policy, TapeEnv([3]), weights, EvalConfig(episodes=2, **cfg), 1, hooks)
 
 
 def test_the_newest_weights_are_evaluated_once_per_period():
@@ -73,8 +74,7 @@ def test_the_newest_weights_are_evaluated_once_per_period():
 def test_evaluations_wait_for_from_return_and_then_start_at_once():
     clock, seen, weights, recent = [Progress(0, 0)], [], Mailbox(), [None]
     weights.publish(Policy(linear_agent(), 0, torch.device("cpu")).flat.state(), 1)
-    evaluator = evaluator_with(weights, clock, seen, period_steps=10, from_return=0)
-    evaluator.recent_return = lambda: recent[0]
+    evaluator = evaluator_with(weights, clock, seen, recent, period_steps=10, from_return=0)
     for steps, score, evaluated in [(25, None, False), (26, -1.0, False), (27, 0.0, True), (28, 5.0, False)]:
         clock[0], recent[0] = Progress(steps, steps), score
         assert evaluator.step() == evaluated

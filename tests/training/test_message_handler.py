@@ -28,19 +28,20 @@ def evaluation(run, returns=(10.0, 20.0), change=lambda state: state):
 def handle(run, index, sequence=1, **fields):
     """Handle one message; returns the number of messages rejected (0 or 1)."""
     before = run.core.meter.counters["fault/bad_messages"]
-    assert run.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=1, sequence=sequence, **fields))
-    run.message_handler.step()
+    message = ExchangeRequest(index=index, incarnation=1, sequence=sequence, **fields)
+    assert run.acting.message_handler.inbox.offer(message)
+    run.acting.message_handler.step()
     return run.core.meter.counters["fault/bad_messages"] - before
 
 
 def test_an_evaluation_from_the_evaluator_is_recorded(run):
     assert handle(run, -1, judgements=[evaluation(run)]) == 0
-    assert run.saved == [15.0] and run.core.best == 15.0 and run.message_handler.evaluated_version == 0
+    assert run.saved == [15.0] and run.core.best == 15.0 and run.acting.message_handler.evaluated_version == 0
 
 
 def test_an_evaluation_from_any_other_member_is_rejected(run):
     assert handle(run, 0, judgements=[evaluation(run)]) == 1
-    assert run.saved == [] and run.core.best is None and run.message_handler.evaluated_version == -1
+    assert run.saved == [] and run.core.best is None and run.acting.message_handler.evaluated_version == -1
 
 
 def wider(state):
@@ -64,7 +65,7 @@ def not_finite(state):
 def test_weights_that_do_not_match_the_learner_are_not_saved_as_best_policy(run, change):
     assert handle(run, -1, judgements=[evaluation(run, change=change)]) == 1
     assert run.saved == [] and run.core.best is None
-    assert run.message_handler.evaluated_version == 0, "the end of the run does not wait for it"
+    assert run.acting.message_handler.evaluated_version == 0, "the end of the run does not wait for it"
 
 
 @pytest.mark.parametrize("returns", [(1.7e308, 1.7e308), (1e200, -1e200), (np.nan,), (np.inf,)])
@@ -97,9 +98,9 @@ def test_the_number_of_counters_is_bounded_and_the_rest_of_a_message_is_applied(
     assert handle(run, 0, 3, steps=3, counters=[{"tag": f"y/{n}", "by": 1} for n in range(900)]) == 0
     assert handle(run, 0, 4, counters=[{"tag": "x/7", "by": 1}]) == 0
     assert len(run.core.meter.counters) <= 1001 and run.core.meter.counters["x/7"] == 2
-    assert run.message_handler.member_steps[0] == 3, "steps count although the counters are dropped"
+    assert run.acting.message_handler.member_steps[0] == 3, "steps count although the counters are dropped"
 
 
 def test_an_actor_that_is_ahead_of_the_learner_has_zero_policy_lag(run):
-    run.registry.record_heartbeat(0, 1, 10, 1 << 62)
+    run.setup.registry.record_heartbeat(0, 1, 10, 1 << 62)
     assert emitted(run)["fleet/policy_lag"] == 0

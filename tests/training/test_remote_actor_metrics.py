@@ -10,7 +10,8 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_agent, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.remote_actors import RemoteActorsRun
+from qfleet.training.learner_run import LearnerRun
+from qfleet.training.remote_actors import RemoteActorsSetup
 from qfleet.transport.fleet_pb2 import ExchangeRequest
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
@@ -35,15 +36,16 @@ def fleet():
         def flush(self): ...
 
     hooks = Hooks([Sink()], lambda snapshot: None, lambda *best: True, lambda *bad: None)
-    fleet = RemoteActorsRun(make_agent(config, spec), spec, make_plan(config), hooks,
-                            PublishedState(to_yaml(config), json.dumps(spec.to_json()), 2), Registry(2, 30.0),
-                            Inbox(4, config.waiting_steps(config.env.lanes)))
+    setup = RemoteActorsSetup(
+        make_agent(config, spec), spec, PublishedState(to_yaml(config), json.dumps(spec.to_json()), 2),
+        Registry(2, 30.0), Inbox(4, config.waiting_steps(config.env.lanes)))
+    fleet = LearnerRun(setup, make_plan(config), hooks)
     fleet.records = records
     return fleet
 
 
 def hello(fleet, name, session, role="actor"):
-    return fleet.registry.hello(name, role, "here", 1, session)
+    return fleet.setup.registry.hello(name, role, "here", 1, session)
 
 
 def emitted(fleet):
@@ -55,8 +57,8 @@ def test_live_actors_policy_lag_and_restarts(fleet):
     hello(fleet, "actor/0", "a")
     hello(fleet, "actor/1", "b")
     hello(fleet, "evaluator", "e", "evaluator")
-    fleet.core.learner.updates = 10
-    fleet.registry.record_heartbeat(0, 1, 100, 4)
+    fleet.core.clock.set_updates(10)
+    fleet.setup.registry.record_heartbeat(0, 1, 100, 4)
     record = emitted(fleet)
     assert record["fleet/actors"] == 2 and record["fleet/policy_lag"] == (6 + 10) / 2 and record["fleet/inbox"] == 0
     assert "fleet/restarts" not in record, "the first registration is not a restart"
@@ -72,7 +74,7 @@ def test_live_actors_policy_lag_and_restarts(fleet):
 def test_reuse_of_an_index_by_another_member_is_not_a_restart(fleet):
     index, incarnation = hello(fleet, "far/0", "a")
     emitted(fleet)
-    fleet.registry.deregister(index, incarnation)
+    fleet.setup.registry.deregister(index, incarnation)
     assert hello(fleet, "near/0", "b")[0] == index
     assert "fleet/restarts" not in emitted(fleet)
 
@@ -83,23 +85,23 @@ def test_the_share_of_time_with_messages_held_back_is_measured(fleet):
     limiter.error_buffer = 0.0
     limiter.start_counting()
     limiter.clock.count_steps(limiter.min_steps + 100)
-    fleet.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=incarnation, sequence=1, steps=7))
+    fleet.acting.message_handler.inbox.offer(ExchangeRequest(index=index, incarnation=incarnation, sequence=1, steps=7))
     emitted(fleet)
-    assert not fleet.message_handler.step()
+    assert not fleet.acting.message_handler.step()
     time.sleep(0.1)
-    assert not fleet.message_handler.step()
+    assert not fleet.acting.message_handler.step()
     held = emitted(fleet)["fleet/backpressure_share"]
     assert 0.5 < held <= 1.0
     limiter.count_samples(10**6)
-    fleet.message_handler.step()  # applies the message
+    fleet.acting.message_handler.step()  # applies the message
     time.sleep(0.1)
-    fleet.message_handler.step()
+    fleet.acting.message_handler.step()
     assert emitted(fleet)["fleet/backpressure_share"] < 0.2
     assert fleet.core.progress().steps == limiter.min_steps + 107
 
 
 def test_sleep_counts_as_idle_time(fleet):
     emitted(fleet)
-    fleet.serve(0.08)
-    fleet.serve(0)
+    fleet.acting.serve(0.08)
+    fleet.acting.serve(0)
     assert emitted(fleet)["time/idle_share"] > 0.5

@@ -5,16 +5,15 @@ from contextlib import closing
 
 import pytest
 import torch
-from test_single_process import TINY, RunOutputs
-from thread_peers import Roundtable
+from test_learner_run import TINY, RunOutputs
+from thread_peers import Roundtable, ThreadRank
 
 from qfleet.core.seeds import seed_for
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.replica import ReplicaRun, rank_segment_name, segments_by_rank
-from qfleet.training.single_process import SingleProcessRun
+from qfleet.training.replica import RankSync, ReplicaRun, build_allreduce, rank_segment_name, segments_by_rank
 
 pytestmark = pytest.mark.slow
 
@@ -27,27 +26,28 @@ class RankGroups:
 
     def run(self, size, *overrides, before=lambda rank: None):
         config = resolve("cartpole", [*TINY, "sync=allreduce", f"learners={size}", *overrides]).config
-        built = [self.build(config, rank) for rank in range(size)]
-        ranks, outputs = [None] * size, [output for _, output in built]
+        table = Roundtable(size)
+        built = [self.build(config, ThreadRank(table, rank)) for rank in range(size)]
+        ranks, outputs = [rank for rank, _ in built], [output for _, output in built]
 
         def work(peers):
-            rank = ReplicaRun(built[peers.rank][0], peers, config.allreduce)
-            ranks[peers.rank] = rank
-            before(rank)
-            return rank.run()
+            before(ranks[peers.rank])
+            return ranks[peers.rank].run()
 
-        reasons = Roundtable(size).run(work)
-        return ranks, outputs, reasons
+        return ranks, outputs, table.run(work)
 
-    def build(self, config, rank):
+    def build(self, config, peers, saver=lambda rank_sync, save: save):
+        """A rank, and what it writes; `saver` wraps the function that saves its snapshots."""
+        rank = peers.rank
         env = make_env(config.env, config.env.lanes)
         config, outputs = resolve_auto(config, env.spec), RunOutputs()
         setup = make_acting_setup(config, env, rank)
         self.setups.append(setup)
         plan = make_plan(config)
-        hooks = Hooks([outputs], outputs.save, outputs.save_best, lambda sample, update: None)
         vars(plan)["seed"] = seed_for(plan.seed, "rank", rank) if rank else plan.seed
-        return SingleProcessRun(setup, plan, hooks), outputs
+        rank_sync = RankSync(peers, plan)
+        hooks = Hooks([outputs], saver(rank_sync, outputs.save), outputs.save_best, lambda sample, update: None)
+        return ReplicaRun(setup, plan, hooks, rank_sync, build_allreduce(config.allreduce)), outputs
 
     def close(self):
         for setup in self.setups:
@@ -72,7 +72,7 @@ def test_ranks_keep_equal_weights_collect_different_experience_and_end_together(
     assert a.replay.rate_limiter.steps + b.replay.rate_limiter.steps == a.progress().steps
     blocks = [b"".join(block for segment in core.replay.segments() for block in segment.blocks()) for core in (a, b)]
     assert blocks[0] != blocks[1], "ranks have different experience"
-    seeds = [seed for rank in ranks for actor in rank.local_run._seeds() for seed in actor]
+    seeds = [seed for rank in ranks for actor in rank.acting.seeds() for seed in actor]
     assert len(set(seeds)) == 4
 
 
@@ -137,7 +137,7 @@ def test_a_failed_evaluation_ends_all_ranks(groups):
         def fail():
             raise RuntimeError("evaluator failed")
 
-        rank.local_run.evaluator.evaluator.evaluate = fail
+        rank.evaluator.evaluator.evaluate = fail
 
     with pytest.raises(RuntimeError, match="evaluator failed"):
         groups.run(2, "eval.period_steps=40", before=before)

@@ -4,14 +4,14 @@ costs one checkpoint, not the run."""
 from contextlib import closing
 
 import pytest
+from test_learner_run import TINY
 from test_replica import RankGroups
-from test_single_process import TINY
-from thread_peers import Roundtable
+from thread_peers import Roundtable, ThreadRank
 
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state, unpack_state
-from qfleet.training.replica import ReplicaRun, segments_by_rank
+from qfleet.training.replica import segments_by_rank
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 pytestmark = pytest.mark.slow
@@ -29,19 +29,21 @@ def run(groups, tmp_path, size, *overrides, prepare=lambda writer: None, checkpo
     """Run `size` ranks with checkpoints on disk; returns the ranks and the checkpoints."""
     config = resolve("cartpole", [*SCHEDULE, f"learners={size}", *overrides]).config
     store = Checkpoints(tmp_path / "checkpoints", 9)
-    built = [groups.build(config, rank)[0] for rank in range(size)]
+    table = Roundtable(size)
 
     def write(snapshot):
-        meta = CheckpointMeta("seed: 1\n", built[0].setup.actor_specs[0].env.spec)
+        meta = CheckpointMeta("seed: 1\n", built[0].setup.spec)
         store.save(*snapshot.progress, snapshot.policy, snapshot.state, snapshot.segments, meta)
 
-    def work(peers):
-        local_run = built[peers.rank]
-        writer = ShardedCheckpointWriter(peers, tmp_path / "parts", checkpoint)
-        local_run.checkpointer.write = writer.saver(write)
-        rank = ReplicaRun(local_run, peers, config.allreduce)
-        writer.rank_sync = rank.rank_sync
+    def saver(rank_sync, save):
+        writer = ShardedCheckpointWriter(rank_sync, tmp_path / "parts", checkpoint)
         prepare(writer)
+        return writer.saver(write)
+
+    built = [groups.build(config, ThreadRank(table, rank), saver)[0] for rank in range(size)]
+
+    def work(peers):
+        rank = built[peers.rank]
         if checkpoint is not None:
             rank.restore(checkpoint.state(), checkpoint.segments())
             if peers.rank == 0:
@@ -49,7 +51,7 @@ def run(groups, tmp_path, size, *overrides, prepare=lambda writer: None, checkpo
         rank.run()
         return rank
 
-    return Roundtable(size).run(work), store
+    return table.run(work), store
 
 
 def test_every_rank_adds_its_part_and_unchanged_files_are_linked(groups, tmp_path):

@@ -11,7 +11,7 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.single_process import SingleProcessRun
+from qfleet.training.learner_run import LearnerRun
 
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.chunk_steps=4", "replay.min_steps=32", "learner.batch_size=8",
         "replay.samples_per_insert=4", "eval.episodes=2", "run.log_period_steps=20", "stop_at=null", "run.threads=1",
@@ -53,7 +53,7 @@ def make_run():
         config, outputs = resolve_auto(config, env.spec), RunOutputs()
         hooks = Hooks([outputs], outputs.save, outputs.save_best, lambda sample, update: None)
         setups.append(make_acting_setup(config, env))
-        return SingleProcessRun(setups[-1], make_plan(config), hooks), outputs
+        return LearnerRun(setups[-1], make_plan(config), hooks), outputs
 
     yield build
     for setup in setups:
@@ -115,7 +115,7 @@ def test_a_snapshot_is_complete(make_run, overrides):
     assert other.core.progress() == run.core.progress() and other.core.best == run.core.best
     assert torch.equal(other.core.learner.flat.master, run.core.learner.flat.master)
     assert torch.equal(other.core.learner.target.master, run.core.learner.target.master)
-    assert torch.equal(other.actors[0].policy.rng.get_state(), run.actors[0].policy.rng.get_state())
+    assert torch.equal(other.acting.actors[0].policy.rng.get_state(), run.acting.actors[0].policy.rng.get_state())
     assert other.core.replay.metrics()["replay/size"] >= run.core.replay.metrics()["replay/size"] > 90
     assert other.core.replay.rate_limiter.ratio == run.core.replay.rate_limiter.ratio
     other.run()
@@ -124,18 +124,18 @@ def test_a_snapshot_is_complete(make_run, overrides):
 
 def test_actors_take_turns_and_share_one_clock(make_run):
     run, outputs = make_run("env.groups=3", "explore.kind=ladder")
-    assert len(run.actors) == 3 and run.run() == "total_steps"
-    assert sum(actor.steps for actor in run.actors) == run.core.progress().steps
+    assert len(run.acting.actors) == 3 and run.run() == "total_steps"
+    assert sum(actor.steps for actor in run.acting.actors) == run.core.progress().steps
     epsilons = [float(epsilon) for spec in run.setup.actor_specs for epsilon in spec.explorer.params(10**9).epsilon]
     assert len(epsilons) == 3 * run.setup.actor_specs[0].env.lanes
     assert epsilons == sorted(epsilons, reverse=True), "one ladder over all actors"
-    seeds = [seed for actor in run._seeds() for seed in actor]
+    seeds = [seed for actor in run.acting.seeds() for seed in actor]
     assert len(set(seeds)) == len(epsilons), "every lane has its own seed"
     other, _ = make_run("env.groups=3", "explore.kind=ladder", "total_steps=200")
     snapshot = outputs.saved[-1]
     segments = [(segment.name, io.BytesIO(b"".join(segment.blocks()))) for segment in snapshot.segments]
     other.restore(snapshot.state, segments)
-    assert [actor.steps for actor in other.actors] == [actor.steps for actor in run.actors]
+    assert [actor.steps for actor in other.acting.actors] == [actor.steps for actor in run.acting.actors]
     other.run()
 
 

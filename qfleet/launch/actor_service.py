@@ -1,0 +1,52 @@
+"""What a learner serves to actors in other processes: published state, registry and inbox."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from qfleet.config import to_yaml
+from qfleet.core.agent import Agent
+from qfleet.core.env import EnvSpec
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.training.remote_actors import RemoteActorsSetup
+from qfleet.transport.inbox import Inbox
+from qfleet.transport.published_state import PublishedState
+from qfleet.transport.registry import Registry
+
+Serve = Callable[[PublishedState, Registry, Inbox, RunConfig], AbstractContextManager[object]]
+"""Answers the calls of members while the context is open."""
+
+LEAVE_TIMEOUT_S = 3.0
+"""Seconds that a finished learner waits for its members to receive STOP."""
+
+
+class ActorService:
+    """Service of learner `index` for its actors. `setup` is the run's side, a `Serving` answers their calls from it.
+
+    `waiting`: the members send experience, of which only a few steps may wait.
+    """
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, index: int = 0, waiting: bool = True) -> None:
+        fleet = config.fleet
+        self.config, self.spec = config, spec
+        self.published = PublishedState(to_yaml(config), json.dumps(spec.to_json()), config.actors)
+        self.registry = Registry(
+            config.actors, fleet.heartbeat_timeout_s, fleet.max_members, index, config.learners if waiting else 1)
+        self.inbox = Inbox(fleet.inbox_messages, *([config.waiting_steps(config.env.lanes)] if waiting else []))
+
+    def setup(self, agent: Agent) -> RemoteActorsSetup:
+        return RemoteActorsSetup(agent, self.spec, self.published, self.registry, self.inbox)
+
+    def end(self) -> None:
+        """The run is over: tell the members, unless they belong to a service that outlives the run, and let them go."""
+        if not self.config.fleet.lasting:
+            self.published.stop()
+        ended = time.monotonic()
+        while time.monotonic() - ended < LEAVE_TIMEOUT_S:
+            members = self.registry.members()
+            if all(member.heard > ended or ended - member.heard > LEAVE_TIMEOUT_S for member in members):
+                return
+            time.sleep(0.05)
