@@ -125,15 +125,24 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def taped(records: list[dict[str, Any]]) -> dict[str, Any]:
     """taped.jsonl: updates whose loss and gradient alone are recorded, and those in pieces; how far both are apart, and
-    whole updates of the curious agents from theirs, at most."""
+    whole updates of the curious agents from theirs, at most: in the newest rows, and those of `before`."""
     rates = {(one["batch"], one["store"], one["capture"]): one["updates_per_s"] for one in records
              if one["kind"] == "updates"}
     found: dict[str, Any] = {f"{batch} {store}": {"taped": rate, "pieces": rates[batch, store, False]}
                              for (batch, store, capture), rate in rates.items() if capture}
     checked = [one for one in records if one["kind"] == "check"]
-    for name, met in (("apart", True), ("whole", False)):
-        found[name] = max(one["distance"] for one in checked if one["met"] == met)
-    return found
+    found["apart"] = max(one["distance"] for one in checked if one["met"])
+    whole = [one for one in checked if not one["met"]]
+    now = [one for one in whole if one["commit"] == whole[-1]["commit"]]
+    before = [one for one in whole if one["commit"] == whole[0]["commit"]]
+    return found | {"whole": at_most(now), "before": at_most(before)}
+
+
+def at_most(checked: list[dict[str, Any]]) -> dict[str, float]:
+    """The greatest distances of some rows of `fast_speed.py check`: of the first updates by precision, and of all."""
+    early = {f"early {precision}": max(one["distance_early"] for one in checked if one["precision"] == precision)
+             for precision in ("fp32", "bf16")}
+    return early | {"all": max(one["distance"] for one in checked)}
 
 
 def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,9 @@ def learner_of(recipe: str, batch: int, overrides: list[str], capacity: int, fil
     from qfleet.training.meter import Meter
 
     class Met(Solo):
-        """Nobody is met, but a learner cannot know that: who is not Solo itself may meet others."""
+        """Meets no other learner, but says that it may."""
+
+        local_optimizer = None
 
     spec = noise_spec()
     config = resolve_auto(resolve(recipe, [f"learner.batch_size={batch}", f"replay.capacity={capacity}", "env.groups=1",
@@ -177,8 +179,8 @@ def layers(args: argparse.Namespace) -> None:
     """How far torso and head in bfloat16 are from those in float32, gradients too: by our kernels, and by torch's."""
     import torch
 
-    from qfleet.accel.kernels import bf16, conv_epilogue_source, kernel_compiler, value_head_source
-    from qfleet.networks import heads, patch_conv
+    from qfleet.accel.kernels import bf16, conv_epilogue_source, images, kernel_compiler, value_head_source
+    from qfleet.networks import heads
     from qfleet.networks.torsos import nature
 
     assert kernel_compiler.compile_kernel("lay") is not None, "no kernels of our own here"
@@ -199,7 +201,7 @@ def layers(args: argparse.Namespace) -> None:
 
         wanted, found = results(exact), {}
         for way in ("kernels", "torch"):
-            for module in (bf16, patch_conv):
+            for module in (bf16, images):
                 module.custom_kernels_allowed = lambda way=way: way == "kernels"
             for source, name in (
                 (conv_epilogue_source.EPILOGUE_SOURCE, "finish"), (value_head_source.HEAD_SOURCE, "rate")):

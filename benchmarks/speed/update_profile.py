@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from qfleet.accel.graph_gradient import GraphGradient
 from qfleet.core.compute import PRECISIONS
-from qfleet.replay.device_store import DeviceReplay
+from qfleet.replay.host_store import HostReplay
 from speed import gpu_kernels
 from speed.stage import BenchStage
 
@@ -153,7 +153,7 @@ def _wrap(stage: BenchStage, timer: NestedTimer) -> None:
     patches: list[tuple[Any, str, str]] = [
         (learner.gradient_sync, "apply", OPTIMIZER), (replay, "update", PRIORITIES),
         (learner, "_update_target", TARGET), (learner, "publish", PUBLISH), (replay, "sample", SAMPLE)]
-    if not isinstance(replay, DeviceReplay):
+    if isinstance(replay, HostReplay):
         patches.append((replay._gatherer, "windows", GATHER))
     if learner._graph_update is not None:
         patches.append((learner._graph_update, "update", WHOLE))

@@ -14,19 +14,19 @@ import logging
 import torch
 
 from qfleet.accel.graph_update import WARM_UP, capture_graph, fast_math, first_line, on_side_stream
+from qfleet.core.gradient import GradientResult, NetworkGradient
 from qfleet.core.replay import Sample
-from qfleet.learner.gradient import Autograd, GradientResult
 
 log = logging.getLogger(__name__)
 
 
 class GraphGradient:
-    """`Autograd` captured as a CUDA graph after a few eager calls.
+    """A gradient function captured as a CUDA graph after a few eager calls.
 
     Results are valid until the next call. Batches of another size are computed eagerly.
     """
 
-    def __init__(self, autograd: Autograd) -> None:
+    def __init__(self, autograd: NetworkGradient) -> None:
         self.autograd = autograd
         self._warm_ups_left = WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 
 from qfleet.accel.graph_update import capture_graph, fast_math, first_line, on_side_stream
-from qfleet.actor.policy import Policy
+from qfleet.accel.protocols import EagerPolicy
 from qfleet.core.agent import Decision, ExplorationParams, Memory
 from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
@@ -53,7 +52,7 @@ class GraphPolicy:
     columns, only those named in `columns` are returned.
     """
 
-    def __init__(self, policy: Policy, spec: EnvSpec, lanes: int, columns: tuple[str, ...]) -> None:
+    def __init__(self, policy: EagerPolicy, spec: EnvSpec, lanes: int, columns: tuple[str, ...]) -> None:
         self.policy, self.spec, self.columns = policy, spec, columns
         device, gpu = policy.device, policy.device.type == "cuda"
         self._host, self._newest, self._obs = {}, {}, {}
@@ -77,15 +76,6 @@ class GraphPolicy:
         # Graph and its static output by key; None if the capture failed.
         self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Decision] | None] = {}
         self._output: Decision | None = None
-
-    @staticmethod
-    def why_not_captured(policy: Policy) -> str | None:
-        """Reason reason a policy cannot be captured, or None."""
-        if policy.device.type != "cuda":
-            return "the device is not a GPU"
-        if policy.agent.evaluate_actions is not None:
-            return "the agent evaluates its actions (evaluate_actions)"
-        return None
 
     def refresh(self, weights: WeightSource) -> int | None:
         """Load newer weights, which must be complete, on the stream that uses them."""
@@ -112,8 +102,13 @@ class GraphPolicy:
         self._continuing &= ~over
 
     @torch.inference_mode()
-    def act(self, obs: Obs, params: ExplorationParams) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [N] and extra columns for observations {leaf: [N, ...]}, of which only the newest frames are used."""
+    def act(
+        self, obs: Obs, params: ExplorationParams, with_priority_inputs: bool = False
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [N] and extra columns for observations {leaf: [N, ...]}, of which only the newest frames are used.
+
+        `with_priority_inputs` has no effect: `columns` names the columns that are returned.
+        """
         if self._stream is None:
             return self._act(obs, params)
         if self._version != self.policy.version:
@@ -218,25 +213,3 @@ class GraphPolicy:
             log.warning("this agent's acting cannot be recorded as a CUDA graph (%s); it runs operation by operation",
                         first_line(error))
             return self._step(self._params(key))
-
-
-@cache
-def _warn(reason: str) -> None:
-    """Warn once, independent of the number of actors and episodes."""
-    log.warning("acting is not recorded as a CUDA graph, because %s; it runs operation by operation", reason)
-
-
-def graph_policy_for(policy: Policy, spec: EnvSpec, lanes: int, columns: tuple[str, ...]) -> GraphPolicy | None:
-    """The policy's CUDA graph version for so many lanes, created once.
-
-    None if the policy acts eagerly; on a GPU the reason is logged.
-    """
-    if (reason := GraphPolicy.why_not_captured(policy)) is not None:
-        if policy.device.type == "cuda":
-            _warn(reason)
-        return None
-    key = (lanes, columns)
-    if key not in policy.graph_policies:
-        policy.graph_policies[key] = GraphPolicy(policy, spec, lanes, columns)
-    found: GraphPolicy = policy.graph_policies[key]
-    return found

@@ -18,10 +18,9 @@ from functools import cache
 
 import torch
 
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.gradient import Autograd
+from qfleet.accel.protocols import DeviceOptimizer, FlatParams
+from qfleet.core.gradient import NetworkGradient
 from qfleet.replay.device_store import DeviceReplay
-from qfleet.sync.gradient_sync import GradientSync, Solo
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +40,10 @@ class UpdateReport:
 class GraphUpdate:
     """`update` makes one update, with or without metrics; `report` returns metrics one call late."""
 
-    def __init__(self, replay: DeviceReplay, autograd: Autograd, flat: Flat, solo: Solo, batch_size: int) -> None:
+    def __init__(self, replay: DeviceReplay, autograd: NetworkGradient, flat: FlatParams, optimizer: DeviceOptimizer,
+                 batch_size: int) -> None:
         self.replay, self.autograd, self.flat, self.batch_size = replay, autograd, flat, batch_size
-        self.optimizer = solo.optimizer
+        self.optimizer = optimizer
         self.device = flat.master.device
         self.tags: list[str] = []
         self._metrics = torch.zeros(0, device=self.device)
@@ -52,6 +52,10 @@ class GraphUpdate:
         self._graphs: tuple[torch.cuda.CUDAGraph, ...] = ()  # without and with metrics
         self._pending_report: tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None] | None = None
         self._bad_reported = 0
+
+    def claim(self) -> bool:
+        """Claim the items of one update from the rate limiter; False if it does not allow the update now."""
+        return self.replay.claim(self.batch_size)
 
     def update(self, with_metrics: bool) -> None:
         self.replay.prepare()
@@ -193,16 +197,3 @@ def capture_graph(function: Callable[[], object], generators: list[torch.Generat
 def first_line(error: Exception) -> str:
     """Type and first line of an exception, for log messages."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error)
-
-
-def why_not_captured(replay: object, gradient_sync: GradientSync, filters_outliers: bool, flat: Flat) -> str | None:
-    """Reason why an update cannot be one CUDA graph, or None."""
-    if not isinstance(replay, DeviceReplay):
-        return "the replay is not on the device (replay.store=host)"
-    if type(gradient_sync) is not Solo:
-        return "gradients are synchronised with other learners"
-    if filters_outliers:
-        return "loss outliers are dropped"
-    if any(part.group.period > 1 for part in flat.param_slices):
-        return "some parameter groups are frozen in some updates"
-    return None

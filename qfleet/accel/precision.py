@@ -38,6 +38,13 @@ def bf16_is_faster() -> bool:
     return bf16_gain() >= MIN_GAIN
 
 
+def bf16_is_fast_on(device: torch.device) -> bool:
+    """True if bfloat16 is fast on this device; measured on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bf16_is_faster()
+
+
 def _workload(dtype: torch.dtype) -> Callable[[], object]:
     """Two convolutions and a matrix product of the Nature network, for a batch of 32."""
     image, first = torch.ones(32, 4, 84, 84, dtype=dtype), torch.ones(32, 4, 8, 8, dtype=dtype)

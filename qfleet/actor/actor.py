@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from qfleet.accel.graph_policy import GraphPolicy, graph_policy_for
+from qfleet.accel.choose import acting_for
 from qfleet.actor.policy import Policy
-from qfleet.core.agent import Agent, ExplorationParams
+from qfleet.core.agent import Agent
 from qfleet.core.clock import StepClock
 from qfleet.core.env import OBS_PREFIX, Obs, StepResult, VectorEnv
 from qfleet.core.exploration import AdaptiveExplorer, Explorer
@@ -145,9 +145,7 @@ class Actor:
         self.policy.begin(self.env.lanes)
         layout = None if self.recorder is None else self.recorder.layout
         columns = () if layout is None else (*layout.extras, *layout.stored_states)
-        self._graph_policy: GraphPolicy | None = graph_policy_for(self.policy, self.env.spec, self.env.lanes, columns)
-        if self._graph_policy is not None:
-            self._graph_policy.begin()
+        self._acting = acting_for(self.policy, self.env.spec, self.env.lanes, columns)
 
     def step(self) -> bool:
         """Finish the pending step and start the next; False while the replay does not accept chunks."""
@@ -158,7 +156,8 @@ class Actor:
         self.receive_step()
         self._refresh()
         params = self.explorer.params(self.steps if self.clock is None else self.clock.steps)
-        self._pending, self._at_start = self._choose(params), False
+        self._pending = self._acting.act(self._obs, params, self._with_priority_inputs)
+        self._at_start = False
         self.timer.lap(ACT)
         self.env.send(self._pending[0])
         self.timer.lap(ENV)
@@ -177,11 +176,6 @@ class Actor:
                 self.metrics.write({"rollout/action_noise": float(params.sigma.mean())})
         return True
 
-    def _choose(self, params: ExplorationParams) -> ActOutput:
-        if self._graph_policy is not None:
-            return self._graph_policy.act(self._obs, params)
-        return self.policy.act(self._obs, params, self._with_priority_inputs)
-
     def receive_step(self) -> None:
         """Receive the result of the pending step, if there is one; this completes its row."""
         if self._pending is None:
@@ -192,7 +186,7 @@ class Actor:
         if self.recorder is not None:
             alive = ~final
             self._row = (self._obs, self._pending, out.reward * alive, out.discount * alive, final)
-        (self._graph_policy or self.policy).observe(out.reward, final)
+        self._acting.observe(out.reward, final)
         self._count_episodes(out, final)
         self.timer.lap(STORE)
         self._obs, self._last, self._pending = out.obs, out.last, None
@@ -251,7 +245,7 @@ class Actor:
             self._faults = self.env.faults()
 
     def _refresh(self) -> None:
-        lag = (self._graph_policy or self.policy).refresh(self.weights) if self.weights is not None else None
+        lag = self._acting.refresh(self.weights) if self.weights is not None else None
         if lag is not None:
             self.metrics.write({"actor/policy_lag": lag})
 

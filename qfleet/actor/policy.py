@@ -33,7 +33,7 @@ class Policy:
         self.version = -1
         self.memory: Memory = None
         self._persistent: Mapping[str, torch.Tensor] = {}
-        # CUDA graph versions of this policy, by number of lanes and names of extra columns.
+        # Accelerated versions of this policy, by number of lanes and names of extra columns.
         self.graph_policies: dict[tuple[int, tuple[str, ...]], Any] = {}
 
     def refresh(self, weights: WeightSource) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -222,8 +222,7 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         action, step = batch.rows["action"][:, 0], n_step_return(cfg, batch.rows)
-        encoder = cast(Encoder, net.encoder)
-        obs, obs_next = encoder.prepare(batch.obs(0)), encoder.prepare(batch.obs(step.row[:, 0]))
+        obs, obs_next = batch.obs(0), batch.obs(step.row[:, 0])
         prediction = model.predict_online(net, obs, make_noise(cfg, rng), rng)
         with torch.no_grad():
             next_prediction = model.predict_target(target, obs_next, make_noise(cfg, rng), rng)

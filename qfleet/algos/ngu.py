@@ -34,6 +34,7 @@ from qfleet.core.agent import (
     Tensors,
     epsilon_greedy,
 )
+from qfleet.core.devices import is_on_host
 from qfleet.core.env import EnvSpec
 from qfleet.core.replay import Sample, Window
 from qfleet.maths.nearest_neighbours import knn_squared_distances
@@ -192,7 +193,7 @@ def embed_observations(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.
 
 def avoid_sync(tensor: torch.Tensor) -> bool:
     """True if both branches should be computed: reading a GPU value synchronises, which a CUDA graph cannot do."""
-    return tensor.is_cuda
+    return not is_on_host(tensor)
 
 
 def intrinsic_reward(curiosity: Any, obs: Tensors, memory: Memory, cfg: CuriosityConfig) -> tuple[torch.Tensor, Memory]:

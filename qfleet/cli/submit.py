@@ -109,7 +109,7 @@ def _size(args: Namespace, config: RunConfig) -> JobSize:
 
     nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
     if per_node is None:
-        each = {"none": 1, "allreduce": max(1, args.gpus_per_node), "server": config.learners}[config.sync]
+        each = max(1, args.gpus_per_node) if config.averages else _learners(config)
         per_node = each if tasks is None else -(-tasks // nodes)
     tasks = nodes * per_node if tasks is None else tasks
     if not nodes <= tasks <= nodes * per_node:
@@ -132,23 +132,23 @@ def _implied(layout: JobLayout, size: JobSize, config: RunConfig, given: Mapping
 def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig) -> None:
     from qfleet.core.errors import UserError
 
-    tasks = size.tasks
+    tasks, learners, actors = size.tasks, _learners(config), config.actors
     problems = []
     if layout == "node" and config.has_server:
         if size.nodes > 1:
             problems.append(f"--nodes {size.nodes} with sync=server: learners and shards of a parameter server "
                             "share one host; use --nodes 1, or sync=allreduce")
-        if tasks not in (1, config.learners):
-            problems.append(f"--ntasks {tasks} with learners={config.learners}: each task is one learner; leave out "
+        if tasks not in (1, learners):
+            problems.append(f"--ntasks {tasks} with learners={learners}: each task is one learner; leave out "
                             "one of them")
-    if layout == "fleet" and config.actors < tasks - 1:
-        problems.append(f"actors={config.actors} cannot be divided among {tasks - 1} tasks that join: raise actors or "
+    if layout == "fleet" and actors < tasks - 1:
+        problems.append(f"actors={actors} cannot be divided among {tasks - 1} tasks that join: raise actors or "
                         "lower --ntasks")
     if layout == "ranks" and tasks != size.nodes * size.per_node:
         problems.append(f"--ntasks {tasks} on --nodes {size.nodes}: all nodes run the same number of ranks; choose a "
                         "multiple")
-    if layout == "ranks" and config.learners not in (1, tasks):
-        problems.append(f"learners={config.learners} with --ntasks {tasks}: each task is one learner; leave out "
+    if layout == "ranks" and learners not in (1, tasks):
+        problems.append(f"learners={learners} with --ntasks {tasks}: each task is one learner; leave out "
                         "learners")
     if size.gpus and config.device == "cpu":
         problems.append(f"--gpus-per-node {size.gpus} with device=cpu: the GPUs would be unused; leave out one of them")
@@ -164,13 +164,20 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
         raise UserError("\n".join(problems))
 
 
+def _learners(config: RunConfig) -> int:
+    from qfleet.launch.topology import Role, count, topology
+
+    return count(topology(config), Role.LEARNER)
+
+
 def _ray_problems(size: JobSize, config: RunConfig) -> list[str]:
     """Requests for CPUs that Ray could never satisfy."""
-    ray = config.ray
-    packed = ray.evaluator_cpus * config.evaluator_process + config.learners * ray.learner_cpus
-    packed += (1 + config.parameter_server.shards) * ray.server_cpus if config.has_server else 0
-    actor, node = 0 if config.learners_act else ray.actor_cpus, size.per_node * size.cpus
-    if packed + actor <= node * size.nodes and (ray.learner_any_node or packed <= node):
+    from qfleet.launch.topology import Role, topology
+
+    nodes, node = topology(config), size.per_node * size.cpus
+    packed = sum(each.resources["CPU"] for each in nodes if each.role is not Role.ACTOR)
+    actor = max((each.resources["CPU"] for each in nodes if each.role is Role.ACTOR), default=0)
+    if packed + actor <= node * size.nodes and (config.ray.learner_any_node or packed <= node):
         return []
     return [f"--cpus-per-task {size.cpus} with launcher=ray: the learner and the processes on its node request "
             f"{packed:g} CPUs of a node, an actor {actor:g}, and a node of the job has {node}; raise --cpus-per-task"]

@@ -123,17 +123,17 @@ def plugin_module(package: str, name: str) -> Any:
 
 @dataclass(frozen=True)
 class PluginName:
-    """Annotation of a string that names a module of `package`, one of `words`, or a user's `module:attribute`.
+    """Annotation of a string that is one of `words`, names a module of `package`, or is a user's `module:attribute`.
 
     Example: `Torso = Annotated[str, PluginName("qfleet.networks.torsos", ("auto",))]`. A user's attribute is imported
     by the code that builds it, not here.
     """
 
-    package: str
+    package: str | None
     words: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
-        return [*self.words, *_files(self.package)]
+        return [*self.words, *(_files(self.package) if self.package else [])]
 
     def check(self, name: str) -> str:
         """Return the name; raises UserError if it is unknown."""

@@ -84,12 +84,9 @@ class Sample:
         leaves = self.leaves
         if isinstance(row, int):
             return {name: value[:, row] for name, value in leaves.items()}
-        if row.is_cuda:
-            item = torch.arange(len(row), device=row.device)
-            return {name: value[item, row] for name, value in leaves.items()}
-        # On a CPU, one index copies whole rows; two indices copy element by element.
+        # One index copies whole rows; on a CPU, two indices copy element by element.
         length = next(iter(leaves.values())).shape[1]
-        at = torch.arange(0, len(row) * length, length) + row
+        at = torch.arange(0, len(row) * length, length, device=row.device) + row
         return {name: value.flatten(0, 1).index_select(0, at) for name, value in leaves.items()}
 
 

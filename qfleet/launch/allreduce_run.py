@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from qfleet.accel.threads import usable_cores
+from qfleet.config import load_attribute
 from qfleet.core.env import VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
@@ -46,7 +47,7 @@ from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import RankSync, ReplicaRun
+from qfleet.training.replica import RankSync, ReplicaRun, build_allreduce
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 
@@ -58,7 +59,7 @@ def is_rank(config: RunConfig) -> bool:
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run: as a rank that torchrun or srun started, or as the only one."""
     rank_info = RankInfo.from_environment()
-    size = rank_info.size if rank_info else 1
+    size = _size(config, rank_info)
     if rank_info and config.learners not in (1, size):
         raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
                         "qfleet without torchrun or srun, so that it starts the ranks itself")
@@ -77,7 +78,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with the current number of ranks."""
     rank_info = RankInfo.from_environment()
-    size = rank_info.size if rank_info else 1
+    size = _size(config, rank_info)
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
         checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
         if any(peers.exchange(b"" if finished is None else b"ended")):
@@ -86,6 +87,14 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
             config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
             return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
+
+
+def _size(config: RunConfig, rank_info: RankInfo | None) -> int:
+    """Number of ranks; UserError if the config asks for processes that torchrun and srun do not start."""
+    if not config.learners_act:
+        raise UserError(f"actors={config.actors} with ranks that torchrun or srun started: set actors=0, so that each "
+                        "rank acts, or call qfleet without them, so that it starts ranks and actors")
+    return rank_info.size if rank_info else 1
 
 
 @dataclass(frozen=True)
@@ -239,9 +248,7 @@ class Replica:
             yield
             return
         service, serve = self.service, self.context.serve_actors
-        if serve is None:
-            raise UserError(f"actors={self.config.actors} with ranks that torchrun or srun started: set actors=0, so "
-                            "that each rank acts, or call qfleet without them, so that it starts ranks and actors")
+        assert serve is not None, "ranks of torchrun and srun act"
         with serve(service.published, service.registry, service.inbox, self.config):
             yield
             service.end()
@@ -268,7 +275,9 @@ class Replica:
             return remote
 
         hooks = replace(hooks, save=checkpoints.saver(hooks.save))
-        rank = ReplicaRun(setup, plan, hooks, rank_sync, self.config.allreduce, make_backend)
+        build = (load_attribute(self.config.sync) if ":" in self.config.sync
+                 else build_allreduce(self.config.allreduce))
+        rank = ReplicaRun(setup, plan, hooks, rank_sync, build, make_backend)
         self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
         return rank
 

@@ -11,13 +11,12 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import count, groupby, islice
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
@@ -31,9 +30,8 @@ from qfleet.launch.attempt import (
     require_same_env,
     show_plan,
 )
+from qfleet.launch.launcher import Launcher, launcher_class
 from qfleet.launch.learner_node import RunRequest
-from qfleet.launch.local_launcher import LocalLauncher
-from qfleet.launch.ray_launcher import RayLauncher
 from qfleet.launch.topology import Node, Role, actor_node, topology, with_actors
 from qfleet.process.handle import ChildSpec, ProcessHandle
 from qfleet.process.restart_group import RestartGroup
@@ -73,39 +71,9 @@ SIGNALLED_EXIT_CODES = (-signal.SIGINT, -signal.SIGTERM, 130)
 """Exit codes of a learner that receives a signal before it installs its handlers."""
 
 
-class Launcher(Protocol):
-    """Starts the nodes of a run, and connects them. `folder` is removed if the driver is killed."""
-
-    folder: Path
-
-    def open(self, run_request: RunRequest, nodes: Sequence[Node]) -> None:
-        """Prepare for all nodes at once; further actors may follow. UserError if they do not fit."""
-
-    def start(self, node: Node, attempt: int, now: float, may_start: Callable[[], bool]) -> ProcessHandle:
-        """Start a node for the `attempt`-th time; its work begins when `may_start`. `now` is the supervisor's clock."""
-
-    def release(self, node: Node) -> None:
-        """Give back what is reserved for an actor that will not be started again."""
-
-    def room(self) -> int | None:
-        """Number of actors that fit, if it determines how many there are; None: as many as the config says."""
-
-    def has_started(self) -> bool:
-        """True once the first node has begun its work, so that its exit is a failure."""
-
-    def result(self) -> str | None:
-        """Result of the run as JSON, None while there is none."""
-
-    def invitation(self) -> list[tuple[str, str]]:
-        """Rows with the command by which other hosts join, if they can."""
-
-    def close(self) -> None:
-        """End what `open` began. May be called at any time."""
-
-
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run in several processes."""
-    _launcher_class(config).require()
+    launcher_class(config).require()
     spec = _env_spec(config)
     config = require_startable(resolve_auto(config, spec))
     initial_weights(config, spec)  # raises before the run directory is created
@@ -124,7 +92,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
     """Continue a run in several processes from its newest valid checkpoint, with the configured numbers of nodes."""
-    _launcher_class(config).require()
+    launcher_class(config).require()
     with ExitStack() as stack:
         checkpoint, finished = open_for_resume(directory, config, stack)
         if finished is not None:
@@ -138,13 +106,9 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
         return record_outcome(directory, _driver(config, spec, directory, sinks, {}).run)
 
 
-def _launcher_class(config: RunConfig) -> type[LocalLauncher | RayLauncher]:
-    return RayLauncher if config.on_ray else LocalLauncher
-
-
 def _driver(config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
             origin: Mapping[str, Any]) -> Driver:
-    return Driver(config, spec, directory, sinks, origin, _launcher_class(config)(config, directory))
+    return Driver(config, spec, directory, sinks, origin, launcher_class(config)(config, directory))
 
 
 def _env_spec(config: RunConfig) -> EnvSpec:

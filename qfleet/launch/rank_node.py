@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def run_rank(private: Path, place: str, attempt: int) -> int:
     """Main function of a rank on this host; `place` is INDEX/SIZE. The ranks of an attempt meet at a file."""
     index, size = map(int, place.split("/"))
-    rank_info = RankInfo(index, size, index, size, attempt, f"file://{(private / f'ranks-{attempt}').absolute()}")
+    rank_info = RankInfo(index, size, index, size, attempt, private / f"ranks-{attempt}")
     serving = GrpcServing(private, index or None, index)
     return serve_rank(RunRequest.read(private), rank_info, HeartbeatSender.from_env(), serving, log.error)
 

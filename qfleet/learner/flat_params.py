@@ -1,9 +1,8 @@
 """A network's parameters as one vector, so that copies, clipping and optimizer steps are single operations.
 
 Mixed precision: the optimizer updates `master` (float32); the network computes with `data`, which
-is the same vector in float32 runs and a bfloat16 copy in bfloat16 runs. On a GPU the copy has the
-layout that kernels prefer: every parameter begins at a multiple of 64 elements, and convolution
-weights are channels-last. float64 networks, used in tests, stay float64.
+is the same vector in float32 runs and a bfloat16 copy in bfloat16 runs, on a GPU in the layout of
+`accel/kernels/aligned.py`. float64 networks, used in tests, stay float64.
 """
 
 from __future__ import annotations
@@ -15,13 +14,8 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from qfleet.accel.kernels.kernel_compiler import (
-    BLOCK_SIZE,
-    TensorLayout,
-    block_count,
-    compile_kernel,
-    concat_bf16_source,
-)
+from qfleet.accel.kernels.aligned import aligned_views, gather_index, scatter_index, uses_aligned_copy
+from qfleet.accel.kernels.gradients import gather_bf16
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
 from qfleet.learner.optimizer import param_slices_of
@@ -47,13 +41,13 @@ class Flat:
         size = sum(parameter.numel() for parameter in self.parameters)
         self._gather_index: torch.Tensor | None = None  # index in `master` of each element of `data`
         same = dtype in (torch.float32, torch.float64)
-        if same or device.type != "cuda":
-            self.data = torch.empty(size, dtype=dtype, device=device)
-            views = list(self.named(self.data).values())
-        else:
+        if uses_aligned_copy(device, dtype):
             self._gather_index = gather_index(list(self.shapes.values())).to(device)
             self.data = torch.empty(len(self._gather_index), dtype=dtype, device=device)
             views = aligned_views(self.data, list(self.shapes.values()))
+        else:
+            self.data = torch.empty(size, dtype=dtype, device=device)
+            views = list(self.named(self.data).values())
         self.master = torch.empty(size, dtype=dtype if same else torch.float32, device=device)
         for parameter, view, master in zip(self.parameters, views, self.named(self.master).values(), strict=True):
             view.copy_(parameter.detach())
@@ -68,22 +62,9 @@ class Flat:
 
     def gather(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Gather one gradient per parameter into the float32 vector `grad`; zeros for unused parameters."""
-        present = [grad for grad in grads if grad is not None]
-        if self.grad.is_cuda and len(present) == len(grads) and all(grad.dtype == torch.bfloat16 for grad in present):
-            self._concat_bf16(present)
-        else:
+        if not gather_bf16(grads, list(self.shapes.values()), self.grad):
             scatter(grads, self.grad_views)
         return self.grad
-
-    def _concat_bf16(self, grads: Sequence[torch.Tensor]) -> None:
-        """Concatenate and convert bfloat16 gradients on a GPU with one kernel instead of many copies."""
-        contiguous = [contiguous_piece(grad) for grad in grads]
-        layouts = tuple(layout for _, layout in contiguous)
-        same = [grad.shape for grad in grads] == list(self.shapes.values())  # the kernel does not check sizes
-        if same and (launch := compile_kernel("join", concat_bf16_source(layouts))) is not None:
-            launch(block_count(layouts) * BLOCK_SIZE, [*(grad for grad, _ in contiguous), self.grad])
-        else:
-            self.grad.copy_(torch.cat([grad.reshape(-1) for grad in grads]))
 
     @cached_property
     def bf16_target(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -151,49 +132,3 @@ def scatter(grads: Sequence[torch.Tensor | None], views: list[torch.Tensor]) -> 
         torch._foreach_zero_([view for view, grad in zip(views, grads, strict=True) if grad is None])
         views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
     torch._foreach_copy_(views, present)
-
-
-PARAM_ALIGNMENT = 64
-"""Alignment of parameters on a GPU, in elements: matrix kernels are much slower without 16-byte loads."""
-
-
-def contiguous_piece(grad: torch.Tensor) -> tuple[torch.Tensor, TensorLayout]:
-    """A gradient without gaps in memory, and its memory layout."""
-    if grad.is_contiguous():
-        return grad, (grad.numel(), 1, 1)
-    if grad.ndim == 4 and grad.is_contiguous(memory_format=torch.channels_last):
-        return grad, (grad.numel(), grad.shape[1], grad.shape[2] * grad.shape[3])
-    return grad.contiguous(), (grad.numel(), 1, 1)
-
-
-def aligned_views(data: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Views of a vector, one per shape, at multiples of PARAM_ALIGNMENT; 4-D views are channels-last."""
-    views, start = [], 0
-    for shape in shapes:
-        piece = data[start:start + shape.numel()]
-        views.append(_channels_last_view(piece, shape))
-        start += -(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT
-    return views
-
-
-def gather_index(shapes: Sequence[torch.Size]) -> torch.Tensor:
-    """For each element of an aligned vector, its index in the contiguous channels-first one; 0 in gaps."""
-    sizes = [-(-shape.numel() // PARAM_ALIGNMENT) * PARAM_ALIGNMENT for shape in shapes]
-    index, start = torch.zeros(sum(sizes), dtype=torch.int64), 0
-    for view, shape in zip(aligned_views(index, shapes), shapes, strict=True):
-        view.copy_(torch.arange(start, start + shape.numel()).view(shape))
-        start += shape.numel()
-    return index
-
-
-def scatter_index(shapes: Sequence[torch.Size]) -> torch.Tensor:
-    """Inverse of `gather_index`, int32: for each element of the contiguous vector, its aligned index."""
-    index = torch.arange(len(gather_index(shapes)), dtype=torch.int32)
-    return torch.cat([view.reshape(-1) for view in aligned_views(index, shapes)])
-
-
-def _channels_last_view(piece: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    if len(shape) != 4:
-        return piece.view(shape)
-    features, channels, height, width = shape
-    return piece.view(features, height, width, channels).permute(0, 3, 1, 2)

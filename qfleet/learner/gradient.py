@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from qfleet.core.agent import Agent
+from qfleet.core.gradient import GradientResult
 from qfleet.core.replay import Sample
-
-
-@dataclass(frozen=True)
-class GradientResult:
-    """Weighted mean loss, its gradient (one tensor per parameter, None = unused), and the rest of
-    the agent's `Loss`.
-    """
-
-    total: torch.Tensor
-    per_item: torch.Tensor
-    grads: Sequence[torch.Tensor | None]
-    priority: torch.Tensor
-    metrics: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-
-
-GradientFn = Callable[[Sample], GradientResult]
 
 
 class Autograd:

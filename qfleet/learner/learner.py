@@ -11,12 +11,13 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from qfleet.accel.graph_gradient import GraphGradient
-from qfleet.accel.graph_update import GraphUpdate, UpdateReport, first_line, why_not_captured
+from qfleet.accel.choose import compile_networks, gradient_fn_for, graph_update_for
+from qfleet.accel.graph_update import GraphUpdate, UpdateReport
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.core.agent import Agent
 from qfleet.core.clock import RunClock
 from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
+from qfleet.core.gradient import GradientFn, GradientResult
 from qfleet.core.metrics import Metrics
 from qfleet.core.replay import Replay, Sample
 from qfleet.core.rng import restore_rng
@@ -24,9 +25,8 @@ from qfleet.core.seeds import seed_for
 from qfleet.core.timers import PhaseTimer
 from qfleet.core.weights import WeightStore
 from qfleet.learner.flat_params import Flat, is_finite
-from qfleet.learner.gradient import Autograd, GradientFn, GradientResult
+from qfleet.learner.gradient import Autograd
 from qfleet.learner.optimizer import OptimizerConfig
-from qfleet.replay.device_store import DeviceReplay
 from qfleet.sync.gradient_sync import GradientSync, Solo
 from qfleet.sync.outlier_filter import OutlierFilter
 
@@ -100,8 +100,7 @@ class Learner:
         network_seed = seed_for(seed, "network")
         self.flat = Flat(seeded_network(agent, network_seed).to(device), dtype, agent.param_groups)
         self.target = Flat(seeded_network(agent, network_seed).to(device).requires_grad_(False).eval(), dtype)
-        if cfg.compile:
-            compile_if_possible(self.flat.net, self.target.net)
+        compile_networks(cfg, self.flat.net, self.target.net)
         self.gradient_sync = context.gradient_sync or Solo(cfg)
         self.gradient_sync.attach(self.flat)
         if context.gradient_sync is not None:  # it may have loaded other weights
@@ -141,8 +140,7 @@ class Learner:
         bound = None if self._outlier_filter is None else self._outlier_filter.bound
         autograd = Autograd(agent, self.flat.net, self.target.net, self.rng, bound)
         self._autograds.append(autograd)
-        captured = self.cfg.capture is True and not self.cfg.compile and self.rng.device.type == "cuda"
-        return GraphGradient(autograd) if captured else autograd
+        return gradient_fn_for(self.cfg, autograd)
 
     def step(self) -> bool:
         """Make all updates that are due and publish the weights if due; True if an update was made."""
@@ -234,23 +232,17 @@ class Learner:
         self._uncounted = state.get("owed", 0)
 
     def _choose_graph_update(self) -> GraphUpdate | None:
-        """Choose, when the first update is due, whether updates run as one CUDA graph; warn if they cannot."""
-        if self._graph_decided or self.cfg.capture is not True or self.flat.master.device.type != "cuda":
-            return self._graph_update
-        self._graph_decided = True
-        why = why_not_captured(self.replay, self.gradient_sync, self._outlier_filter is not None, self.flat)
-        if isinstance(self.replay, DeviceReplay) and isinstance(self.gradient_sync, Solo) and why is None:
-            self._graph_update = GraphUpdate(
-                self.replay, self._autograds[0], self.flat, self.gradient_sync, self.cfg.batch_size
-            )
-        else:
-            log.warning("learner.capture: updates are not recorded as one CUDA graph, because %s%s", why,
-                        "; their losses and gradients will be" if isinstance(self.gradient_fn, GraphGradient) else "")
+        """Choose, when the first update is due, whether updates run as one CUDA graph."""
+        if not self._graph_decided and self._graph_update is None:
+            self._graph_decided = True
+            self._graph_update = graph_update_for(
+                self.cfg, self.replay, self._autograds[0], self.flat, self.gradient_sync.local_optimizer,
+                self._outlier_filter is not None)
         return self._graph_update
 
     def _graph_step(self, graph_update: GraphUpdate) -> bool:
         """Launch one asynchronous update if the rate limiter allows it."""
-        if not graph_update.replay.claim(self.cfg.batch_size):
+        if not graph_update.claim():
             return False
         with_metrics = self._uncounted == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
         graph_update.update(with_metrics)
@@ -348,30 +340,3 @@ class Learner:
     def _write_metrics(self, result: GradientResult, loss: float, norm: float) -> None:
         values = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
         self.metrics.write(values | {tag: float(x.mean()) for tag, x in result.metrics.items()})
-
-
-def compile_if_possible(*nets: torch.nn.Module) -> None:
-    """Compile the networks at their first call; if compilation fails, all run uncompiled from then on.
-
-    Errors of the call itself are raised again by the uncompiled call.
-    """
-
-    def compiled(net: torch.nn.Module) -> Callable[..., Any]:
-        net.compile()
-        compiled_call = net._compiled_call_impl
-        assert compiled_call is not None
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return compiled_call(*args, **kwargs)
-            except RuntimeError as error:
-                log.warning("learner.compile: compiling failed (%s); networks run uncompiled. Without a C++ compiler: "
-                            "apt install g++, or learner.compile=false", first_line(error))
-                for other in nets:
-                    other._compiled_call_impl = None
-                return net(*args, **kwargs)
-
-        return call
-
-    for net in nets:
-        net._compiled_call_impl = compiled(net)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.accel.kernels.kernel_compiler import MAX_RESIDENT_THREADS, compile_kernel
+from qfleet.accel.kernels.adam import AdamRule, AdamState, fused_adam
 from qfleet.config import Config, NonNegative, Positive
 from qfleet.core.agent import ParamGroup
 
@@ -153,16 +153,13 @@ class Optimizer:
 
     def _fused_step(self, ok: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,
                     bf16_target: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
-        """Clip, step and round in one kernel on a GPU, where a step is limited by memory bandwidth."""
-        simple = self.weights.is_cuda and self._factor is None and self.cfg.optimizer == "adam"
-        if not simple or (adam := compile_kernel("adam")) is None:
+        """Clip, step and round at once, where `fused_adam` can."""
+        cfg = self.cfg
+        if self._factor is not None or cfg.optimizer != "adam":
             return False
-        cfg, size = self.cfg, len(self.weights)
-        data, indices = bf16_target if bf16_target is not None else (self.weights, self.weights)
-        adam(min(-(-size // 4), MAX_RESIDENT_THREADS), [
-            self.weights, gradient, self.mean, self.square, self.steps, norm, ok, data, indices, size,
-            int(bf16_target is not None), cfg.learning_rate, *BETAS, cfg.optimizer_eps, float(cfg.clip_norm)])
-        return True
+        state = AdamState(self.weights, self.mean, self.square, self.steps)
+        rule = AdamRule(cfg.learning_rate, *BETAS, cfg.optimizer_eps, float(cfg.clip_norm))
+        return fused_adam(state, gradient, norm, ok, rule, bf16_target)
 
     def _step_groups(self, gradient: torch.Tensor) -> None:
         """Step with parameter groups.

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from qfleet.accel.completion import completion_event
+
 VersionedWeights = tuple[int, dict[str, torch.Tensor]]
 
 MAX_PENDING = 4
@@ -37,11 +39,10 @@ class Mailbox:
 
     def publish(self, state: dict[str, torch.Tensor], version: int) -> None:
         self._newest = (version, state)
-        if not any(value.is_cuda for value in state.values()):
+        done = completion_event(state.values())
+        if done is None:
             self._complete = self._newest
             return
-        done = torch.cuda.Event()
-        done.record()
         if len(self._pending) >= MAX_PENDING:
             self._pending.pop()
         self._pending.append((self._newest, done))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from qfleet.core.devices import is_on_host
 from qfleet.maths.compiled import HAS_NUMBA, jit
 
 
@@ -20,7 +21,9 @@ def knn_squared_distances(keys: torch.Tensor, count: torch.Tensor, key: torch.Te
 
     Only the first `count` [N] memories of a lane count; inf where there are fewer than k.
     """
-    if HAS_NUMBA and key.device.type == "cpu":
+    if not is_on_host(count):
+        return knn_topk_padded(keys, count, key, k)
+    if HAS_NUMBA:
         found = np.full((len(key), k), np.inf, np.float32)
         knn_scan(keys.detach().numpy(), count.numpy(), key.detach().contiguous().numpy(), found)
         return torch.from_numpy(found)
@@ -28,15 +31,12 @@ def knn_squared_distances(keys: torch.Tensor, count: torch.Tensor, key: torch.Te
 
 
 def knn_topk(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
-    """`knn_squared_distances` with torch operations, on any device.
-
-    A GPU also compares unused memory slots: reading `count` would force a synchronisation.
-    """
-    return knn_topk_padded(keys if key.is_cuda else keys[:, :max(1, int(count.max()))], count, key, k)
+    """`knn_squared_distances` with torch operations, over the used slots of `keys`."""
+    return knn_topk_padded(keys[:, :max(1, int(count.max()))], count, key, k)
 
 
 def knn_topk_padded(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:
-    """`knn_squared_distances` over all slots of `keys`, without device synchronisation."""
+    """`knn_squared_distances` over all slots of `keys`, without reading `count` on the host."""
     size = keys.shape[1]
     distance = (keys - key.unsqueeze(1)).square().sum(2)
     empty = torch.arange(size, device=key.device) >= count.unsqueeze(1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qfleet.accel.kernels.images import image_input
 from qfleet.core.env import Leaf
 from qfleet.networks.norms import Norm
 from qfleet.networks.patch_conv import SpaceToDepthConv2d
@@ -35,18 +36,6 @@ class Encoder(nn.Module):
         parts = [self._leaf(name, leaf, obs[name], dtype) for name, leaf in self.leaves.items()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def prepare(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Observations with images in the first layer's layout (GPU only), to be shared by several passes.
-
-        Networks with equal first layers can read the same result, so the conversion is done once.
-        """
-        found = dict(obs)
-        for name, torso in self.names.items():
-            layer = first_layer(self.get_submodule(torso))
-            if found[name].is_cuda and found[name].dtype == torch.uint8 and isinstance(layer, SpaceToDepthConv2d):
-                found[name] = layer.prepare(found[name])
-        return found
-
     def _leaf(self, name: str, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if leaf.kind == "category":
             columns = _rows(x)
@@ -55,15 +44,9 @@ class Encoder(nn.Module):
         if leaf.kind == "vector":
             return _rows(x).to(dtype)
         torso = self.get_submodule(self.names[name])
-        features: torch.Tensor = torso(self._pixels(torso, leaf, x, dtype))
+        reads_bytes = isinstance(first_layer(torso), SpaceToDepthConv2d)
+        features: torch.Tensor = torso(image_input(x, dtype, leaf.dtype == "uint8", reads_bytes))
         return features
-
-    def _pixels(self, torso: nn.Module, leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Input of a torso: scaled floats, channels last on a GPU; or raw bytes if the first layer reads them."""
-        if leaf.dtype == "uint8" and x.is_cuda and isinstance(first_layer(torso), SpaceToDepthConv2d):
-            return x  # already prepared, or prepared by the layer itself
-        pixels = x.to(dtype).mul_(1 / 255) if leaf.dtype == "uint8" else x.to(dtype)
-        return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

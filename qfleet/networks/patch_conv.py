@@ -11,23 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.accel.kernels.kernel_compiler import compile_kernel, custom_kernels_allowed
-
-WORDS = {4: torch.int32, 8: torch.int64}
+from qfleet.accel.kernels.images import bytes_to_patches
 
 
 class SpaceToDepthConv2d(nn.Conv2d):
-    """Convolution that also accepts uint8 images (0 to 255 for 0 to 1), raw or converted by `prepare`."""
-
-    def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        """Bytes [B, C, H, W] -> patches in the dtype of the weights; the result can be shared by several networks."""
-        items, channels, high, wide = x.shape
-        fits = self.stride[0] == 4 and high % 4 == wide % 4 == 0 and self.weight.dtype == torch.bfloat16
-        if x.is_cuda and fits and custom_kernels_allowed() and (kernel := compile_kernel("lay")) is not None:
-            patches = torch.empty(items, high // 4, wide // 4, channels * 16, dtype=torch.bfloat16, device=x.device)
-            kernel(x.numel() // 16, [x.contiguous(), patches, x.numel() // 16, channels, high, wide])
-            return patches.permute(0, 3, 1, 2)
-        return space_to_depth(x, self.stride[0]).to(self.weight.dtype)
+    """Convolution that also accepts uint8 images (0 to 255 for 0 to 1), or patches of them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.uint8 and x.shape[1] == self.in_channels:
@@ -42,20 +30,10 @@ class SpaceToDepthConv2d(nn.Conv2d):
         The factor 1/255 applies to the sums, since bytes are exact in bfloat16 and their quotients are not.
         """
         if x.dtype == torch.uint8:
-            x = self.prepare(x)
+            x = bytes_to_patches(x, self.stride[0], self.weight.dtype)
         elif x.shape[1] == self.in_channels:
             return F.conv2d(x, self.weight, stride=self.stride), 1.0
         return F.conv2d(x, space_to_depth_weights(self.weight, self.stride[0])), 1 / 255
-
-
-def space_to_depth(x: torch.Tensor, stride: int) -> torch.Tensor:
-    """Bytes [B, C, H, W] -> [B, C · s · s, h, w], channels last. Pixels beyond the last full patch are ignored."""
-    items, channels, high, wide = (x.shape[0], x.shape[1], x.shape[2] // stride, x.shape[3] // stride)
-    x = x[..., :high * stride, :wide * stride].contiguous()
-    # The pixels of a patch row are contiguous and move as one 4- or 8-byte word.
-    words = x.view(items, channels, high, stride, wide, stride).view(WORDS[stride])[..., 0]
-    patches = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
-    return patches.view(items, high, wide, channels * stride * stride).permute(0, 3, 1, 2)
 
 
 def space_to_depth_weights(weight: torch.Tensor, stride: int) -> torch.Tensor:

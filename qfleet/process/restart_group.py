@@ -45,7 +45,8 @@ class RestartGroup:
 
     @property
     def pid(self) -> int:
-        return self._handles[0].pid
+        """Process id of the member that failed; of the first one while none has."""
+        return self._handles[self._cause or 0].pid
 
     @property
     def process_groups(self) -> tuple[int, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
+from qfleet.config import Config, Count, Fraction, NonNegative, PluginName, Positive, PositiveCount
 from qfleet.core.replay import Window
 
 
@@ -16,9 +16,9 @@ class ReplayConfig(Config):
     capacity: PositiveCount = Field(
         100_000, description="capacity, environment steps; the oldest are dropped. sync=allreduce divides it "
                              "among the learners")
-    store: Literal["auto", "host", "device"] = Field(
+    store: Annotated[str, PluginName(None, ("auto", "host", "device"))] = Field(
         "auto", description="host (compressed in main memory), device (raw on the learner's device) or auto (device "
-                            "on a GPU with enough free memory, else host)")
+                            "on a GPU with enough free memory, else host); or your own, as module:attribute")
     max_bytes: PositiveCount | None = Field(
         None, description="memory limit of the replay, bytes; null = planned from the free memory")
     min_steps: Count = Field(1_000, description="environment steps before the first update")

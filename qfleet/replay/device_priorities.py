@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qfleet.core.devices import staged_for
 from qfleet.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, clamp_priorities
 
 BELOW_ONE = 1 - 2.0**-40
@@ -129,5 +130,4 @@ class DevicePriorities:
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
         """Copy to the device, from pinned memory, so that the host does not wait for the GPU."""
-        values_t = torch.from_numpy(values)
-        return values_t.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values_t
+        return staged_for(self.device, torch.from_numpy(values)).to(self.device, non_blocking=True)

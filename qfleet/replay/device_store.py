@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from qfleet.core.clock import RunClock
+from qfleet.core.devices import staged_for
 from qfleet.core.env import OBS_PREFIX
 from qfleet.core.replay import Chunk, Sample
 from qfleet.core.rng import restore_rng
@@ -174,7 +175,7 @@ class DeviceReplay(ReplayStore[Chunk]):
         return zlib.crc32(b"%d %d %d" % (self._session, slot, self._next))
 
     def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        target.copy_(values.pin_memory() if self._device.type == "cuda" else values, non_blocking=True)
+        target.copy_(staged_for(self._device, values), non_blocking=True)
 
     def _drop(self, slot: int) -> None:
         """Do nothing: the next chunk in the slot overwrites the contents."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from qfleet.core.devices import reads_pinned
 from qfleet.maths.aligned import aligned_tensor
 from qfleet.replay.decode import Decoder
 from qfleet.replay.layout import Column, Layout
@@ -28,7 +29,7 @@ class Gatherer:
         self.set_records(dense)
         self._states = states
         self._decoder = decoder
-        self._pinned = device.type == "cuda"
+        self._pinned = reads_pinned(device)
         self._device = device
         self._window = np.arange(-layout.context, layout.window.length)
 
@@ -79,6 +80,4 @@ class Gatherer:
         return self._send(result)
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
-        if not self._pinned:
-            return values
-        return values.pin_memory().to(self._device, non_blocking=True)
+        return values.pin_memory().to(self._device, non_blocking=True) if self._pinned else values

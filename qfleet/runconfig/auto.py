@@ -7,7 +7,8 @@ from collections.abc import Collection
 
 import torch
 
-from qfleet.accel.precision import bf16_is_faster
+from qfleet.accel.choose import resolve_capture
+from qfleet.accel.precision import bf16_is_fast_on
 from qfleet.accel.threads import MAX_THREADS_PER_CORE, thread_plan, usable_cores
 from qfleet.config import flatten
 from qfleet.core.env import EnvSpec
@@ -44,7 +45,7 @@ def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunCo
     auto_keys = {key for key in AUTO_VALUES if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
                                                                              for name in named)}
     new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(auto_keys))})})
-    elsewhere = new.launcher == "ray" and new.ray.learner_any_node
+    elsewhere = new.on_ray and new.ray.learner_any_node
     device = "auto" if "device" in auto_keys and not (old.run.exact_resume or elsewhere) else new.device
     if device == "auto" and not elsewhere:
         device = str(resolve_device(device))
@@ -62,12 +63,12 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
-                     elsewhere=config.launcher == "ray" and config.ray.learner_any_node)
-    if config.sync == "allreduce":
+                     elsewhere=config.on_ray and config.ray.learner_any_node)
+    if config.averages:
         config = per_rank(config, config.learners)
     precision = config.learner.precision
     if precision == "auto":
-        precision = "bf16" if images and _fast_bf16(device) else "fp32"
+        precision = "bf16" if images and bf16_is_fast_on(device) else "fp32"
     auto_keys = tuple(sorted({*config.run.settled, *_auto_keys(config)}))
     resolved = config.model_copy(update={
         "device": str(device),
@@ -92,18 +93,13 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
 
 def _capture(config: RunConfig, device: torch.device) -> bool:
     """True if updates are captured as CUDA graphs."""
-    requested = config.learner.capture
-    if device.type != "cuda":
-        if requested is True:
-            log.warning("learner.capture=true has no effect on a CPU: it captures CUDA graphs")
-        return False
-    return not (config.sync == "allreduce" and config.allreduce.overlap) if requested == "auto" else requested
+    return resolve_capture(config.learner.capture, device, config.averages and config.allreduce.overlap)
 
 
 def _threads(config: RunConfig, convolutions: bool) -> int:
     """Number of threads set by the user, or else the planned number."""
     requested, cores = config.run.threads, usable_cores()
-    if requested and requested > MAX_THREADS_PER_CORE * cores and config.launcher != "ray" and (
+    if requested and requested > MAX_THREADS_PER_CORE * cores and not config.on_ray and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={requested}: this process may use {cores} core{'s' * (cores > 1)}, and threads "
                         f"that share a core slow each other down; set run.threads={cores} or less, or leave it out")
@@ -145,20 +141,15 @@ def resolve_device(name: str, elsewhere: bool = False) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={name}: torch {torch.__version__} finds no GPU; use device=cpu or device=auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError(f"device={name}: torch {torch.__version__} finds no GPU; use device=cpu or device=auto")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(f"device={name}: there are {torch.cuda.device_count()} GPUs, counted from 0")
     return device
 
 
 def acting_precision(config: RunConfig) -> str:
     """Precision of an actor, which acts on the CPU for any learner device."""
-    fast = config.learner.precision == "bf16" and _fast_bf16(torch.device("cpu"))
+    fast = config.learner.precision == "bf16" and bf16_is_fast_on(torch.device("cpu"))
     return "bf16" if fast else "fp32"
-
-
-def _fast_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bf16_is_faster()

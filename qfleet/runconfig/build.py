@@ -49,7 +49,7 @@ UNLIMITED_STEPS = 10_000
 
 def learner_cores(config: RunConfig) -> int:
     """CPU cores of this host for one learner; those of local actor processes are subtracted."""
-    if config.launcher == "ray":
+    if config.on_ray:
         return max(1, int(config.ray.learner_cpus))
     actor_processes = config.actors if config.fleet.local_actors else 0
     return max(1, (usable_cores() - actor_processes) // config.learners)

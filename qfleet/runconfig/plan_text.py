@@ -20,7 +20,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
     layout, network, learners = make_layout(config, spec), footprint(make_agent(config, spec)), config.learners
     memory, total = replay_memory(config, layout, network), config.total_steps
     updates = max(0, total / learners - config.replay.min_steps) * (
-        config.replay.samples_per_insert / config.learner.batch_size) * (learners if config.sync == "server" else 1)
+        config.replay.samples_per_insert / config.learner.batch_size) * (learners if config.has_server else 1)
     return [
         ("environment", f"{spec.id}, {_lanes(config)}, {spec.action_text}, observes {spec.observation_text}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
@@ -40,7 +40,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
 
 
 def _ranks(config: RunConfig) -> list[tuple[str, str]]:
-    if config.sync != "allreduce":
+    if not config.averages:
         return []
     learner, learners = config.learner, config.learners
     text = (f"{learners} with a batch of {learner.batch_size} each, {learners * learner.batch_size} together, learning "
@@ -49,7 +49,7 @@ def _ranks(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _servers(config: RunConfig) -> list[tuple[str, str]]:
-    if config.sync != "server":
+    if not config.has_server:
         return []
     rule, learners = config.parameter_server, config.learners
     stale = rule.max_staleness

@@ -51,24 +51,24 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.stop_at is not None and not (cfg.eval.period_steps or cfg.eval.period_updates):
         found.append(f"stop_at={cfg.stop_at:g} is checked against evaluations, and there are none: "
                      "set eval.period_steps, or stop_at=null")
-    if cfg.eval.from_return is not None and (cfg.has_children or cfg.sync != "none" or cfg.launcher != "local"):
+    if cfg.eval.from_return is not None and (cfg.has_driver or cfg.sync != "none"):
         found.append(f"eval.from_return={cfg.eval.from_return:g} needs a run with one learner that also acts: leave it "
                      "out, or set actors=0 learners=1 sync=none launcher=local")
     found += _noise_and_epsilon(cfg)
     found += _noise_on_discrete_actions(cfg)
     found += _topology(cfg)
     captured = cfg.learner.capture is True and not cfg.learner.compile
-    if cfg.sync == "allreduce" and cfg.allreduce.overlap and captured:
+    if cfg.averages and cfg.allreduce.overlap and captured:
         found.append("allreduce.overlap=true with learner.capture=true: a captured update returns all gradients at "
                      "once; set learner.capture=false")
-    if cfg.sync == "server":
+    if cfg.has_server:
         found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
 
 
 def _topology(cfg: RunConfig) -> list[str]:
     """Numbers of processes and ways to start and connect them that do not fit together."""
-    found = cfg.fleet.problems() if not cfg.learners_act and cfg.launcher == "local" else []
+    found = cfg.fleet.problems() if not cfg.learners_act and cfg.is_local else []
     if cfg.learners > 1 and cfg.sync == "none":
         found.append(f"learners={cfg.learners} with sync=none: set sync=allreduce (synchronous average) or sync=server "
                      "(parameter server), so that they train one network")
@@ -78,11 +78,11 @@ def _topology(cfg: RunConfig) -> list[str]:
     if cfg.eval.process is False and cfg.has_children:
         found.append("eval.process=false needs a run with one learner that also acts: leave it out, or set actors=0 "
                      "learners=1, without sync=server")
-    address = None if cfg.learners_act or cfg.launcher != "local" else cfg.fleet.address
+    address = None if cfg.learners_act or not cfg.is_local else cfg.fleet.address
     if address is not None and (last := address.port + cfg.services - 1) > MAX_PORT:
         found.append(f"fleet.listen={cfg.fleet.listen} with learners={cfg.learners}: the learners would listen at "
                      f"ports up to {last}, and {MAX_PORT} is the last; choose a lower one")
-    if cfg.launcher == "ray" and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
+    if cfg.on_ray and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
         found.append(f"device={cfg.device} with launcher=ray: Ray assigns the GPU, and the learner sees no other; set "
                      "device=cuda")
     return found
@@ -150,7 +150,7 @@ def action_mismatch(agent: Config, spec: EnvSpec) -> str | None:
 def _exact_resume(cfg: RunConfig) -> list[str]:
     """Settings that prevent a resume bitwise equal to an uninterrupted run, or truncate too many episodes."""
     found = []
-    if not cfg.learners_act or cfg.launcher != "local":
+    if not cfg.learners_act or not cfg.is_local:
         value = f"actors={cfg.actors}" if not cfg.learners_act else f"launcher={cfg.launcher}"
         found.append(f"run.exact_resume=true with {value}: processes run asynchronously; set actors=0 launcher=local")
     if cfg.sync != "none":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from qfleet.config import Config, Count, PositiveCount, Real, plugin
+from qfleet.config import Config, Count, PluginName, PositiveCount, Real, plugin
 from qfleet.envs import EnvConfig
 from qfleet.learner.learner import LearnerConfig
 from qfleet.replay.config import ReplayConfig
@@ -54,12 +54,13 @@ class RunConfig(Config):
                        "learner process also acts. auto = as many as fit on the Ray cluster")
     learners: PositiveCount = Field(
         1, description="learner processes, each with its own environments and replay. More than one needs sync")
-    sync: Literal["none", "allreduce", "server"] = Field(
-        "none", description="how several learners combine gradients: allreduce (synchronous average) or server "
-                            "(asynchronous parameter server); none = one learner")
-    launcher: Literal["local", "ray"] = Field(
-        "local", description="what starts the processes: local (on this host; actors of other hosts can join) or ray "
-                             "(on a Ray cluster)")
+    sync: Annotated[str, PluginName(None, ("none", "allreduce", "server"))] = Field(
+        "none", description="how several learners combine gradients: allreduce (synchronous average), server "
+                            "(asynchronous parameter server), or your own for synchronous ranks, as module:attribute; "
+                            "none = one learner")
+    launcher: Annotated[str, PluginName(None, ("local", "ray"))] = Field(
+        "local", description="what starts the processes: local (on this host; actors of other hosts can join), ray "
+                             "(on a Ray cluster), or your own, as module:attribute")
     env: EnvConfig
     agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="the algorithm and its hyperparameters")
     explore: Annotated[Any, EXPLORE] = Field(
@@ -99,12 +100,12 @@ class RunConfig(Config):
         """True if evaluations run in a separate process."""
         if self.eval.process != "auto":
             return self.eval.process
-        return self.has_children or self.on_ray
+        return self.has_driver
 
     @property
     def has_children(self) -> bool:
         """True if actors, several learners or a parameter server need processes besides the learner's."""
-        return not self.learners_act or self.learners > 1 or self.sync == "server"
+        return not self.learners_act or self.learners > 1 or self.has_server
 
     @property
     def on_ray(self) -> bool:
@@ -122,18 +123,28 @@ class RunConfig(Config):
 
     @property
     def has_ranks(self) -> bool:
-        """True if learners are ranks of a process group; on Ray a learner that acts is a group of one."""
-        return self.sync == "allreduce" or (self.on_ray and self.learners_act and not self.has_server)
+        """True if learners are ranks of a process group; elsewhere a learner that acts is a group of one."""
+        return self.averages or (not self.is_local and self.learners_act and not self.has_server)
+
+    @property
+    def averages(self) -> bool:
+        """True if learners make every update together: sync=allreduce, or a rule of the user."""
+        return self.sync not in ("none", "server")
+
+    @property
+    def is_local(self) -> bool:
+        """True if the processes of the run are started on this host."""
+        return self.launcher == "local"
 
     @property
     def has_driver(self) -> bool:
         """True if this process only starts and supervises the processes of the run."""
-        return self.has_children or self.on_ray
+        return self.has_children or not self.is_local
 
     def process_settings(self) -> list[str]:
         """Settings, as `key=value`, because of which the run starts other processes."""
         given = {f"actors={self.actors}": not self.learners_act, f"sync={self.sync}": self.sync != "none",
-                 f"launcher={self.launcher}": self.on_ray, "eval.process=true": self.evaluator_process}
+                 f"launcher={self.launcher}": not self.is_local, "eval.process=true": self.evaluator_process}
         return [text for text, starts in given.items() if starts]
 
     def waiting_steps(self, lanes: int) -> int:
@@ -143,10 +154,11 @@ class RunConfig(Config):
     def inactive(self) -> dict[str, str]:
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         idle |= self._inactive_ray() | self._inactive_fleet()
-        rules: dict[str, tuple[str, type[Config]]] = {
-            "allreduce": ("allreduce", AllReduceConfig), "server": ("parameter_server", ParameterServerConfig)}
-        for rule, (section, model) in rules.items():
-            if self.sync != rule:
+        rules: list[tuple[bool, str, str, type[Config]]] = [
+            (self.averages, "allreduce", "allreduce", AllReduceConfig),
+            (self.has_server, "server", "parameter_server", ParameterServerConfig)]
+        for active, rule, section, model in rules:
+            if not active:
                 idle |= dict.fromkeys([f"{section}.{name}" for name in model.model_fields], f"unless sync={rule}")
         if self.device == "cpu" and self.learner.capture is True:
             idle["learner.capture"] = "with device=cpu: it captures updates as CUDA graphs"
@@ -155,7 +167,7 @@ class RunConfig(Config):
     def _inactive_fleet(self) -> dict[str, str]:
         """Keys of the fleet section without effect: there are no other processes, or none that join."""
         # torchrun or srun may start more ranks than `learners` says.
-        children = self.evaluator_process or self.has_children or self.sync == "allreduce"
+        children = self.evaluator_process or self.has_children or self.averages
         idle: dict[str, str] = {}
         if not children:
             return dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
@@ -163,19 +175,19 @@ class RunConfig(Config):
         if self.learners_act:
             why = "with actors=0: every learner steps its own environments"
             idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], why)
-        if self.launcher == "ray":
+        if self.on_ray:
             idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], "with launcher=ray nodes join the cluster")
-        if self.sync == "allreduce":
+        if self.averages:
             idle["fleet.learner_restarts"] = "learners are restarted up to allreduce.max_restarts times"
-        elif not self.has_children and self.launcher == "local":
+        elif not self.has_driver:
             idle["fleet.learner_restarts"] = "with actors=0 and one learner: this process trains"
         return idle
 
     def _inactive_ray(self) -> dict[str, str]:
         """Keys of the ray section without effect."""
-        if self.launcher != "ray":
+        if not self.on_ray:
             return dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless launcher=ray")
-        idle = {} if self.sync == "server" else {"ray.server_cpus": "unless sync=server"}
+        idle = {} if self.has_server else {"ray.server_cpus": "unless sync=server"}
         if self.learners_act:
             idle |= dict.fromkeys(RAY_ACTORS, "with actors=0: every learner steps its own environments")
         if not self.evaluator_process:

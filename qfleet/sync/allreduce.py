@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -67,6 +68,16 @@ class Collectives(Protocol):
         """Copy the tensor of rank 0 to all ranks, in place."""
 
 
+@dataclass(frozen=True)
+class RankLink:
+    """What connects a rank's gradient synchronisation to the other ranks; see `AllReduce` for its fields."""
+
+    peers: Collectives
+    piggyback: Callable[[], Sequence[float]] = tuple
+    on_piggyback: Callable[[RankRows], None] = lambda rows: None
+    batches_ahead: Callable[[], int | None] = lambda: None
+
+
 class AllReduce:
     """Implements `GradientSync`. With one rank it equals `Solo` bit by bit.
 
@@ -77,14 +88,9 @@ class AllReduce:
     sends gradients during the backward pass, which must not be a CUDA graph.
     """
 
-    def __init__(
-        self, cfg: OptimizerConfig, peers: Collectives, sharded: bool = False,
-        piggyback: Callable[[], Sequence[float]] = tuple,
-        on_piggyback: Callable[[RankRows], None] = lambda rows: None,
-        batches_ahead: Callable[[], int | None] = lambda: None, overlap: bool = False) -> None:
-        self.overlap = overlap and peers.size > 1
-        self.cfg, self.peers, self.sharded, self.piggyback, self.on_piggyback, self.batches_ahead = (
-            cfg, peers, sharded, piggyback, on_piggyback, batches_ahead)
+    def __init__(self, cfg: OptimizerConfig, link: RankLink, sharded: bool = False, overlap: bool = False) -> None:
+        self.cfg, self.peers, self.sharded, self.overlap = cfg, link.peers, sharded, overlap and link.peers.size > 1
+        self.piggyback, self.on_piggyback, self.batches_ahead = link.piggyback, link.on_piggyback, link.batches_ahead
         self._granted: int | None = None  # updates voted on but not made yet
 
     def attach(self, flat: Flat) -> None:
@@ -98,6 +104,10 @@ class AllReduce:
     def update_count(self, before: int, made: int) -> int:
         """All ranks make the same updates."""
         return before + made
+
+    @property
+    def local_optimizer(self) -> None:
+        """None: gradients are synchronised."""
 
     def agree(self, max_weight: float | None) -> float | None:
         """Vote on the next update: all ranks make it or none.

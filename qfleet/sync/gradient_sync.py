@@ -30,6 +30,10 @@ class GradientSync(Protocol):
     def update_count(self, before: int, made: int) -> int:
         """Updates of the run, if there were `before` of them and this learner has made some more since."""
 
+    @property
+    def local_optimizer(self) -> Optimizer | None:
+        """The optimizer, if its step needs no other learner; None if gradients are synchronised."""
+
     def agree(self, max_weight: float | None) -> float | None:
         """Agree on the next update: None = no learner updates now, else a factor for the batch's weights.
 
@@ -65,6 +69,10 @@ class Solo:
 
     def update_count(self, before: int, made: int) -> int:
         return before + made
+
+    @property
+    def local_optimizer(self) -> Optimizer | None:
+        return self.optimizer
 
     def agree(self, max_weight: float | None) -> float | None:
         return None if max_weight is None else 1.0

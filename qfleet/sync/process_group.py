@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -47,7 +48,7 @@ class RankInfo:
     """Rank of this process and number of ranks, in total and on this host.
 
     `attempt` is the number of restarts of all ranks so far. `rendezvous` is an address in the
-    format of torch.distributed, or a store.
+    format of torch.distributed, a file of this host that is created there, or a store.
     """
 
     rank: int
@@ -55,7 +56,7 @@ class RankInfo:
     local_rank: int
     local_size: int
     attempt: int = 0
-    rendezvous: str | Rendezvous = "env://"
+    rendezvous: str | Path | Rendezvous = "env://"
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
@@ -229,6 +230,8 @@ def process_group(rank_info: RankInfo | None, device: torch.device, timeout_s: f
 
 
 def _store(rank_info: RankInfo, timeout: timedelta) -> dist.Store:
+    if isinstance(rank_info.rendezvous, Path):
+        return dist.FileStore(str(rank_info.rendezvous), rank_info.size)
     if not isinstance(rank_info.rendezvous, str):
         return RendezvousStore(rank_info.rendezvous, timeout.total_seconds())
     store, _, _ = next(dist.rendezvous(rank_info.rendezvous, rank_info.rank, rank_info.size, timeout=timeout))

@@ -48,6 +48,10 @@ class ParameterServerSync:
         """The run's update count, which the shards keep; it never decreases, even if a restored shard is behind."""
         return max(before, self.updates)
 
+    @property
+    def local_optimizer(self) -> None:
+        """None: gradients are synchronised."""
+
     def agree(self, max_weight: float | None) -> float | None:
         """Agree whenever there is a batch: updates are asynchronous."""
         return None if max_weight is None else 1.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from qfleet.accel.choose import stores_in_turns
 from qfleet.actor.actor import Recorder
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
@@ -20,9 +21,8 @@ from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
 from qfleet.learner.learner import Learner, LearnerContext
 from qfleet.replay.chunker import staggered_padding
-from qfleet.replay.device_store import DeviceReplay
-from qfleet.replay.host_store import HostReplay
 from qfleet.replay.layout import Layout
+from qfleet.replay.make_store import make_store
 from qfleet.replay.store import ReplayStore
 from qfleet.sync.gradient_sync import GradientSync
 from qfleet.training.checkpointer import Snapshot
@@ -87,10 +87,8 @@ class LearnerCore:
         self.layout = Layout(
             spec, agent.window, plan.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows
         )
-        args = self.layout, plan.replay, seed_for(seed, "replay"), plan.device
-        self.replay: HostReplay | DeviceReplay = (
-            DeviceReplay(*args, self.clock) if plan.replay.store == "device"
-            else HostReplay(*args, plan.decode_threads, self.clock))
+        self.replay = make_store(
+            self.layout, plan.replay, seed_for(seed, "replay"), plan.device, plan.decode_threads, self.clock)
         if components.slack_samples is not None:
             self.replay.rate_limiter.limit_inserts(components.slack_samples)
         self.best = hooks.best_score(None)
@@ -108,11 +106,10 @@ class LearnerCore:
     def recorder(self, lanes: int) -> Recorder:
         """Recorder for an actor in this process.
 
-        With a learner on a GPU the environments are the bottleneck, and they would be idle while the chunks of all
-        lanes are stored at once: chunk boundaries are staggered over the lanes. Chunks that end with episodes are
-        staggered anyway.
+        Chunk boundaries are staggered over the lanes if that keeps the environments busy. Chunks that end with episodes
+        are staggered anyway.
         """
-        stagger = self.plan.device.type == "cuda" and not self.layout.window.within_episode
+        stagger = stores_in_turns(self.plan.device) and not self.layout.window.within_episode
         return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0,
                         staggered_padding(self.layout, lanes) if stagger else ())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from qfleet.accel.graph_policy import GraphPolicy
+from qfleet.accel.choose import acts_captured
 from qfleet.actor.actor import Actor
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
@@ -155,6 +155,6 @@ class LocalActors:
         plan = self.core.plan
         policy = Policy(self.setup.agent, seed_for(plan.seed, "actor", index), plan.device, plan.learner.precision)
         # A policy that is not captured synchronises with the GPU anyway: waiting for the newest weights costs nothing.
-        weights = self.weights if GraphPolicy.why_not_captured(policy) else self.weights.completed
+        weights = self.weights.completed if acts_captured(policy) else self.weights
         return Actor(policy, spec.env, spec.explorer, self.core.meter, weights,
                      self.core.recorder(spec.env.lanes), self.core.clock)

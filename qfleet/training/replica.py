@@ -22,7 +22,8 @@ from qfleet.core.clock import Progress, RunClock, Schedule
 from qfleet.core.errors import ProcessFault
 from qfleet.replay.redistribute import redistribute
 from qfleet.replay.store import ReplayStore
-from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankRows
+from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankLink, RankRows
+from qfleet.sync.gradient_sync import GradientSync, OptimizerConfig
 from qfleet.sync.process_group import ProcessGroup
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.evaluation import EvaluatorSlot
@@ -196,20 +197,27 @@ class MetricsGather:
         return metrics | {"counters": counters}
 
 
+BuildRankSync = Callable[[OptimizerConfig, RankLink], GradientSync]
+
+
+def build_allreduce(cfg: AllReduceConfig) -> BuildRankSync:
+    return lambda optimizer, link: AllReduce(optimizer, link, cfg.shard_optimizer, cfg.overlap)
+
+
 class ReplicaRun(LearnerRun):
     """A `LearnerRun` whose updates, step clock, stop, evaluations and checkpoints are common to all ranks.
 
-    `make_backend` returns the evaluator of rank 0 if it is not the one of the setup: usually another process, since
-    all ranks would wait for an evaluation in this one.
+    `build` creates the gradient synchronisation. `make_backend` returns the evaluator of rank 0 if it is not the one
+    of the setup: usually another process, since all ranks would wait for an evaluation in this one.
     """
 
-    def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, rank_sync: RankSync, cfg: AllReduceConfig,
+    def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, rank_sync: RankSync, build: BuildRankSync,
                  make_backend: Callable[[LearnerCore], EvaluatorSlot | None] = lambda core: None) -> None:
         self.group, self.rank_sync = rank_sync.group, rank_sync
 
-        def make_sync(replay: ReplayStore[Any], meter: Meter) -> AllReduce:
-            return AllReduce(plan.learner, self.group, cfg.shard_optimizer, rank_sync.local_state,
-                             rank_sync.receive_states, lambda: setup.batches_ahead(plan, replay), cfg.overlap)
+        def make_sync(replay: ReplayStore[Any], meter: Meter) -> GradientSync:
+            return build(plan.learner, RankLink(self.group, rank_sync.local_state, rank_sync.receive_states,
+                                                lambda: setup.batches_ahead(plan, replay)))
 
         super().__init__(
             setup, plan, hooks, Components(rank_sync.clock, rank_sync.stop, make_sync),

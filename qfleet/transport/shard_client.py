@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import grpc
 import torch
 
+from qfleet.core.devices import is_on_host
 from qfleet.core.errors import ProcessFault
 from qfleet.sync.ps_shard import Push, PushPullResult, PushResult, WeightSnapshot
 from qfleet.transport.address import Address
@@ -187,7 +188,7 @@ class RemoteShard:
             self._drop_buffer()
         if push is not None and self._buffer is None and self._sharing and len(push.gradient):
             try:
-                self._buffer = OwnedSharedBuffer(len(push.gradient), push.gradient.is_cuda)
+                self._buffer = OwnedSharedBuffer(len(push.gradient), not is_on_host(push.gradient))
             except OSError as error:
                 self._disable_sharing(str(error))
         return self._buffer

@@ -22,25 +22,39 @@ WONDER = {"arms": 4, "embedding": 3, "episodic_capacity": 6, "neighbours": 2, "c
 CURIOUS = [(ngu, RECURRENT[1] | WONDER), (agent57, RECURRENT[1] | WONDER), (agent57, WONDER | {"memory": "none"})]
 
 
-def replay_of(agent, alpha=0.6, reward=1.0):
-    layout = Layout(SPEC, agent.window, 8, agent.columns, agent.stored_states, agent.state_rows)
+def replay_of(agent, alpha=0.6, reward=1.0, spec=SPEC, device=CPU, store=DeviceReplay):
+    layout = Layout(spec, agent.window, 8, agent.columns, agent.stored_states, agent.state_rows)
     cfg = ReplayConfig(capacity=400, min_steps=0, samples_per_insert=1e9, chunk_steps=8, alpha=alpha)
-    replay, chunker, rng = DeviceReplay(layout, cfg, 3, CPU), Chunker(layout, 2), np.random.default_rng(1)
+    replay, chunker, rng = store(layout, cfg, 3, device), Chunker(layout, 2), np.random.default_rng(1)
     for step in range(150):
-        obs = {"obs": rng.integers(0, 255, (2, 2, 12, 12)).astype(np.uint8)}
+        obs = {name: some_observations(leaf, 2, rng) for name, leaf in spec.observation.items()}
         last = np.array([step % 30 == 29, step % 50 == 49])
         extras = {name: (3 * rng.random((2, *shape))).astype(dtype)
                   for name, (shape, dtype) in {**agent.stored_states, **agent.columns}.items()}
-        row = (obs, rng.integers(3, size=2), reward * rng.random(2).astype(np.float32), 1.0 - last, last, extras)
+        action = (rng.uniform(-1, 1, (2, *spec.box.shape)).astype(np.float32) if spec.box
+                  else rng.integers(spec.num_actions, size=2))
+        row = (obs, action, reward * rng.random(2).astype(np.float32), 1.0 - last, last, extras)
         replay.clock.count_steps(2)
         for _, chunk in chunker.append(*row):
             replay.add(chunk)
     return replay
 
 
-def learner_of(module, switches, metrics=None, alpha=0.6, reward=1.0, **cfg):
-    agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
-                                                       **switches}), SPEC)
+def some_observations(leaf, lanes, rng):
+    """Random observations [lanes, ...] of a leaf."""
+    if leaf.dtype == "uint8":
+        return rng.integers(0, 255, (lanes, *leaf.shape)).astype(np.uint8)
+    return rng.normal(size=(lanes, *leaf.shape)).astype(leaf.dtype)
+
+
+def agent_of(module, switches, spec=SPEC):
+    return module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
+                                                      **switches}), spec)
+
+
+def learner_of(module, switches, metrics=None, alpha=0.6, reward=1.0, spec=SPEC, device=CPU, **cfg):
+    agent = agent_of(module, switches, spec)
     config = LearnerConfig.model_validate({"batch_size": 16, "precision": "fp32", "learning_rate": 1e-3,
                                            "target_period_updates": 3, "metrics_period_updates": 2} | cfg)
-    return Learner(agent, replay_of(agent, alpha, reward), Mailbox(), metrics or ListMetrics(), config, 5, CPU)
+    replay = replay_of(agent, alpha, reward, spec, device)
+    return Learner(agent, replay, Mailbox(), metrics or ListMetrics(), config, 5, device)

@@ -74,3 +74,10 @@ def test_where_there_is_none_torch_is_asked(monkeypatch, torch_asked, missing):
 def test_without_a_gpu_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_memory.free_bytes(GPU) is None
+
+
+@pytest.mark.gpu
+def test_a_real_driver_knows_as_much_free_memory_as_torch():
+    found, its = gpu_memory.free_bytes(GPU), torch.cuda.mem_get_info(GPU)[0]
+    assert gpu_memory._free_from_driver(gpu_memory._library(), gpu_memory._uuid_of(GPU)) is not None
+    assert abs(found - its) < 1 << 30  # torch leaves out what the driver reserves

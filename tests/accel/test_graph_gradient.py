@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,15 +123,3 @@ def test_a_table_is_copied_once_for_a_device_and_a_dtype():
     with Copies():
         found = table.at(arm, like)
     assert copies and not any(copies) and found.dtype == torch.float64 and not found.is_inference()
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-def test_what_is_not_recorded_is_not_promised(caplog, recorded):
-    """As with learner.compile=true, where losses are not recorded by themselves."""
-    learner = learner_of(*AGENTS[0], capture=True)
-    learner.gradient_sync, learner.gradient_fn = (
-        object(), GraphGradient(learner._autograds[0]) if recorded else learner._autograds[0])
-    learner.flat = SimpleNamespace(master=SimpleNamespace(device=torch.device("cuda")), param_slices=())
-    assert learner._choose_graph_update() is None
-    assert "because gradients are synchronised with other learners" in caplog.text
-    assert ("; their losses and gradients will be" in caplog.text) == recorded

@@ -56,7 +56,6 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
         assert_same(quick.persistent(), slow.persistent())
     assert_same(quick.state_dict()["memory"], slow.state_dict()["memory"])
     assert not slow.persistent() or slow.persistent()["distance.mean"] > 0
-    assert GraphPolicy.why_not_captured(quick) == "the device is not a GPU"
 
 
 def assert_same(one, other):
@@ -190,16 +189,6 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
                         lambda do, generators, beside, stream: streams.append(stream) or Tape(reflex, do))
     reflex._capture(reflexes.GraphKey(True, False, False, 1.0, 0))
     assert streams == [urgent], "a recording has the priority, and the workspace, of the stream that it was made on"
-
-
-def test_why_a_gpu_does_not_act_by_reflex_is_said_once(caplog):
-    reflexes._warn.cache_clear()
-    agent = SimpleNamespace(evaluate_actions=lambda net, obs, action: {}, recurrent_state=None)
-    for device, said in ((CPU, 0), (torch.device("cuda"), 1), (torch.device("cuda"), 1)):
-        assert reflexes.graph_policy_for(SimpleNamespace(device=device, agent=agent), SPEC, 3, ()) is None
-        assert len(caplog.messages) == said
-    assert "the agent evaluates its actions" in caplog.text
-    reflexes._warn.cache_clear()
 
 
 def test_a_recorded_policy_draws_as_a_plain_one(monkeypatch):

@@ -11,9 +11,11 @@ from kernel_emulator import compiled
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.accel.kernels import kernel_compiler
+from qfleet.accel.kernels.aligned import scatter_index
+from qfleet.accel.kernels.gradients import concat_bf16, contiguous_piece
+from qfleet.accel.kernels.images import space_to_depth
 from qfleet.accel.kernels.kernel_compiler import SOURCES
-from qfleet.learner.flat_params import Flat, contiguous_piece, scatter_index
-from qfleet.networks.patch_conv import space_to_depth
+from qfleet.learner.flat_params import Flat
 
 BLOCK, GRID = 32, 3
 EACH = f"""
@@ -116,18 +118,18 @@ def test_gradients_are_joined_in_the_order_of_the_weights(called, tmp_path, monk
 
         return launch
 
-    monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", kernel)
+    monkeypatch.setattr("qfleet.accel.kernels.gradients.compile_kernel", kernel)
     flat.grad = torch.full((len(flat.grad) + 9,), 7.0)
-    flat._concat_bf16(grads)
+    concat_bf16(grads, list(flat.shapes.values()), flat.grad)
     wanted = torch.cat([grad.float().reshape(-1) for grad in grads])
     assert torch.equal(flat.grad[:-9], wanted) and (flat.grad[-9:] == 7).all()
 
 
 def test_gradients_are_joined_by_the_library_where_there_is_no_kernel(monkeypatch):
     flat = Flat(torch.nn.Linear(3, 2))
-    monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", lambda name, source: None)
+    monkeypatch.setattr("qfleet.accel.kernels.gradients.compile_kernel", lambda name, source: None)
     grads = [torch.randn(2, 3).bfloat16(), torch.randn(2).bfloat16()]
-    flat._concat_bf16(grads)
+    concat_bf16(grads, list(flat.shapes.values()), flat.grad)
     assert torch.equal(flat.grad, torch.cat([grad.float().reshape(-1) for grad in grads]))
 
 
@@ -136,9 +138,10 @@ def test_a_kernel_is_not_given_gradients_of_other_shapes(monkeypatch, shapes):
     def kernel(name, source):
         raise AssertionError("it would write beyond the end, or leave old numbers")
 
-    monkeypatch.setattr("qfleet.learner.flat_params.compile_kernel", kernel)
+    monkeypatch.setattr("qfleet.accel.kernels.gradients.compile_kernel", kernel)
     with pytest.raises(RuntimeError, match="size"):
-        Flat(torch.nn.Linear(3, 2))._concat_bf16([torch.zeros(shape).bfloat16() for shape in shapes])
+        flat = Flat(torch.nn.Linear(3, 2))
+        concat_bf16([torch.zeros(shape).bfloat16() for shape in shapes], list(flat.shapes.values()), flat.grad)
 
 
 def test_no_kernel_is_started_while_operations_are_recorded():

@@ -64,3 +64,8 @@ def test_a_processor_without_such_instructions_is_found_out() -> None:
     answer = subprocess.run([sys.executable, "-c", code], env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True,
                             capture_output=True, text=True, timeout=120)
     assert json.loads(answer.stdout) < precision.MIN_GAIN
+
+
+@pytest.mark.gpu
+def test_a_gpu_with_bf16_units_computes_images_in_bf16():
+    assert precision.bf16_is_fast_on(torch.device("cuda")) == (torch.cuda.get_device_capability() >= (8, 0))

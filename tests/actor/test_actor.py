@@ -7,8 +7,8 @@ import pytest
 import torch
 from fakes import SPEC, ListClock, ListMetrics, TapeEnv, TapeReplay, linear_agent
 
+from qfleet.accel import choose
 from qfleet.accel.graph_policy import GraphPolicy
-from qfleet.actor import actor as actors
 from qfleet.actor.actor import Actor, Recorder
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Decision, RecurrentState
@@ -230,9 +230,9 @@ def test_by_reflex_it_remembers_the_same(monkeypatch):
     runs = []
     for quick in (False, True):
         if quick:
-            monkeypatch.setattr(actors, "graph_policy_for", GraphPolicy)
+            monkeypatch.setattr(choose, "acts_captured", lambda policy: True)
         actor, replay = interrupted(agent)
-        assert isinstance(actor._graph_policy, GraphPolicy) == quick
+        assert isinstance(actor._acting, GraphPolicy) == quick
         runs.append(replay.chunks)
     assert len(runs[0]) == len(runs[1]) > 10
     for one, other in zip(*runs, strict=True):

@@ -24,14 +24,20 @@ KERNELS = "accel.kernels"
 """A subpackage with a place of its own in the graph: networks use it, and it knows nothing but core."""
 
 ROLES = {"actor", "learner", "sync", "accel"}
-"""Packages that still import each other, until accelerators are chosen in one place. Their modules form no cycle."""
+"""Packages that `roles` stands for in docs/design.md."""
+
+MUTUAL = {"learner", "sync"}
+"""Packages that still import each other: a learner has a gradient synchronisation, which steps its flat parameters.
+Their modules form no cycle."""
 
 PACKAGES: dict[str, set[str]] = {
     "core": set(), "config": {"core"}, "maths": {"core"}, "process": {"core"}, KERNELS: {"core"},
     "explore": {"core", "config", "maths"}, "replay": {"core", "config", "maths"},
     "networks": {"core", "config", "maths", KERNELS}, "algos": {"core", "config", "maths", "networks"},
     "envs": {"core", "config", "process"},
-    **{role: {"core", "config", "maths", "replay", KERNELS, *ROLES} for role in ROLES},
+    "accel": {"core", "config", "maths", "replay", KERNELS}, "sync": {"core", "config", "maths", "replay", "learner"},
+    "learner": {"core", "config", "maths", "replay", KERNELS, "accel", "sync"},
+    "actor": {"core", "config", "maths", "replay", "accel", "learner"},
     "runs": {"core", "config"}, "transport": {"core", "config", "process", "replay", "sync"},
     "training": {"core", "config", "maths", "explore", "replay", "process", "runs", "transport", *ROLES},
     "runconfig": {"core", "config", "algos", "envs", "explore", "replay", "runs", "transport", "training", *ROLES},

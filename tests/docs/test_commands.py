@@ -233,7 +233,7 @@ PROSE = re.compile(r"\b[A-Z]{3,}\b(?!=)|, \w+ \w+ (?:after|by) |, one by one|\.\
 """Where a command stands for several: its options are looked at, not their values."""
 
 BASES = {"cost.py": "pong-fast", "curiosity_plots.py": "deep-sea", "continuous_returns.py": "halfcheetah",
-         "steady_memory.py": "pong", "spread.py": "pong"}
+         "steady_memory.py": "pong", "spread.py": "pong", "pong_family.py": "agent57"}
 """What the settings that a script is given are set over."""
 
 

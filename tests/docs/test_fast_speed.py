@@ -67,3 +67,18 @@ def test_learners_of_the_benchmark_make_updates(monkeypatch):
     learner, config = fast_speed.learner_of("pong", 8, words, 2000, 1000)
     learner.max_updates_per_step = 1
     assert learner.step() and learner.updates == 1 and config.learner.batch_size == 8
+
+
+def test_newer_checks_of_whole_updates_stand_beside_the_older_ones(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import derived
+
+    def row(commit, precision, early, late, met=False):
+        return {"kind": "check", "met": met, "commit": commit, "precision": precision, "distance_early": early,
+                "distance": late}
+
+    records = [row("a", "fp32", 0.0, 0.5, met=True), row("a", "fp32", 0.001, 0.004), row("a", "bf16", 0.002, 0.019),
+               row("b", "fp32", 0.006, 0.1), row("b", "bf16", 0.011, 0.2), row("b", "fp32", 0.005, 0.15)]
+    assert derived.taped(records) == {
+        "apart": 0.5, "before": {"early fp32": 0.001, "early bf16": 0.002, "all": 0.019},
+        "whole": {"early fp32": 0.006, "early bf16": 0.011, "all": 0.2}}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from qfleet import api
 from qfleet.core.errors import UserError
 from qfleet.launch.topology import Role, count, topology
 from qfleet.runconfig.resolution import resolve
@@ -121,3 +122,15 @@ def test_nodes_name_the_resources_that_a_cluster_reserves():
     words += ["ray.server_cpus=0.25", "sync=server"]
     found = {node.role: dict(node.resources) for node in topology(config(*words))}
     assert found[Role.COORDINATOR] == found[Role.SHARD] == {"CPU": 0.25} and found[Role.LEARNER] == {"CPU": 3.0}
+
+
+def test_ranks_of_torchrun_have_no_actors_and_as_many_learners_as_the_config_says(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for overrides, told in ((["actors=4"], "actors=4 with ranks that torchrun or srun started: set actors=0"),
+                            (["learners=3"], "learners=3, but 2 ranks were started")):
+        with pytest.raises(UserError, match=told):
+            api.train("cartpole", ["sync=allreduce", *overrides])
+    assert list(tmp_path.iterdir()) == [], "no run directory is created"

@@ -2,7 +2,7 @@
 
 import torch
 
-from qfleet.learner.flat_params import PARAM_ALIGNMENT, aligned_views, gather_index, scatter_index
+from qfleet.accel.kernels.aligned import PARAM_ALIGNMENT, aligned_views, gather_index, scatter_index
 
 SHAPES = [torch.Size(shape) for shape in [(5, 3, 4, 2), (5,), (1,), (7, 9), (2, 2, 1, 1)]]
 

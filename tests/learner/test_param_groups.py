@@ -21,7 +21,7 @@ from qfleet.learner.optimizer import (
     slices_within,
     split_evenly,
 )
-from qfleet.sync.allreduce import AllReduce
+from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.sync.ps_shard import ParameterServerConfig, make_shards
@@ -116,7 +116,7 @@ def trained(learner):
 
 def ranks(agent, size, sharded):
     table = Roundtable(size)
-    syncs = [AllReduce(OptimizerConfig(**RATE), ThreadRank(table, rank), sharded) for rank in range(size)]
+    syncs = [AllReduce(OptimizerConfig(**RATE), RankLink(ThreadRank(table, rank)), sharded) for rank in range(size)]
     learners = [fresh(agent, sync) for sync in syncs]  # not in threads: what seeds them is torch's own
     return table.run(lambda peers: trained(learners[peers.rank]))
 

@@ -26,7 +26,7 @@ def gpu(monkeypatch):
 
     def publish(mailbox, version):
         told[0] = version
-        mailbox.publish({"w": SimpleNamespace(is_cuda=True)}, version)
+        mailbox.publish({"w": SimpleNamespace(device=torch.device("cuda"))}, version)
 
     return SimpleNamespace(done=done, publish=publish)
 

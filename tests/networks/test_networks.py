@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from qfleet.accel.kernels.images import channels_last_layer_norm
 from qfleet.core.env import Leaf
 from qfleet.core.errors import UserError
 from qfleet.networks.encoder import Encoder
 from qfleet.networks.heads import DuelingHead, Head
-from qfleet.networks.norms import ImageLayerNorm, channels_last_layer_norm
+from qfleet.networks.norms import ImageLayerNorm
 from qfleet.networks.torsos import find_torso
 
 IMAGE = Leaf((4, 84, 84), "uint8", "image", stack=4)

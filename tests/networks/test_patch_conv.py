@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.networks.patch_conv import SpaceToDepthConv2d, space_to_depth
+from qfleet.accel.kernels.images import bytes_to_patches, space_to_depth
+from qfleet.networks.patch_conv import SpaceToDepthConv2d
 
 
 @pytest.mark.parametrize(("kernel", "stride", "high", "wide", "channels"),
@@ -16,7 +17,7 @@ def test_by_patches_is_the_same_function_and_has_the_same_gradient(kernel, strid
     conv = SpaceToDepthConv2d(channels, 5, kernel, stride).double()
     usual = F.conv2d(x.double() / 255, conv.weight, conv.bias, stride)
     found = conv(x)
-    assert torch.equal(conv(conv.prepare(x)), found)
+    assert torch.equal(conv(bytes_to_patches(x, stride, torch.float64)), found)
     torch.testing.assert_close(found, usual, rtol=1e-12, atol=1e-12)
     assert found.is_contiguous(memory_format=torch.channels_last)
     slope = torch.randn(usual.shape, generator=rng, dtype=torch.float64)

@@ -175,6 +175,7 @@ def test_processes_of_this_host_end_with_the_first_that_fails(tmp_path, program,
     assert group.code == code and group.log_path.name == "rank-1.log"
     group.kill()
     assert group.reap() == code and group.log_path.name == "rank-1.log", "those killed for it are not to blame"
+    assert group.pid == group.process_groups[1]
 
 
 def test_processes_of_this_host_are_done_when_all_are(tmp_path):

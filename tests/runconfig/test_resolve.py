@@ -101,7 +101,7 @@ BAD = [
                          "or module:attribute; use agent.algo=ddpg with agent.twin, agent.smoothing and "
                          "agent.policy_delay, as in the recipe control"),
     (["launcher=cluster"],
-     "command line: launcher: must be local or ray (got 'cluster'); the default is 'local'"),
+     "command line: launcher: 'cluster' is not one of local, ray, or module:attribute"),
     (["agent.n_step=100"], "command line and recipe vector: a look-ahead of 100 steps (agent.n_step) is longer "
                            "than replay.chunk_steps=16: lower agent.n_step or raise replay.chunk_steps"),
     (["learner.batch_size=600", "replay.capacity=512", "replay.min_steps=600"],

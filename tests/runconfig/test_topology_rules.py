@@ -49,10 +49,11 @@ def test_lanes_of_a_learner_and_of_the_run(overrides: list[str], lanes: int, tot
 
 
 @pytest.mark.parametrize("rule", ["allreduce", "server"])
-def test_learners_that_are_synchronised_act_themselves(rule: str) -> None:
+def test_every_learner_acts_or_has_an_actor(rule: str) -> None:
     assert config(f"sync={rule}", "learners=3").learners_act
-    told = refusal(f"sync={rule}", "learners=3", "actors=6")
-    assert "actors=6" in told and f"sync={rule}" in told and "env.groups" in told
+    assert not config(f"sync={rule}", "learners=3", "actors=3").learners_act
+    told = refusal(f"sync={rule}", "learners=3", "actors=2")
+    assert "actors=2 with learners=3" in told and "actors=0" in told
 
 
 def test_negative_numbers_are_refused() -> None:

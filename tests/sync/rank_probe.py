@@ -14,7 +14,7 @@ from torch import nn
 
 from qfleet.learner.flat_params import Flat
 from qfleet.learner.optimizer import OptimizerConfig
-from qfleet.sync.allreduce import AllReduce
+from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.process_group import RankInfo, RankLost, process_group
 
 WARM, COUNTED = 3, 20
@@ -38,7 +38,7 @@ def written():
 
 def averaging(peers, sharded):
     net = flat()
-    rule = AllReduce(OptimizerConfig(learning_rate=0.01), peers, sharded, lambda: [1.0, 2.0])
+    rule = AllReduce(OptimizerConfig(learning_rate=0.01), RankLink(peers, lambda: [1.0, 2.0]), sharded)
     rule.attach(net)
     counted = sent = 0.0
     for step in range(WARM + COUNTED):

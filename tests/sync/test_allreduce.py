@@ -18,7 +18,7 @@ from qfleet.core.replay import Sample
 from qfleet.learner.flat_params import Flat
 from qfleet.learner.gradient import Autograd
 from qfleet.learner.optimizer import OptimizerConfig
-from qfleet.sync.allreduce import AllReduce
+from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.overlap import OverlappedAllReduce
 
@@ -28,7 +28,7 @@ AGENT = build(Config(hidden=(8, 8), n_step=3), TOY)
 def learners(size, samples, sharded=False, overlap=False, **cfg):
     """Learners in lock-step, rank by rank with their samples; those that are returned have made all they could."""
     table, optimizer = Roundtable(size), optimizer_of(**cfg)
-    syncs = [AllReduce(optimizer, ThreadRank(table, rank), sharded, overlap=overlap) for rank in range(size)]
+    syncs = [AllReduce(optimizer, RankLink(ThreadRank(table, rank)), sharded, overlap) for rank in range(size)]
     made = [learner_with(list(samples[rank]), context={"gradient_sync": syncs[rank]}, **cfg)[:3]
             for rank in range(size)]  # torch's seed is not for threads
 
@@ -38,6 +38,10 @@ def learners(size, samples, sharded=False, overlap=False, **cfg):
         return learner, replay, metrics
 
     return table.run(work)
+
+
+def rule_of(peers, *arguments, **more):
+    return AllReduce(OptimizerConfig(), RankLink(peers, *arguments, **more))
 
 
 def optimizer_of(**cfg):
@@ -106,7 +110,8 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_whole_batch(size):
         return flat.grad.clone(), norm, flat.master.clone()
 
     expected, norm, moved = derived(whole, Solo(cfg))
-    ranks = Roundtable(size).run(lambda peers: derived(part(whole, peers.rank, size, 7.0), AllReduce(cfg, peers)))
+    ranks = Roundtable(size).run(
+        lambda peers: derived(part(whole, peers.rank, size, 7.0), AllReduce(cfg, RankLink(peers))))
     assert expected.abs().max() > 1e-3
     for gradient, its_norm, its in ranks:
         assert torch.allclose(gradient, expected, rtol=0, atol=1e-10) and its_norm == pytest.approx(norm, abs=1e-10)
@@ -196,7 +201,7 @@ def test_a_sharded_optimizer_moves_as_a_whole_one_and_its_state_fits_any_number(
     def trained(size, sharded, state=None):
         def work(peers):
             flat = Flat(copy.deepcopy(net))
-            rule = AllReduce(OptimizerConfig(learning_rate=0.01), peers, sharded)
+            rule = AllReduce(OptimizerConfig(learning_rate=0.01), RankLink(peers), sharded)
             rule.attach(flat)
             if state is not None:
                 rule.load_state_dict(state)
@@ -217,9 +222,9 @@ def test_a_sharded_optimizer_moves_as_a_whole_one_and_its_state_fits_any_number(
 
 
 def test_the_weights_of_all_ranks_are_divided_by_the_largest_of_all():
-    ranks = Roundtable(3).run(lambda peers: AllReduce(OptimizerConfig(), peers).agree([2.0, 8.0, 4.0][peers.rank]))
+    ranks = Roundtable(3).run(lambda peers: rule_of(peers).agree([2.0, 8.0, 4.0][peers.rank]))
     assert ranks == [0.25, 1.0, 0.5]
-    ranks = Roundtable(2).run(lambda peers: AllReduce(OptimizerConfig(), peers).agree([None, 1.0][peers.rank]))
+    ranks = Roundtable(2).run(lambda peers: rule_of(peers).agree([None, 1.0][peers.rank]))
     assert ranks == [None, None]
 
 
@@ -227,7 +232,7 @@ def test_a_vote_carries_what_ranks_tell_each_other():
     heard = [[], []]
 
     def work(peers):
-        AllReduce(OptimizerConfig(), peers, False, lambda: [peers.rank + 10.0], heard[peers.rank].append).agree(None)
+        rule_of(peers, lambda: [peers.rank + 10.0], heard[peers.rank].append).agree(None)
 
     Roundtable(2).run(work)
     assert heard == [[[[10.0], [11.0]]]] * 2
@@ -242,7 +247,7 @@ def test_one_vote_decides_on_all_batches_that_everybody_has():
         peers = ThreadRank(table, index)
         gather = peers.all_gather
         peers.all_gather = lambda row: gathers.append(index) or gather(row)
-        sync = AllReduce(optimizer_of(), peers, batches_ahead=lambda: len(made[index][1].samples))
+        sync = AllReduce(optimizer_of(), RankLink(peers, batches_ahead=lambda: len(made[index][1].samples)))
         return learner_with([sample_of([1.0, 2.0])] * counts[index], context={"gradient_sync": sync})[:2]
 
     made += [rank_of(index) for index in range(2)]
@@ -257,7 +262,7 @@ def test_one_vote_decides_on_all_batches_that_everybody_has():
 
 
 def test_a_promise_that_is_not_kept_is_an_error():
-    rule = AllReduce(OptimizerConfig(), Roundtable(1).run(lambda peers: peers)[0], batches_ahead=lambda: 2)
+    rule = rule_of(Roundtable(1).run(lambda peers: peers)[0], batches_ahead=lambda: 2)
     assert rule.agree(1.0) == 1.0
     with pytest.raises(RuntimeError, match="out of step"):
         rule.agree(None)

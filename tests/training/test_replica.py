@@ -15,7 +15,14 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.replica import RankSync, ReplicaRun, rank_segment_name, restore_rank, segments_by_rank
+from qfleet.training.replica import (
+    RankSync,
+    ReplicaRun,
+    build_allreduce,
+    rank_segment_name,
+    restore_rank,
+    segments_by_rank,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +56,7 @@ class RankGroups:
         vars(plan)["seed"] = seed_for(plan.seed, "rank", rank) if rank else plan.seed
         rank_sync = RankSync(peers, plan)
         hooks = Hooks([outputs], saver(rank_sync, outputs.save), outputs.save_best, lambda sample, update: None)
-        return ReplicaRun(setup, plan, hooks, rank_sync, config.allreduce), outputs
+        return ReplicaRun(setup, plan, hooks, rank_sync, build_allreduce(config.allreduce)), outputs
 
     def close(self):
         for setup in self.setups:

@@ -1,0 +1,60 @@
+"""What starts the nodes of a run: `LocalLauncher`, `RayLauncher`, or a class of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from qfleet.config import load_attribute
+from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.local_launcher import LocalLauncher
+from qfleet.launch.ray_launcher import RayLauncher
+from qfleet.launch.topology import Node
+from qfleet.process.handle import ProcessHandle
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.directory import RunDirectory
+
+
+class Launcher(Protocol):
+    """Starts the nodes of a run, and connects them. `folder` is removed if the driver is killed."""
+
+    folder: Path
+
+    def __init__(self, config: RunConfig, directory: RunDirectory) -> None: ...
+
+    @staticmethod
+    def require() -> None:
+        """UserError if what it needs is not installed."""
+
+    def open(self, run_request: RunRequest, nodes: Sequence[Node]) -> None:
+        """Prepare for all nodes at once; further actors may follow. UserError if they do not fit."""
+
+    def start(self, node: Node, attempt: int, now: float, may_start: Callable[[], bool]) -> ProcessHandle:
+        """Start a node for the `attempt`-th time; its work begins when `may_start`. `now` is the supervisor's clock."""
+
+    def release(self, node: Node) -> None:
+        """Give back what is reserved for an actor that will not be started again."""
+
+    def room(self) -> int | None:
+        """Number of actors that fit, if it determines how many there are; None: as many as the config says."""
+
+    def has_started(self) -> bool:
+        """True once the first node has begun its work, so that its exit is a failure."""
+
+    def result(self) -> str | None:
+        """Result of the run as JSON, None while there is none."""
+
+    def invitation(self) -> list[tuple[str, str]]:
+        """Rows with the command by which other hosts join, if they can."""
+
+    def close(self) -> None:
+        """End what `open` began. May be called at any time."""
+
+
+def launcher_class(config: RunConfig) -> type[Launcher]:
+    """Class of the launcher, perhaps the user's."""
+    if config.on_ray:
+        return RayLauncher
+    found: type[Launcher] = LocalLauncher if config.is_local else load_attribute(config.launcher)
+    return found
