@@ -31,6 +31,11 @@ def actors(run):
     return {name: each["pid"] for name, each in members(run).items() if each["role"] == "actor"}
 
 
+def all_actors(run, number):
+    """Process ids of so many actors, as soon as all of them are in contact."""
+    return run.until(lambda: len(found := actors(run)) == number and found)
+
+
 def takes_part(run, name, pid):
     """Wait until another process has this name, and has acted."""
     return run.until(
@@ -44,8 +49,9 @@ def learns_on(run, by=20):
 
 
 def begin(run, number):
-    run.until(lambda: len(actors(run)) == number and len(run.checkpoints) > 0)
-    assert run.until(lambda: run.metrics()[-1].get("fleet/actors") == number), "those of all learners"
+    run.until(lambda: run.checkpoints)
+    run.until(lambda: run.metrics()[-1].get("fleet/actors") == number)  # those of all learners
+    return all_actors(run, number)
 
 
 def stops_saved(run):
@@ -85,11 +91,10 @@ def assert_complete(run, gaps=0):
 
 def test_averaging_learners_with_actors_survive_deaths_and_go_on_in_other_numbers(tmp_path):
     with FleetRun("train", "fleet_envs:Ledger", *ENDLESS, *SYNC["allreduce"], cwd=tmp_path) as run:
-        begin(run, 2)
-        before = actors(run)
+        before = begin(run, 2)
         killed = run.kill("actor/1")
         assert takes_part(run, "actor/1", killed)["incarnation"] == 2, "in its place"
-        stay = actors(run)
+        stay = all_actors(run, 2)
         assert stay["actor/0"] == before["actor/0"]
         ranks = {name: pid for name, pid in run.pids().items() if name in ("0/2", "1/2")}
         assert len(ranks) == 2
@@ -97,7 +102,7 @@ def test_averaging_learners_with_actors_survive_deaths_and_go_on_in_other_number
         run.until(lambda: all(run.pids().get(name, pid) != pid for name, pid in ranks.items()))
         run.until(lambda: actors(run) == stay)
         learns_on(run)
-        assert actors(run) == stay, "actors wait for their learners"
+        assert all_actors(run, 2) == stay, "actors wait for their learners"
         stops_saved(run)
     parts = parts_of(run.run)
     assert len(parts) == 2 and sum(part["clock"]["steps"] for part in parts) == newest(run.run).manifest.step
@@ -122,18 +127,17 @@ def test_averaging_learners_with_actors_survive_deaths_and_go_on_in_other_number
 
 def test_learners_of_a_parameter_server_with_actors_survive_deaths_and_go_on_in_other_numbers(tmp_path, monkeypatch):
     with FleetRun("train", "fleet_envs:Ledger", *ENDLESS, *SYNC["server"], cwd=tmp_path) as run:
-        begin(run, 2)
-        before = actors(run), run.pids()
+        before = begin(run, 2), run.pids()
         killed = run.kill("actor/1")
         assert takes_part(run, "actor/1", killed)["incarnation"] == 2
-        stay = actors(run)
+        stay = all_actors(run, 2)
         killed = run.kill("learner/1")
         run.until(lambda: run.pids().get("learner/1", killed) != killed)
         run.until(lambda: (found := members(run).get("learner/1")) and found["pid"] != killed)
         run.until(lambda: actors(run) == stay)
-        steps = members(run)["actor/1"]["steps"]
-        run.until(lambda: members(run)["actor/1"]["steps"] > steps + 50), "its learner takes them"
-        assert run.pids()["learner/0"] == before[1]["learner/0"] and actors(run)["actor/0"] == before[0]["actor/0"]
+        steps = run.until(lambda: members(run).get("actor/1"))["steps"]
+        run.until(lambda: members(run).get("actor/1", {"steps": 0})["steps"] > steps + 50)  # its learner takes them
+        assert run.pids()["learner/0"] == before[1]["learner/0"] and stay["actor/0"] == before[0]["actor/0"]
         learns_on(run)
         stops_saved(run)
     state, parts = newest(run.run).state(), parts_of(run.run)
