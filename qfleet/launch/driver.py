@@ -154,11 +154,11 @@ class Driver:
                 name: list(nodes) for name, nodes in groupby(topology(config), lambda node: node.child_name)}
             self.main_child = next(iter(self.nodes))
             self.supervisor = self._make_supervisor()
+            self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
+            self.actors = ElasticActors(self) if room is not None else None
         except BaseException:
             launcher.close()
             raise
-        self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
-        self.actors = ElasticActors(self) if room is not None else None
         self._forwarded = self._invitation_shown = False
         self._last_record_at = self._last_notice_at = self._checked_at = self._complete_at = time.monotonic()
 
