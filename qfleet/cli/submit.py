@@ -98,9 +98,9 @@ def _name(args: Namespace, config: RunConfig) -> str:
 def _layout(config: RunConfig, tasks: int) -> JobLayout:
     if config.on_ray:  # Ray places the learners itself
         return "ray"
-    if config.has_ranks:
+    if config.averages and config.learners_act:
         return "ranks"
-    return "fleet" if tasks > 1 and not config.has_server else "node"
+    return "fleet" if tasks > 1 and not config.averages and not config.has_server else "node"
 
 
 def _size(args: Namespace, config: RunConfig) -> JobSize:
@@ -141,6 +141,9 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
         if tasks not in (1, learners):
             problems.append(f"--ntasks {tasks} with learners={learners}: each task is one learner; leave out "
                             "one of them")
+    if layout == "node" and config.averages and tasks > 1:
+        problems.append(f"--ntasks {tasks} with sync={config.sync} and actors={actors}: learners and actors share one "
+                        "task; use --nodes 1 --ntasks 1, or set actors=0, so that each task is a learner that acts")
     if layout == "fleet" and actors < tasks - 1:
         problems.append(f"actors={actors} cannot be divided among {tasks - 1} tasks that join: raise actors or "
                         "lower --ntasks")

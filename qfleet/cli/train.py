@@ -34,7 +34,7 @@ def train(args: Namespace) -> int:
     source = args.words[0]
     args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
     plans = [resolution.resolve(source, args.overrides)]
-    restarted = _as_rank(args, plans[0].config.sync)
+    restarted = _as_rank(args, plans[0].config.averages)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]
@@ -72,7 +72,7 @@ def resume(args: Namespace) -> int:
     config = str(run.config)
     args.overrides += fleet_overrides(args, lambda given: resolution.resolve(config, given).config.has_children)
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
-    _as_rank(args, goal.get("sync"))
+    _as_rank(args, goal.get("sync", "none") not in ("none", "server"))
     _require_finish(args)
     view = ProgressView(RunGoal.from_settings(goal, _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _closing_view(view):
@@ -83,11 +83,11 @@ def resume(args: Namespace) -> int:
     return result.exit_code
 
 
-def _as_rank(args: Namespace, sync: str | None) -> bool:
+def _as_rank(args: Namespace, averages: bool) -> bool:
     """Silence every rank but rank 0 under torchrun or srun. True after a restart of all ranks: then the run exists."""
     from qfleet.sync.process_group import RankInfo
 
-    place = RankInfo.from_environment() if sync == "allreduce" else None
+    place = RankInfo.from_environment() if averages else None
     if place is not None and place.rank:
         args.quiet, args.show, args.record = True, False, False
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -26,22 +26,23 @@ LEAVE_TIMEOUT_S = 3.0
 class ActorService:
     """Service of learner `index` for its actors. `setup` is the run's side, a `Serving` answers their calls from it.
 
-    `waiting`: the members send experience, of which only a few steps may wait.
+    `takes_experience`: the number of steps that may wait in the inbox is limited.
     """
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, index: int = 0, waiting: bool = True) -> None:
-        fleet = config.fleet
+    def __init__(self, config: RunConfig, spec: EnvSpec, index: int = 0, takes_experience: bool = True) -> None:
+        fleet, learners = config.fleet, config.learners if takes_experience else 1
         self.config, self.spec = config, spec
-        self.published = PublishedState(to_yaml(config), json.dumps(spec.to_json()), config.actors)
-        self.registry = Registry(
-            config.actors, fleet.heartbeat_timeout_s, fleet.max_members, index, config.learners if waiting else 1)
-        self.inbox = Inbox(fleet.inbox_messages, *([config.waiting_steps(config.env.lanes)] if waiting else []))
+        own_actors = -(-config.actors // learners)  # they share the rate at which members send
+        self.published = PublishedState(to_yaml(config), json.dumps(spec.to_json()), own_actors)
+        self.registry = Registry(config.actors, fleet.heartbeat_timeout_s, fleet.max_members, index, learners)
+        waiting = [config.waiting_steps(config.env.lanes)] if takes_experience else []
+        self.inbox = Inbox(fleet.inbox_messages, *waiting)
 
     def setup(self, agent: Agent, ends_members: bool = True) -> RemoteActorsSetup:
         return RemoteActorsSetup(agent, self.spec, self.published, self.registry, self.inbox, ends_members)
 
     def end(self) -> None:
-        """The run is over: tell the members, unless they belong to a service that outlives the run, and let them go."""
+        """Tell members that the run is over, unless joined actors wait for it to be resumed; wait until they know."""
         if not self.config.fleet.lasting:
             self.published.stop()
         ended = time.monotonic()

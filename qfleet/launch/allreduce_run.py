@@ -22,13 +22,13 @@ import torch
 
 from qfleet.accel.threads import usable_cores
 from qfleet.config import load_attribute
-from qfleet.core.env import VectorEnv
+from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
-from qfleet.launch.actor_service import ActorService, Serve
+from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
-from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.learner_node import RunRequest, Serving
 from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.memory import retain_freed_memory
@@ -47,13 +47,13 @@ from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import RankSync, ReplicaRun, build_allreduce
+from qfleet.training.replica import BuildRankSync, RankSync, ReplicaRun, build_allreduce
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 
 def is_rank(config: RunConfig) -> bool:
     """True if the user's torchrun or srun started this process as a rank."""
-    return config.has_ranks and not config.on_ray and RankInfo.from_environment() is not None
+    return config.averages and config.is_local and RankInfo.from_environment() is not None
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
@@ -89,34 +89,49 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
             return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
 
 
+def rank_sync_builder(config: RunConfig) -> BuildRankSync:
+    """What creates the gradient synchronisation of a rank; UserError if the user's cannot be called."""
+    if ":" not in config.sync:
+        return build_allreduce(config.allreduce)
+    build = load_attribute(config.sync)
+    if not callable(build):
+        raise UserError(f"sync={config.sync}: this is a {type(build).__name__}; name a class or function that takes "
+                        "optimizer settings and a RankLink (qfleet/sync/allreduce.py) and returns a GradientSync")
+    return build
+
+
 def _size(config: RunConfig, rank_info: RankInfo | None) -> int:
     """Number of ranks; UserError if the config asks for processes that torchrun and srun do not start."""
     if not config.learners_act:
         raise UserError(f"actors={config.actors} with ranks that torchrun or srun started: set actors=0, so that each "
                         "rank acts, or call qfleet without them, so that it starts ranks and actors")
+    rank_sync_builder(config)
     return rank_info.size if rank_info else 1
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """Environment of a rank: its position, its heartbeat, and the way the evaluator connects to rank 0.
+    """Environment of a rank: its position, its heartbeat, the environment's spec, and how it serves its members.
 
-    Without a heartbeat a rank stops when its parent process is gone; without `serve_evaluator` rank 0 starts the
-    evaluator. `serve_actors` serves the rank's actors, and on rank 0 the evaluator, if they are processes of the run.
+    `serving` serves the rank's actors, if they are other processes, and on rank 0 the evaluator; rank 0 reports its
+    result to it. Without a driver there is neither: a rank stops when its parent process is gone, finds out the spec
+    by itself, and rank 0 starts the evaluator.
     """
 
     rank_info: RankInfo | None
     heartbeat: Heartbeat | None = None
-    serve_evaluator: ServeEvaluator | None = None
-    serve_actors: Serve | None = None
+    spec: EnvSpec | None = None
+    serving: Serving | None = None
 
 
 def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
     """Train as one rank of a run that a driver has prepared, from its newest checkpoint if there is one."""
     directory = RunDirectory(Path(run_request.directory))
     config = resolution.resolve(str(directory.config), []).config
-    with connect_ranks(config, context.rank_info) as peers, open_env(config, peers.size) as env:
-        source = initial_weights(config, env.spec)
+    with connect_ranks(config, context.rank_info) as peers, ExitStack() as stack:
+        env = stack.enter_context(open_env(config, peers.size)) if config.learners_act else None
+        context = replace(context, spec=EnvSpec.from_json(run_request.spec))
+        source = initial_weights(config, EnvSpec.from_json(run_request.spec))
         replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
         return replica.run((), run_request.origin, source)
 
@@ -197,19 +212,29 @@ def _follower_result(directory: RunDirectory, reason: str) -> TrainResult:
     return TrainResult(directory.path, 0, 0, 0, 0.0, None, reason, session.EXIT_CODES.get(reason, 0))
 
 
-class Replica:
-    """One rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others."""
+def spec_of(env: VectorEnv | None, context: RankContext) -> EnvSpec:
+    spec = context.spec if env is None else env.spec
+    assert spec is not None
+    return spec
 
-    def __init__(self, config: RunConfig, env: VectorEnv, directory: RunDirectory, peers: ProcessGroup,
+
+class Replica:
+    """One rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others.
+
+    `env` is the rank's first environment; None: its actors are other processes.
+    """
+
+    def __init__(self, config: RunConfig, env: VectorEnv | None, directory: RunDirectory, peers: ProcessGroup,
                  checkpoint: Checkpoint | None, context: RankContext) -> None:
         self.config, self.env, self.directory, self.peers, self.context = config, env, directory, peers, context
+        self.spec = spec_of(env, context)
         chosen = peers.exchange(b"" if checkpoint is None else checkpoint.path.name.encode())[0].decode()
         if peers.rank and chosen:
             checkpoint = open_checkpoint(directory.checkpoints / chosen, verify=False)  # rank 0 did
         if checkpoint is not None:
-            require_same_env(checkpoint, env.spec)
+            require_same_env(checkpoint, self.spec)
         self.checkpoint = checkpoint
-        self.service = None if config.learners_act else ActorService(config, env.spec, peers.rank)
+        self.service = ActorService(config, self.spec, peers.rank) if env is None else None
 
     def run(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None) -> TrainResult:
         with advise_on_oom(self.config), ExitStack() as stack:
@@ -220,15 +245,18 @@ class Replica:
 
     def _run_rank_zero(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None,
                        stack: ExitStack) -> TrainResult:
-        spec, checkpoint = self.env.spec, self.checkpoint
-        attempt = Attempt(self.config, spec, self.directory, sinks, lambda hooks: self._build(hooks, stack),
+        checkpoint = self.checkpoint
+        attempt = Attempt(self.config, self.spec, self.directory, sinks, lambda hooks: self._build(hooks, stack),
                           checkpoint)
         stack.callback(attempt.close)
         if checkpoint is None and source is not None:
             attempt.load_initial_weights(source)
         attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
         with self._serving():
-            return record_outcome(self.directory, attempt.execute)
+            result = record_outcome(self.directory, attempt.execute)
+            if self.context.serving is not None:
+                self.context.serving.report_result(result)
+            return result
 
     def _run_follower(self, stack: ExitStack) -> TrainResult:
         retain_freed_memory()
@@ -247,15 +275,16 @@ class Replica:
         if self.service is None:
             yield
             return
-        service, serve = self.service, self.context.serve_actors
-        assert serve is not None, "ranks of torchrun and srun act"
-        with serve(service.published, service.registry, service.inbox, self.config):
+        service, serving = self.service, self.context.serving
+        assert serving is not None, "ranks of torchrun and srun act"
+        with serving(service.published, service.registry, service.inbox, self.config):
             yield
             service.end()
 
     def _setup(self, stack: ExitStack) -> RunSetup:
-        if self.service is not None:
-            return self.service.setup(make_agent(self.config, self.env.spec))
+        if self.service is not None or self.env is None:
+            assert self.service is not None
+            return self.service.setup(make_agent(self.config, self.spec))
         setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(setup.close)
         return setup
@@ -269,15 +298,13 @@ class Replica:
         def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
             if self.peers.rank or self.service is not None or not self.config.evaluator_process:
                 return None
-            serve = self.context.serve_evaluator or supervised_evaluator(self.directory)
+            serve: ServeEvaluator = self.context.serving or supervised_evaluator(self.directory)
             remote = RemoteEvaluator(self.config, setup.spec, core, serve)
             stack.callback(remote.close)
             return remote
 
         hooks = replace(hooks, save=checkpoints.saver(hooks.save))
-        build = (load_attribute(self.config.sync) if ":" in self.config.sync
-                 else build_allreduce(self.config.allreduce))
-        rank = ReplicaRun(setup, plan, hooks, rank_sync, build, make_backend)
+        rank = ReplicaRun(setup, plan, hooks, rank_sync, rank_sync_builder(self.config), make_backend)
         self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
         return rank
 

@@ -21,6 +21,7 @@ from typing import Any
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
+from qfleet.launch.allreduce_run import rank_sync_builder
 from qfleet.launch.attempt import (
     EXIT_CODES,
     TrainResult,
@@ -119,6 +120,8 @@ def _env_spec(config: RunConfig) -> EnvSpec:
 def require_startable(config: RunConfig) -> RunConfig:
     """Check settings that would otherwise only fail in a child process."""
     fleet = config.fleet
+    if config.averages:
+        rank_sync_builder(config)
     if fleet.token_file is not None:
         read_token(fleet.token_file)
     if fleet.tls_cert is not None and fleet.tls_key is not None:
@@ -151,11 +154,11 @@ class Driver:
                 name: list(nodes) for name, nodes in groupby(topology(config), lambda node: node.child_name)}
             self.main_child = next(iter(self.nodes))
             self.supervisor = self._make_supervisor()
+            self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
+            self.actors = ElasticActors(self) if room is not None else None
         except BaseException:
             launcher.close()
             raise
-        self.tail, self.presence = MetricsTail(directory.metrics), DirectoryGuard(directory)
-        self.actors = ElasticActors(self) if room is not None else None
         self._forwarded = self._invitation_shown = False
         self._last_record_at = self._last_notice_at = self._checked_at = self._complete_at = time.monotonic()
 

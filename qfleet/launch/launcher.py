@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qfleet.config import load_attribute
+from qfleet.core.errors import UserError
 from qfleet.launch.learner_node import RunRequest
 from qfleet.launch.local_launcher import LocalLauncher
 from qfleet.launch.ray_launcher import RayLauncher
@@ -14,6 +15,8 @@ from qfleet.launch.topology import Node
 from qfleet.process.handle import ProcessHandle
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
+
+METHODS = ("require", "open", "start", "release", "room", "has_started", "result", "invitation", "close")
 
 
 class Launcher(Protocol):
@@ -56,5 +59,10 @@ def launcher_class(config: RunConfig) -> type[Launcher]:
     """Class of the launcher, perhaps the user's."""
     if config.on_ray:
         return RayLauncher
-    found: type[Launcher] = LocalLauncher if config.is_local else load_attribute(config.launcher)
+    if config.is_local:
+        return LocalLauncher
+    found = load_attribute(config.launcher)
+    if missing := [name for name in METHODS if not callable(getattr(found, name, None))]:
+        raise UserError(f"launcher={config.launcher}: it has no method {' and no '.join(missing)}: name a class that "
+                        "implements Launcher (qfleet/launch/launcher.py), such as a subclass of LocalLauncher")
     return found

@@ -35,6 +35,7 @@ from qfleet.runconfig.build import make_agent, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.runs.directory import RunDirectory, replace_text
+from qfleet.runs.membership import live_actors
 from qfleet.training.learner_core import Hooks
 from qfleet.training.learner_run import LearnerRun
 from qfleet.transport.fleet_server import FleetServer
@@ -44,6 +45,10 @@ from qfleet.transport.registry import Registry
 from qfleet.transport.security import read_token
 
 log = logging.getLogger(__name__)
+
+RECENTLY_SENT_S = 10.0
+"""Seconds that an actor which was sent to a learner counts as one of its actors before the learner lists it."""
+
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -106,7 +111,8 @@ class GrpcServing:
         private, endpoint_file = self._private, learner_endpoint(self._private, self._index)
         # Joined actors only know the port of a learner that died.
         fleet = config.fleet.with_offset(self._offset).at_port(_former_port(endpoint_file))
-        redirect = JoinedActorPorts(private, config) if self._index is None else lambda name: 0
+        divides = self._index is None and fleet.address is not None
+        redirect = JoinedActorPorts(private, config) if divides else lambda name: 0
         server = FleetServer(published, registry, inbox, fleet, learner_socket(private, self._index),
                              _tokens(config, private), redirect)
         try:
@@ -132,7 +138,7 @@ def learn(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Serving
     """
     directory, spec = RunDirectory(Path(run_request.directory)), EnvSpec.from_json(run_request.spec)
     config = resolution.resolve(str(directory.config), []).config
-    service = ActorService(config, spec, waiting=not config.has_server)
+    service = ActorService(config, spec, takes_experience=not config.has_server)
     published = service.published
     stall_s = config.run.stall_timeout_s
     # Loading and saving a replay takes long, so a thread beats; it stops if the main loop hangs.
@@ -212,15 +218,17 @@ def _former_port(endpoint_file: Path) -> int | None:
 
 
 class JoinedActorPorts:
-    """`Redirect` of the main service: divides joining actors evenly between learners, in the order in which they come.
+    """`Redirect` of the main service: sends a joining actor to the learner with the fewest actors.
 
-    An actor that registers again, such as a restarted one, is sent to its former learner.
+    An actor that joins again, such as a restarted one, is sent to its former learner while that lists it. The lists
+    of members in the run directory say which actors a learner has; those sent within the last seconds count, too.
     """
 
     def __init__(self, private: Path, config: RunConfig) -> None:
         self._private, self._config = private, config
+        self._run = Path(RunRequest.read(private).directory)
         self._lock = threading.Lock()  # RPC threads call
-        self._learners: dict[str, int] = {}  # by name, the oldest first
+        self._sent: dict[str, tuple[int, float]] = {}  # by name: learner and time
 
     def __call__(self, name: str) -> int | None:
         index = self._learner_of(name)
@@ -229,11 +237,16 @@ class JoinedActorPorts:
         return _former_port(learner_endpoint(self._private, index))
 
     def _learner_of(self, name: str) -> int:
+        now = time.monotonic()
         with self._lock:
-            if name not in self._learners:
-                sizes = Counter(self._learners.values())
-                index = min(range(self._config.learners), key=lambda index: sizes[index])
-                while len(self._learners) >= self._config.fleet.max_members:
-                    del self._learners[next(iter(self._learners))]
-                self._learners[name] = index
-            return self._learners[name]
+            found = {name: index for name, (index, at) in self._sent.items() if now - at < RECENTLY_SENT_S}
+            for index in range(self._config.learners):
+                main = index == 0 and not self._config.has_server
+                found |= dict.fromkeys(live_actors(self._run, None if main else index), index)
+            if name not in found:
+                sizes = Counter(found.values())
+                found[name] = min(range(self._config.learners), key=lambda index: sizes[index])
+                recent = [(old, sent) for old, sent in self._sent.items() if now - sent[1] < RECENTLY_SENT_S]
+                self._sent = dict(recent[-(self._config.fleet.max_members - 1):])
+                self._sent[name] = (found[name], now)
+            return found[name]

@@ -37,12 +37,10 @@ def serve_rank(run_request: RunRequest, rank_info: RankInfo, heartbeat: Heartbea
     are other processes.
     """
     first = rank_info.rank == 0
-    stop_heartbeat = heartbeat_thread(heartbeat, math.inf)  # the ranks detect a hang from each other
+    stop_heartbeat = heartbeat_thread(heartbeat, math.inf)  # ranks detect each other's hangs
     try:
         with exclusive_writer(Path(run_request.directory)) if first else nullcontext():
-            result = train_rank(run_request, RankContext(rank_info, heartbeat, serving if first else None, serving))
-        if first:
-            serving.report_result(result)
+            train_rank(run_request, RankContext(rank_info, heartbeat, serving=serving))
     except (Diverged, RunLost) as error:
         report_error(f"training failed: {error}")
         return EXIT_UNRECOVERABLE

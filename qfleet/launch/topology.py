@@ -43,7 +43,7 @@ class Role(StrEnum):
 class Node:
     """One process of a run.
 
-    `main` names its main function: learner, rank (a learner that averages gradients or acts), worker (a learner of a
+    `main` names its main function: learner, rank (a learner of a process group, perhaps of one), worker (a learner of a
     parameter server), shard, actor or evaluator. `calls` are the nodes whose services it uses; the first one receives
     its messages. Nodes of one `group` start, fail and restart together.
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def network_bytes(config: RunConfig, network: Footprint) -> tuple[int, int]:
     """Memory of one learner's networks: on its device, if that is a GPU, and in main memory."""
-    acting = network.acting_bytes((config.actors or 1) * config.env.groups + 1)
+    acting = network.acting_bytes(config.lanes // config.env.lanes + 1)
     if not config.device.startswith("cuda"):
         return 0, network.learning_bytes + acting
     # Acting learners use their device, actor processes the CPU.

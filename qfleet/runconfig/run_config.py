@@ -53,7 +53,8 @@ class RunConfig(Config):
         0, description="actor processes of the whole run, each with env.groups x env.lanes environments; 0 = the "
                        "learner process also acts. auto = as many as fit on the Ray cluster")
     learners: PositiveCount = Field(
-        1, description="learner processes, each with its own environments and replay. More than one needs sync")
+        1, description="learner processes, each with its own replay. More than one needs sync. Actor i feeds learner i "
+                       "mod learners; with actors=0 every learner steps its own environments")
     sync: Annotated[str, PluginName(None, ("none", "allreduce", "server"))] = Field(
         "none", description="how several learners combine gradients: allreduce (synchronous average), server "
                             "(asynchronous parameter server), or your own for synchronous ranks, as module:attribute; "
@@ -123,7 +124,7 @@ class RunConfig(Config):
 
     @property
     def has_ranks(self) -> bool:
-        """True if learners are ranks of a process group; elsewhere a learner that acts is a group of one."""
+        """True if learners are ranks of a process group; with another launcher than local, one that acts is a group."""
         return self.averages or (not self.is_local and self.learners_act and not self.has_server)
 
     @property
@@ -133,7 +134,7 @@ class RunConfig(Config):
 
     @property
     def is_local(self) -> bool:
-        """True if the processes of the run are started on this host."""
+        """True with launcher=local."""
         return self.launcher == "local"
 
     @property

@@ -63,6 +63,14 @@ def read_members(folder: Path) -> dict[str, Any]:
                                       for member in found["members"]]}
 
 
+def live_actors(folder: Path, learner: int | None) -> list[str]:
+    """Names of the actors of a learner that it has heard of lately; None: the learner of the main service."""
+    found = _read(folder / (MEMBERS_FILE if learner is None else f"fleet-{learner}.json"))
+    since = time.time() - found["at"] if found else 0.0
+    return [str(member.get("name")) for member in found.get("members", []) if member.get("role") == "actor"
+            and float(member.get("silent_s") or 0) + since < float(member.get("live_s") or 30)]
+
+
 def _as_of(now: float, written: float, member: dict[str, Any]) -> dict[str, Any]:
     """A member of a list written earlier, which has been silent since then."""
     return member if written == now else {**member, "silent_s": float(member.get("silent_s") or 0) + now - written}

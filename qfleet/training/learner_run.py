@@ -84,18 +84,17 @@ class RunSetup(Protocol):
 MakeEvaluator = Callable[[EvaluatorSlot, LearnerCore], EvaluatorSlot]
 """Returns the evaluator of a run, given the one of its setup."""
 
-MakeWorkers = Callable[[LearnerCore], Sequence[Worker]]
-
 
 class LearnerRun:
     """Builds actors, learner and evaluator, runs them, and saves and restores their state.
 
-    `make_workers` creates further workers of the loop, which are stepped after actors and learner.
+    `workers` are further workers of the loop, which are stepped after actors and learner.
     """
 
+    workers: Sequence[Worker] = ()
+
     def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, components: Components | None = None,
-                 make_evaluator: MakeEvaluator = lambda evaluator, core: evaluator,
-                 make_workers: MakeWorkers = lambda core: ()) -> None:
+                 make_evaluator: MakeEvaluator = lambda evaluator, core: evaluator) -> None:
         self.plan, self.setup = plan, setup
         components = setup.components(plan, components or Components.single(plan))
         self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.weights, components)
@@ -106,7 +105,6 @@ class LearnerRun:
         self.core.meter.add_gauge(self.acting.metrics)
         self.evaluator = make_evaluator(setup.evaluator(self.core, self.acting), self.core)
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
-        self.workers = make_workers(self.core)
 
     def run(self) -> str:
         """Train to the end, evaluate and save; returns the stop reason."""

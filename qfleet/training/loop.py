@@ -87,10 +87,16 @@ class StopRule:
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:
             self.request("stop_at")
 
-    def __call__(self) -> bool:
+    def reached_limit(self) -> str | None:
+        """Reason to end by the number of steps or updates."""
         now = self.progress()
-        if self.reason is None and now.steps >= self.plan.total_steps:
-            self.reason = "total_steps"
-        if self.reason is None and self.plan.total_updates is not None and now.updates >= self.plan.total_updates:
-            self.reason = "total_updates"
+        if now.steps >= self.plan.total_steps:
+            return "total_steps"
+        if self.plan.total_updates is not None and now.updates >= self.plan.total_updates:
+            return "total_updates"
+        return None
+
+    def __call__(self) -> bool:
+        if self.reason is None:
+            self.reason = self.reached_limit()
         return self.reason is not None

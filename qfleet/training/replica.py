@@ -73,9 +73,12 @@ class ConsensusStop(StopRule):
         self._agreed = self._agreed or REASONS[int(max(proposals))] or None
 
     def __call__(self) -> bool:
-        """Step and update counts are equal on all ranks, so a stop that follows from them needs no vote."""
-        if not super().__call__() and self.proposal in (1, 2):
-            self.receive_votes([self.proposal])
+        """Step and update counts are equal on all ranks, so a stop that follows from them needs no vote.
+
+        It comes before proposals of this rank, which the others do not know yet.
+        """
+        if self._agreed is None and (reason := self.reached_limit()) is not None:
+            self.receive_votes([REASONS.index(reason)])
         return self._agreed is not None
 
 

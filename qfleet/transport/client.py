@@ -304,7 +304,7 @@ class FleetConnection:
         request = HelloRequest(
             protocol=PROTOCOL, version=qfleet.__version__, torch=torch.__version__, python=platform.python_version(),
             name=self.name, role=self.role, host=socket.gethostname(), pid=os.getpid(), session=self._session,
-            claim=self._claim)
+            claim=self._claim, again=bool(self.welcome.epoch))
         welcome = self._channel.hello(request)
         if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
             self.weights.rewind()

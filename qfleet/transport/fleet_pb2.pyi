@@ -30,7 +30,7 @@ class ProveReply(_message.Message):
     def __init__(self, challenge: _Optional[str] = ..., proofs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol", "version", "torch", "python", "name", "role", "host", "pid", "session", "claim")
+    __slots__ = ("protocol", "version", "torch", "python", "name", "role", "host", "pid", "session", "claim", "again")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TORCH_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class HelloRequest(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     torch: str
@@ -51,7 +52,8 @@ class HelloRequest(_message.Message):
     pid: int
     session: str
     claim: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ..., claim: _Optional[str] = ...) -> None: ...
+    again: bool
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., torch: _Optional[str] = ..., python: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., session: _Optional[str] = ..., claim: _Optional[str] = ..., again: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("index", "incarnation", "epoch", "config_yaml", "spec_json", "actors", "steps", "updates", "version", "max_message_bytes", "elsewhere", "memory", "redirect_port")

@@ -94,7 +94,7 @@ class FleetService:
         check_peer(request)
         if not own:
             check_joiner(request)
-            port = self.redirect(request.name)
+            port = 0 if request.again else self.redirect(request.name)
             if port is None:
                 raise CallRejected(grpc.StatusCode.UNAVAILABLE, "the learner of this actor is starting")
             if port:

@@ -62,12 +62,20 @@ class Incarnation:
 
 
 def merge_registries(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """State of one registry with the members of several, which have different indices."""
+    """State of one registry with the members of several learners, in their order.
+
+    After a change of their number several learners know a member. The one that it belonged to has its newest state:
+    members are divided by their index.
+    """
+    given = list(states)
     merged: dict[str, Any] = {"lives": [], "stored": {}, "memories": {}}
-    for state in states:
-        merged["lives"] += state["lives"]
-        merged["stored"] |= state["stored"]
-        merged["memories"] |= state.get("memories", {})
+    for learner, state in enumerate(given):
+        merged["lives"] += [life for life in state["lives"] if life not in merged["lives"]]
+        for session, sequence in state["stored"].items():
+            merged["stored"][session] = max(sequence, merged["stored"].get(session, 0))
+        for index, memory in state.get("memories", {}).items():
+            if index not in merged["memories"] or int(index) % len(given) == learner:
+                merged["memories"][index] = memory
     return merged
 
 

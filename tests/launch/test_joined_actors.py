@@ -10,8 +10,9 @@ import torch
 import qfleet
 from qfleet.core.errors import UserError
 from qfleet.launch.driver import require_startable
-from qfleet.launch.learner_node import JoinedActorPorts, learner_endpoint
+from qfleet.launch.learner_node import JoinedActorPorts, RunRequest, learner_endpoint
 from qfleet.runconfig.resolution import resolve
+from qfleet.runs.membership import write_members, write_members_of
 from qfleet.transport.fleet_config import FleetConfig
 from qfleet.transport.fleet_pb2 import HelloRequest, Welcome
 from qfleet.transport.fleet_server import CallRejected, FleetService
@@ -31,6 +32,7 @@ def config(*overrides):
 
 
 def ports(folder, *overrides, learners=(1,)):
+    RunRequest(str(folder), {}, {}).write(folder)
     for index in learners:
         learner_endpoint(folder, index).write_text(json.dumps({"port": 5000 + index}))
     return JoinedActorPorts(folder, config(*overrides))
@@ -57,12 +59,33 @@ def test_names_beyond_the_limit_of_members_are_forgotten_from_the_oldest_on(tmp_
     port_of = ports(tmp_path, "sync=allreduce", "fleet.max_members=3")
     assert [port_of(name) for name in NAMES[:3]] == [0, 5001, 0]
     port_of(NAMES[3])
-    assert list(port_of._learners) == NAMES[1:4]
+    assert list(port_of._sent) == NAMES[1:4]
 
 
-def hello(service, name, own):
+def member(name, silent_s=0.0, role="actor"):
+    return {"name": name, "role": role, "silent_s": silent_s, "live_s": 30.0}
+
+
+def test_actors_that_have_left_do_not_count_and_those_that_are_listed_find_their_learner(tmp_path):
+    port_of = ports(tmp_path, "sync=allreduce")
+    write_members(tmp_path, [member("actor/0"), member("gone/0", 60.0), member("gone/1", 60.0),
+                             member("evaluator", role="evaluator")])
+    write_members_of(tmp_path, 1, [member("actor/1"), member(NAMES[0])])
+    assert port_of(NAMES[0]) == 5001, "learner 1 lists it"
+    assert port_of(NAMES[1]) == 0, "learner 0 has one actor left, learner 1 two"
+
+
+def test_a_process_that_registers_again_stays_with_its_learner(tmp_path):
+    service_0 = service(ports(tmp_path, "sync=allreduce"))
+    hello(service_0, NAMES[0], own=False)
+    assert hello(service_0, NAMES[1], own=False).redirect_port == 5001
+    assert not hello(service_0, NAMES[1], own=False, again=True).redirect_port
+
+
+def hello(service, name, own, again=False):
     request = HelloRequest(protocol=PROTOCOL, version=qfleet.__version__, torch=torch.__version__, claim=CLAIM,
-                           python=platform.python_version(), name=name, role="actor", host="h", pid=1, session="a" * 32)
+                           python=platform.python_version(), name=name, role="actor", host="h", pid=1,
+                           session="a" * 32, again=again)
     return Welcome.FromString(service.hello(request, own))
 
 

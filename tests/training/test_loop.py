@@ -11,6 +11,7 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.training.checkpointer import CheckpointConfig
 from qfleet.training.evaluation import EvalConfig
 from qfleet.training.loop import IDLE_SLEEP_S, StopRule, TrainingPlan, drive, idle
+from qfleet.training.replica import ConsensusStop
 
 
 class RecordingWorker:
@@ -95,3 +96,15 @@ def test_an_external_reason_is_not_overwritten(reason):
     stop = stop_with([Progress(100, 0)])
     stop.reason = reason
     assert stop() and stop.reason == reason and stop.is_external
+
+
+@pytest.mark.parametrize("proposal", ["stop_at", "preempted", "interrupted"])
+def test_ranks_end_together_by_the_clock_whatever_one_of_them_has_proposed_since_the_last_vote(proposal):
+    clock = [Progress(99, 0)]
+    plan = stop_with(clock).plan
+    one, other = (ConsensusStop(plan, lambda: clock[0], single=False) for _ in range(2))
+    assert not one() and not other()
+    one.reason = proposal  # not known to the other rank
+    assert not one() and not other()
+    clock[0] = Progress(100, 0)
+    assert one() and other() and one.reason == other.reason == "total_steps"

@@ -306,3 +306,14 @@ def test_the_registries_of_several_learners_merge_into_one_that_knows_all_member
         assert merged.accept_sequence(share, 1, 8 + share) and merged.member_state(share) == bytes([share])
         assert merged.hello(f"actor/{share}", "actor", "here", 9, "f" * 31 + f"{share}") == (share, 2)
     assert merge_registries([]) == {"lives": [], "stored": {}, "memories": {}}
+
+
+def test_of_a_member_that_several_learners_know_the_newest_state_is_merged():
+    """After one learner became two, both know all members; member 1 sent its state to learner 1 since."""
+    old, new = np.array([1], np.uint8), np.array([2], np.uint8)
+    lives = [["actor/0", 0, 1, "s0", "actor", True], ["actor/1", 1, 1, "s1", "actor", True]]
+    first = {"lives": lives, "stored": {"s0": 7, "s1": 3}, "memories": {"0": new, "1": old}}
+    second = {"lives": lives, "stored": {"s0": 3, "s1": 9}, "memories": {"0": old, "1": new}}
+    merged = merge_registries([first, second])
+    assert merged["stored"] == {"s0": 7, "s1": 9} and merged["lives"] == lives
+    assert {index: int(state[0]) for index, state in merged["memories"].items()} == {"0": 2, "1": 2}
