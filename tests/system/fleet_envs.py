@@ -4,6 +4,7 @@ and all is well."""
 import random
 import sys
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -70,14 +71,17 @@ class Gentle(gymnasium.Wrapper):
 
 
 class Ledger(gymnasium.Env):
-    """Every observation is another: who saw it (a number drawn once), and how many came before."""
+    """Every observation is another: who saw it (a number drawn once), and how many came before.
+
+    Its actors take their time until the file `gate` exists.
+    """
 
     observation_space = gymnasium.spaces.Box(0, 2**24, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     episode = 50
 
-    def __init__(self, pause_s: float = 0.002) -> None:
-        self.pause_s = pause_s
+    def __init__(self, gate: str | None = None) -> None:
+        self.gate = None if gate is None else Path(gate)
         self.name, self.t = random.SystemRandom().randrange(1, 2**24), -1
 
     def see(self):
@@ -89,7 +93,7 @@ class Ledger(gymnasium.Env):
 
     def step(self, action):
         if ACTING:
-            time.sleep(self.pause_s)
+            time.sleep(0.002 if self.gate is None or self.gate.exists() else 0.1)
         return self.see(), 1.0, self.t % self.episode == 0, False, {}
 
 

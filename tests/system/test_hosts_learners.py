@@ -12,8 +12,8 @@ from qfleet.runs.membership import read_members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 HERE = {"PYTHONPATH": PATHS}
-LEDGER = ["fleet_envs:Ledger", *SMALL, "learners=2", "actors=2", "replay.capacity=100000", "total_steps=4000",
-          "env.kwargs={pause_s: 0.005}", "run.name=x", "run.log_period_steps=100", "device=cpu"]
+LEDGER = ["fleet_envs:Ledger", *SMALL, "learners=2", "actors=2", "replay.capacity=100000", "total_steps=2000",
+          "env.kwargs={gate: gate}", "run.name=x", "run.log_period_steps=100", "device=cpu"]
 
 
 @pytest.fixture
@@ -66,6 +66,7 @@ def test_joined_actors_are_divided_between_averaging_learners_over_tls(yard):
         assert len(set(indices)) == len(indices), "each explores with its own parameters"
         head.until(lambda: {member["name"] for member in read_members(run).get("members", [])} >= {
             "actor/0", "actor/1", *names})
+    (yard.folder / "gate").touch()
     head.ends(0)
     assert "the run has ended" in actors.ends(0, 30)
     assert max(record.get("fleet/actors", 0) for record in records(run)) == 4
@@ -75,10 +76,11 @@ def test_joined_actors_are_divided_between_averaging_learners_over_tls(yard):
 def test_a_parameter_server_can_have_joined_actors_only_and_ends_them(yard):
     port = free_ports(3)
     head = yard.run("train", *LEDGER, "sync=server", "parameter_server.shards=1", f"fleet.listen=127.0.0.1:{port}",
-                    f"fleet.token_file={yard.token}", "--no-local-actors", "total_steps=1500", **HERE)
+                    f"fleet.token_file={yard.token}", "--no-local-actors", **HERE)
     hosts = [yard.join(f"127.0.0.1:{port}", **HERE) for _ in range(2)]
     with Watch(f"127.0.0.1:{port + 1}", yard.token) as first, Watch(f"127.0.0.1:{port + 2}", yard.token) as second:
         head.until(lambda: len(joined(first)) == 1 and len(joined(second)) == 1)
+    (yard.folder / "gate").touch()
     head.ends(0)
     for host in hosts:
         assert "the run has ended" in host.ends(0, 30)
