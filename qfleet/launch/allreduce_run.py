@@ -282,9 +282,9 @@ class Replica:
             service.end()
 
     def _setup(self, stack: ExitStack) -> RunSetup:
-        if self.service is not None or self.env is None:
-            assert self.service is not None
+        if self.service is not None:
             return self.service.setup(make_agent(self.config, self.spec))
+        assert self.env is not None
         setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
         stack.callback(setup.close)
         return setup

@@ -55,7 +55,7 @@ def begin(run, number):
 
 
 def stops_saved(run):
-    """Told to stop, a run saves all its steps and leaves nobody."""
+    """A run that receives SIGTERM saves all its steps, and all its processes exit."""
     run.head.send_signal(signal.SIGTERM)
     code, result = run.ended(60)
     assert code == 75, run.complaints
