@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(COMPLETE): $(READY)  # what only tests and the site need
-	$(PIP) --constraint constraints.txt --editable '.[wandb,hub,docs]'
+	$(PIP) --constraint constraints.txt --editable '.[wandb,mlflow,hub,tune,onnx,docs]'
 	touch $@
 
 train: $(READY)  ## train CartPole, evaluate it, leave a curve, a video and a report
