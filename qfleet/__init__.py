@@ -3,14 +3,36 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "export", "load", "resume", "rollout", "train"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "RolloutStep", "Run", "RunConfig",
+           "RunControl", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "__version__", "evaluate",
+           "export", "load", "resume", "rollout", "train"]
 
 if TYPE_CHECKING:
-    from qfleet.api import evaluate, export, load, resume, rollout, train
+    from qfleet.api import (
+        Callback,
+        CallbackError,
+        Episode,
+        EvalResult,
+        Evaluation,
+        RolloutStep,
+        Run,
+        RunConfig,
+        RunControl,
+        SavedCheckpoint,
+        TrainedAgent,
+        TrainResult,
+        UserError,
+        evaluate,
+        export,
+        load,
+        resume,
+        rollout,
+        train,
+    )
 
 
 def __getattr__(name: str) -> Any:
-    """Import `qfleet.train` and the other functions of the API on first use, which keeps `import qfleet` fast."""
+    """Import `qfleet.train` and the other names of the API on first use, which keeps `import qfleet` fast."""
     if name in __all__:
         from qfleet import api
 

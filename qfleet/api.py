@@ -10,53 +10,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from qfleet import envs
 from qfleet.config import parse_mapping, validate
-from qfleet.core.errors import UserError
+from qfleet.core.episode import Episode
+from qfleet.core.errors import CallbackError, UserError
 from qfleet.core.seeds import lane_seeds
 from qfleet.explore.constant import Constant
-from qfleet.launch import allreduce_run, attempt, driver, remote_evaluator
+from qfleet.launch import allreduce_run, attempt, driver
+from qfleet.launch.arguments import (
+    Settings,
+    assign_callbacks,
+    changed_config,
+    check_sinks,
+    progress_view,
+    require_importable,
+    resolve_arguments,
+    with_env,
+)
 from qfleet.launch.attempt import TrainResult
+from qfleet.launch.run import Run
+from qfleet.launch.scoring import EvalResult, check_protocol, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
-from qfleet.runconfig import resolution, resumable
-from qfleet.runconfig.auto import reopen_auto, resolve_auto, resolve_device
+from qfleet.runconfig import resolution
+from qfleet.runconfig.auto import resolve_auto, resolve_device
 from qfleet.runconfig.build import make_env, with_step_limit
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import export_policy
-from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import StrPath, Which, find_checkpoint, foreign_names, require_no_outside_links, require_trusted
-from qfleet.training.evaluation import evaluate as evaluate_policy
-from qfleet.training.meter import Sink, as_sink
+from qfleet.runs.find import StrPath, Which, find_checkpoint
+from qfleet.training.callbacks import Callback, CheckedCallback, Evaluation, RunControl, SavedCheckpoint
+from qfleet.training.meter import Sink
+
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "RolloutStep", "Run", "RunConfig",
+           "RunControl", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "evaluate", "export", "load",
+           "plan", "resume", "rollout", "train"]
 
 SinkLike = Sink | Callable[[Mapping[str, Any]], object]
 """Receiver of metric records: an object with write(record), flush() and close(), or a function of a record."""
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """Result of an evaluation over full episodes with unclipped rewards. `protocol` names the evaluation rules."""
-
-    mean_reward: float
-    std_reward: float
-    episodes: int
-    seed: int
-    protocol: str
-    epsilon: float
-    returns: list[float]
-    lengths: list[int]
-    checkpoint: str
-    device: str = "cpu"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -69,15 +65,26 @@ class RolloutStep:
     done: bool
 
 
-def train(config: RunConfig | Mapping[str, Any] | StrPath, overrides: Sequence[str] = (), *,
-          sinks: Sequence[SinkLike] = (), provenance: Mapping[str, str] | None = None) -> TrainResult:
+def train(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides: Sequence[str] = (), *,
+          env: Any = None, wrappers: Sequence[Any] | None = None, sinks: Sequence[SinkLike] = (),
+          callbacks: Sequence[Any] = (), progress: bool = False, provenance: Mapping[str, str] | None = None,
+          **settings: Unpack[Settings]) -> TrainResult:
     """Train a new run.
 
     Args:
-        config: A recipe name, YAML file or environment id, nested settings as in a file, or a complete RunConfig.
-        overrides: Texts of the form `key=value`; not allowed with a RunConfig.
+        config: A recipe name, YAML file or environment id, nested settings as in a file, an environment as for `env`,
+            or a complete RunConfig.
+        overrides: Texts of the form `key=value`; they override everything else. Not allowed with a RunConfig.
+        env: The environment: an id, a class, a function that creates one, an instance, of which every lane gets a
+            copy, or a mapping with keys of the env section. Also a `gymnasium.vector.VectorEnv` or a function that
+            creates one.
+        wrappers: Wrappers of the environment, the innermost first: classes or functions of an environment, names
+            `module:attribute`, or pairs of one of these and keyword arguments.
         sinks: Receivers of every metric record: objects with write(record), flush() and close(), or functions.
+        callbacks: Objects with methods such as `on_evaluation(run, evaluation)`, see `qfleet.Callback`.
+        progress: Show the progress, as the command line does.
         provenance: Origin of each key of a RunConfig, recorded with the run.
+        **settings: Config keys, such as `agent="c51"`, `total_steps=200_000` or `learner=dict(learning_rate=3e-4)`.
 
     Returns:
         The run directory, counters, best evaluation and the reason for the end of the training.
@@ -86,28 +93,38 @@ def train(config: RunConfig | Mapping[str, Any] | StrPath, overrides: Sequence[s
         UserError: The configuration is invalid, or the run directory exists or cannot be written.
 
     Example:
-        >>> result = qfleet.train("cartpole", ["seed=3", "total_steps=20000"])
+        >>> result = qfleet.train("cartpole", seed=3, total_steps=20_000, learner=dict(batch_size=64))
+        >>> result = qfleet.train(env=MyEnv, wrappers=[(Scale, {"factor": 0.5})], progress=True)
     """
-    pairs, receivers = _pairs(overrides), _sinks(sinks)
-    if not isinstance(config, RunConfig):
-        resolved = resolution.resolve(config if isinstance(config, Mapping) else _name(config), pairs)
-        config, provenance = resolved.config, resolved.provenance
-    elif pairs:
-        raise UserError("overrides need a recipe, file or environment id; a RunConfig is already complete")
-    _require_importable(config)
-    return _launcher(config).start(config, receivers, provenance or {})
+    receivers = check_sinks(sinks)
+    resolved = resolve_arguments(config, overrides, env, wrappers, settings, provenance)
+    if _trains_here(resolved.config):
+        with Run(resolved.config, sinks=receivers, callbacks=callbacks, progress=progress,
+                 provenance=resolved.provenance) as run:
+            return run.train()
+    config, checked = _prepared(resolved.config, callbacks)
+    with _view_of(config, progress) as views:
+        if _is_rank(config):
+            return allreduce_run.start(config, [*receivers, *views], checked, resolved.provenance)
+        return driver.start(config, [*receivers, *views], resolved.provenance)
 
 
-def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkLike] = (), root: StrPath = "runs",
-           trust: bool = False) -> TrainResult:
+def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: Any = None, wrappers: Sequence[Any] | None = None,
+           sinks: Sequence[SinkLike] = (), callbacks: Sequence[Any] = (), progress: bool = False,
+           root: StrPath = "runs", trust: bool = False, **settings: Unpack[Settings]) -> TrainResult:
     """Resume a run from its newest valid checkpoint.
 
     Args:
         run: Path of the run, or its name under `root`.
         overrides: Texts of the form `key=value`. Keys that affect what is learned cannot change.
+        env: The environment, if the run was started with an object that cannot be imported.
+        wrappers: Its wrappers, likewise.
         sinks: Receivers of every metric record, as for `train`.
+        callbacks: Callbacks, as for `train`.
+        progress: Show the progress, as for `train`.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine (a copy, a download) to import modules that it names.
+        **settings: Config keys, as for `train`.
 
     Returns:
         The run directory, counters, best evaluation and the reason for the end of the training.
@@ -116,29 +133,43 @@ def resume(run: StrPath, overrides: Sequence[str] = (), *, sinks: Sequence[SinkL
         UserError: There is no such run, an override is not allowed, or the run is not trusted.
 
     Example:
-        >>> result = qfleet.resume("runs/my-run", ["total_steps=200000"])
+        >>> qfleet.resume("runs/my-run", total_steps=200_000)
     """
-    pairs, receivers = _pairs(overrides), _sinks(sinks)
-    directory = RunDirectory.open(run, root)
-    if not trust:
-        require_trusted(directory)
-        require_no_outside_links(directory)
-    resumable.require_current(directory.config)
-    old = resolution.resolve(str(directory.config), []).config
-    new = resolution.resolve(str(directory.config), pairs).config
-    resumable.changed_on_resume(old, new)
-    new = reopen_auto(old, new, [pair.partition("=")[0] for pair in pairs])
-    _require_importable(new)
-    return _launcher(new).resume(directory, new, receivers)
+    receivers = check_sinks(sinks)
+    directory, config = changed_config(run, overrides, root, trust, env, wrappers, settings)
+    if _trains_here(config):
+        with Run.reopen(directory, config, receivers, callbacks, progress) as reopened:
+            return reopened.train()
+    config, checked = _prepared(config, callbacks)
+    with _view_of(config, progress) as views:
+        if _is_rank(config):
+            return allreduce_run.resume(directory, config, [*receivers, *views], checked)
+        return driver.resume(directory, config, [*receivers, *views])
 
 
-def _launcher(config: RunConfig) -> Any:
-    """Return the module whose functions `start` and `resume` train this config."""
-    if config.has_driver and not allreduce_run.is_rank(config):
-        return driver
-    if config.has_ranks:
-        return allreduce_run
-    return remote_evaluator if config.evaluator_process else attempt
+def _trains_here(config: RunConfig) -> bool:
+    """True if actors and learner are in this process."""
+    return not (config.has_driver or config.has_ranks)
+
+
+def _is_rank(config: RunConfig) -> bool:
+    """True if this process is a rank: one that torchrun or srun started, or the only one."""
+    return config.has_ranks and (not config.has_driver or allreduce_run.is_rank(config))
+
+
+def _prepared(config: RunConfig, callbacks: Sequence[Any]) -> tuple[RunConfig, list[CheckedCallback]]:
+    """Config and callbacks of a run of several processes, checked before anything is built."""
+    require_importable(config)
+    return assign_callbacks(config, callbacks, elsewhere=not _is_rank(config))
+
+
+@contextmanager
+def _view_of(config: RunConfig, progress: bool) -> Iterator[list[Sink]]:
+    if not progress:
+        yield []
+        return
+    with closing(progress_view(config)) as view:
+        yield [view]
 
 
 def plan(config: RunConfig) -> list[tuple[str, str]]:
@@ -159,7 +190,8 @@ def plan(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
-             lanes: int | None = None, device: str | None = None, root: StrPath = "runs", trust: bool = False,
+             lanes: int | None = None, device: str | None = None, env: Any = None,
+             wrappers: Sequence[Any] | None = None, root: StrPath = "runs", trust: bool = False,
              on_episode: Callable[[int], None] = lambda episodes: None) -> EvalResult:
     """Evaluate a run or checkpoint on full episodes.
 
@@ -171,6 +203,8 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         which: Checkpoint of a run: the best by evaluation, or the latest.
         lanes: Environments stepped together; None = the run's `eval.lanes`.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
+        env: The environment, if the run was started with an object that cannot be imported.
+        wrappers: Its wrappers, likewise.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine to import modules that it names.
         on_episode: Called with the number of finished episodes.
@@ -185,25 +219,21 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
     Example:
         >>> qfleet.evaluate("runs/my-run", episodes=100).mean_reward
     """
-    _require(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
-    if not 0 <= epsilon <= 1:
-        raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
+    check_protocol(episodes, lanes, epsilon)
     try:
-        agent = load(path, which=which, device=device, root=root, trust=trust)
-        lanes = lanes or min(episodes, agent.config.eval.lanes)
-        with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), lanes)) as env:
-            attempt.require_same_env(agent.checkpoint, env.spec)
-            score = evaluate_policy(agent.policy, env, episodes, epsilon, seed, on_episode=on_episode)
+        agent = load(path, which=which, device=device, env=env, wrappers=wrappers, root=root, trust=trust)
+        with _threads(agent.config):
+            return evaluate_policy(agent.policy, agent.config, episodes, seed, epsilon, lanes,
+                                   agent.require_env, str(agent.checkpoint and agent.checkpoint.path), on_episode)
     except torch.OutOfMemoryError as error:
         error.add_note("free GPU memory (nvidia-smi lists the processes), or evaluate on the CPU: device=\"cpu\", or "
                        "--device cpu of `qfleet eval`")
         raise
-    return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(agent.config), epsilon,
-                      score.returns, score.lengths, str(agent.checkpoint.path), str(agent.policy.device))
 
 
 def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
-            root: StrPath = "runs", trust: bool = False) -> Iterator[RolloutStep]:
+            env: Any = None, wrappers: Sequence[Any] | None = None, root: StrPath = "runs",
+            trust: bool = False) -> Iterator[RolloutStep]:
     """Play greedy episodes step by step.
 
     Args:
@@ -212,6 +242,8 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
         seed: Seed of the episodes.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         render: Render a frame after every step.
+        env: The environment, if the run was started with an object that cannot be imported.
+        wrappers: Its wrappers, likewise.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine to import modules that it names.
 
@@ -224,32 +256,34 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     Example:
         >>> frames = [step.frame for step in qfleet.rollout("runs/my-run")]
     """
-    _require(episodes=episodes)
-    agent = load(path, which=which, root=root, trust=trust)
+    require_positive(episodes=episodes)
+    agent = load(path, which=which, env=env, wrappers=wrappers, root=root, trust=trust)
     greedy = Constant(0.0, 1).params(0)
-    with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as env:
-        attempt.require_same_env(agent.checkpoint, env.spec)
-        obs, episode, over = env.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
+    with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as lane:
+        agent.require_env(lane.spec)
+        obs, episode, over = lane.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
         agent.policy.begin(1)
-        yield RolloutStep(env.render(), 0.0, episode, False)
+        yield RolloutStep(lane.render(), 0.0, episode, False)
         while episode < episodes:
             action, _ = agent.policy.act(obs, greedy)
-            env.send(action)
-            outcome = env.recv()
+            lane.send(action)
+            outcome = lane.recv()
             agent.policy.observe(outcome.reward, over | outcome.aborted)
             obs, over, done = outcome.obs, outcome.last, bool(outcome.last[0])
-            yield RolloutStep(env.render(), float(outcome.raw_reward[0]), episode, done)
+            yield RolloutStep(lane.render(), float(outcome.raw_reward[0]), episode, done)
             episode += done
 
 
-def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", root: StrPath = "runs",
-         trust: bool = False) -> TrainedAgent:
+def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", env: Any = None,
+         wrappers: Sequence[Any] | None = None, root: StrPath = "runs", trust: bool = False) -> TrainedAgent:
     """Load a trained agent from a run or checkpoint.
 
     Args:
         path: Path of a run or checkpoint, or name of a run under `root`.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
+        env: The environment, if the run was started with an object that cannot be imported.
+        wrappers: Its wrappers, likewise.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine (a copy, a download) to import modules that it names.
 
@@ -267,7 +301,8 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", ro
     checkpoint = find_checkpoint(path, which, root=root, trust=trust)
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
     config = validate(RunConfig, resolution.playable(text), str(checkpoint.path))
-    return TrainedAgent(checkpoint, config, requested or _training_device(config))
+    config = with_env(config, env, wrappers)
+    return TrainedAgent.of_checkpoint(checkpoint, config, requested or _training_device(config))
 
 
 def export(path: StrPath, out: StrPath, which: Which = "best", *, root: StrPath = "runs") -> Path:
@@ -289,49 +324,6 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, root: StrPath 
         >>> qfleet.export("runs/my-run", "my-policy")
     """
     return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
-
-
-def _pairs(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides as a list. A single text or a mapping, which would iterate wrongly, raises UserError."""
-    pairs = [overrides] if isinstance(overrides, str | Mapping) else list(overrides)
-    if isinstance(overrides, str | Mapping) or not all(isinstance(pair, str) for pair in pairs):
-        raise UserError(f"overrides={overrides!r}: must be a list of key=value texts, such as "
-                        '["seed=3", "learner.learning_rate=3e-4"]')
-    return pairs
-
-
-def _sinks(sinks: Sequence[SinkLike]) -> list[Sink]:
-    """Return all sinks, checked before anything is built; a single sink instead of a list raises UserError."""
-    if callable(sinks) or hasattr(sinks, "write"):
-        raise UserError("sinks: must be a list, such as [print]")
-    return [as_sink(sink) for sink in sinks]
-
-
-def _name(source: Any) -> str:
-    """Return a recipe, file or environment id as text; an environment object raises UserError."""
-    if isinstance(source, str | Path):
-        return str(source)
-    kind = source if hasattr(source, "__qualname__") else type(source)
-    raise UserError("pass the name of an environment, not an object, so that every process can create it: put it into "
-                    f'a module and pass "{kind.__module__}:{kind.__qualname__}"; or pass a recipe, a file or settings '
-                    "as a dict")
-
-
-def _require_importable(config: RunConfig) -> None:
-    """Refuse names that only this process can import if other processes must import them."""
-    others = [*config.process_settings(), *(["env.isolate=true"] if config.env.isolate else [])]
-    names = [name for name in foreign_names(config.model_dump(mode="json")) if name.startswith("__main__:")]
-    if others and names:
-        raise UserError(f"{', '.join(names)}: definitions of a script or notebook cannot be imported by the other "
-                        f"processes that {others[0]} starts: put it into a file, my_module.py, and write "
-                        f"my_module:{names[0].partition(':')[2]}")
-
-
-def _require(**counts: Any) -> None:
-    """Raise UserError unless every count is an integer of at least 1."""
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UserError(f"{name}={value!r}: must be an integer of at least 1")
 
 
 def _device(name: str) -> torch.device:
@@ -359,9 +351,3 @@ def _threads(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def protocol_of(config: RunConfig) -> str:
-    """Describe the evaluation rules: the Atari protocol, or full episodes of the environment."""
-    name = getattr(envs.suite(config.env.id), "protocol", None)
-    return f"{name(config.env)}, full games" if name is not None else "full episodes"

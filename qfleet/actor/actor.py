@@ -22,6 +22,7 @@ from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
 from qfleet.core.clock import StepClock
 from qfleet.core.env import OBS_PREFIX, Obs, StepResult, VectorEnv
+from qfleet.core.episode import Episode
 from qfleet.core.exploration import AdaptiveExplorer, Explorer
 from qfleet.core.metrics import Metrics
 from qfleet.core.replay import Chunk, ExperienceSink
@@ -239,7 +240,11 @@ class Actor:
         self._return += out.raw_reward
         self._length += ~final
         for lane in out.last.nonzero()[0].tolist():
-            self.metrics.episode(lane, float(self._return[lane]), int(self._length[lane]))
+            info = out.info.get(lane, {})
+            self.metrics.episode(Episode(float(self._return[lane]), int(self._length[lane]), lane, info=info,
+                                         final_info=out.final_info.get(lane)))
+            if info:
+                self.metrics.write({f"rollout/info/{name}": value for name, value in info.items()})
         if out.aborted.any():
             self.metrics.count("fault/env_rebuilds", self.env.faults() - self._faults)
             self._faults = self.env.faults()

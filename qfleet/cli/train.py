@@ -24,7 +24,7 @@ SHOWN_EPISODES, SHOWN_SEED, SHOWN_FPS = 20, 1000, 30
 SAVED_EXIT_CODES = (75, 130)
 ENDINGS = {"total_steps": "all steps done", "total_updates": "all updates done",
            "stop_at": "solved: an evaluation reached stop_at", "interrupted": "interrupted",
-           "preempted": "stopped by a signal"}
+           "preempted": "stopped by a signal", "stopped": "stopped by a callback or Run.stop"}
 
 
 def train(args: Namespace) -> int:
@@ -191,7 +191,7 @@ def _evaluate(run: Path) -> tuple[list[tuple[str, str]], Any]:
     from qfleet import api
 
     result = api.evaluate(run, episodes=SHOWN_EPISODES, trust=True)  # training has just imported its modules
-    return [("evaluation", describe_result(result)), ("checkpoint", result.checkpoint)], result.to_json()
+    return [("evaluation", describe_result(result)), ("checkpoint", str(result.checkpoint))], result.to_json()
 
 
 def _plot_curve(run: Path) -> tuple[list[tuple[str, str]], Any]:

@@ -21,6 +21,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
+from qfleet.config.objects import find_object, is_object
 from qfleet.config.schema import Config
 from qfleet.core.errors import UserError
 
@@ -31,8 +32,11 @@ USER_PLUGIN_SCHEMA = {"type": "string", "pattern": "^[^:]+:.+$", "description": 
 def load_attribute(reference: str, *default: Any) -> Any:
     """Import the object named `module:attribute`; the working directory is searched, too.
 
-    A default, as for `getattr`, is returned if the imported module lacks the attribute.
+    A default, as for `getattr`, is returned if the imported module lacks the attribute. `object:NAME` is an object of
+    this program (see `qfleet.config.objects`).
     """
+    if is_object(reference):
+        return find_object(reference)
     module_name, attribute = _split_reference(reference)
     found = _import(module_name, reference)
     path = module_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -119,6 +119,9 @@ class StepResult:
     `aborted` marks episodes that ended without a result because the environment was rebuilt: the
     previous observation is the final row, `obs` begins another episode, and the return is not
     counted.
+
+    `info` and `final_info` have an entry for lanes with `last`: the episode's `env.info_metrics`
+    and the `info` of its final step, as far as they are known.
     """
 
     obs: Obs
@@ -127,6 +130,8 @@ class StepResult:
     last: np.ndarray
     raw_reward: np.ndarray
     aborted: np.ndarray
+    info: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    final_info: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class VectorEnv(Protocol):

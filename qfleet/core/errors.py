@@ -19,5 +19,9 @@ class ProcessFault(Exception):
     """A process of the run died repeatedly; the text includes its first output; exit code 1."""
 
 
+class CallbackError(Exception):
+    """A callback of the user raised an exception, which is the cause of this one; exit code 1."""
+
+
 class RunLost(ProcessFault):
     """The run directory was deleted or replaced while the run wrote to it; exit code 1."""

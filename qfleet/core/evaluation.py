@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,13 +12,15 @@ import numpy as np
 class Score:
     """Returns and lengths of the evaluation episodes.
 
-    `version` is the number of updates behind the weights, `seconds` the duration of the evaluation.
+    `version` is the number of updates behind the weights, `seconds` the duration of the evaluation, `info` the mean of
+    each of `env.info_metrics` over the episodes that have it.
     """
 
     returns: list[float]
     lengths: list[int]
     version: int
     seconds: float | None = None
+    info: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from qfleet.config import Config, Count, Fraction, Positive, PositiveCount
 from qfleet.core.env import VectorEnv
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 GENERIC = "gym"
 """Suite that is tried last and claims every id."""
+
+
+def _check_info_metric(text: str) -> str:
+    from qfleet.envs.info import InfoMetric
+
+    InfoMetric.parse(text)
+    return text
 
 
 class EnvConfig(Config):
@@ -44,8 +51,9 @@ class EnvConfig(Config):
     frame_skip: PositiveCount = Field(4, description="emulator frames per environment step (Atari only)")
     colour: Literal["grey", "rgb"] = Field(
         "grey", description="colour of Atari images and of resized images: grey or rgb")
-    wrappers: list[str] = Field(
-        default_factory=list, description="Gymnasium wrappers as module:attribute, the innermost first")
+    wrappers: list[str | dict[str, dict[str, Any]]] = Field(
+        default_factory=list, description="Gymnasium wrappers as module:attribute, the innermost first; with keyword "
+                                          "arguments as {module:attribute: {name: value}}")
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the environment's constructor")
     max_episode_steps: PositiveCount | None = Field(
@@ -74,6 +82,10 @@ class EnvConfig(Config):
     on_nan: Literal["error", "drop_episode"] = Field(
         "error", description="NaN or infinity in a reward or observation: error (stop) or drop_episode (discard the "
                              "episode and rebuild the environment)")
+    info_metrics: list[Annotated[str, AfterValidator(_check_info_metric)]] = Field(
+        default_factory=list, description="metrics from info, averaged over episodes: a key of info, whose value at "
+                                          "the end of the episode counts, or sum(key), mean(key), max(key), min(key) "
+                                          "over its steps")
     max_faults: PositiveCount = Field(
         5, description="stop after this many failures of a lane without a completed episode in between")
     isolate: bool = Field(
@@ -129,6 +141,7 @@ def make_space_adapter(cfg: EnvConfig) -> SpaceAdapter | None:
     env = build()
     try:
         image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
-        return SpaceAdapter(env.observation_space, env.action_space, image_format, cfg.max_action_combinations)
+        observation, action = gym.single_spaces(env)
+        return SpaceAdapter(observation, action, image_format, cfg.max_action_combinations)
     finally:
         env.close()

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 import warnings
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +64,11 @@ def _check_api(cfg: EnvConfig) -> list[Finding]:
     toy.register()
     build, limit = env_factory(cfg)
     env = build()
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        with closing(env):
+            return [Finding("info", f"{env.num_envs} environments in one vector environment"),
+                    Finding("info", f"observation space {env.single_observation_space}"),
+                    Finding("info", f"action space {env.single_action_space}")]
     findings = [Finding("info", f"observation space {env.observation_space}"),
                 Finding("info", f"action space {env.action_space}")]
     if limit is None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.envs.registration import find_highest_version, load_env_creator
 
@@ -27,10 +28,12 @@ from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
 from qfleet.envs.lanes import EpisodeRules, GymLanes
 from qfleet.envs.spaces import ImageFormat
+from qfleet.envs.vector import VectorEnvLanes
 
 log = logging.getLogger(__name__)
 
-EnvFactory = Callable[[], gymnasium.Env[Any, Any]]
+EnvFactory = Callable[[], Any]
+"""Creates a gymnasium.Env, or a gymnasium.vector.VectorEnv."""
 
 ATARI_ONLY = ("protocol", "frame_skip", "noop_max", "full_action_space", "sticky", "threads")
 EXTRAS = {"mujoco": "qfleet[mujoco]", "ale_py": "qfleet[atari]", "cv2": "qfleet[atari]", "box2d": "gymnasium[box2d]",
@@ -49,19 +52,34 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
 
 
 def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
-    build, limit = env_factory(cfg, render)
+    build, limit = env_factory(cfg, render, lanes)
     image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+    first = build()
+    if isinstance(first, gymnasium.vector.VectorEnv):
+        return VectorEnvLanes(first, cfg, lanes, image_format)
+    if limit is None and first.spec is not None:  # a callable may use gymnasium.make, which limits episodes itself
+        limit = first.spec.max_episode_steps
     rules = EpisodeRules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
                          fallback_limit=limit is None)
-    return GymLanes(build, cfg, lanes, image_format, rules)
+    return GymLanes(build, cfg, lanes, image_format, rules, first)
 
 
-def env_factory(cfg: EnvConfig, render: bool = False) -> tuple[EnvFactory, int | None]:
-    """Factory of one environment with the configured wrappers, and the step limit of its episodes."""
+def single_spaces(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Observation and action space of an environment, or of one of a vector environment."""
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return env.single_observation_space, env.single_action_space
+    return env.observation_space, env.action_space
+
+
+def env_factory(cfg: EnvConfig, render: bool = False, lanes: int = 1) -> tuple[EnvFactory, int | None]:
+    """Factory of an environment with the configured wrappers, and the step limit of its episodes.
+
+    A callable with a parameter `num_envs`, which creates a vector environment, is given the number of lanes.
+    """
     target = load_attribute(cfg.id, None) if ":" in cfg.id else None
     name = cfg.id.partition(":")[2] or cfg.id  # may have been registered by importing the module
     if callable(target):
-        build, limit = _from_callable(cfg, target, render), None
+        build, limit = _from_callable(cfg, target, render, lanes), None
     else:
         if ":" in cfg.id and name not in gymnasium.registry:
             raise UserError(_not_found(cfg.id, target))
@@ -71,17 +89,20 @@ def env_factory(cfg: EnvConfig, render: bool = False) -> tuple[EnvFactory, int |
 
 def with_wrappers(build: EnvFactory, cfg: EnvConfig) -> EnvFactory:
     """Factory that applies the configured wrappers, the first of them innermost."""
-    wrappers = [load_attribute(wrapper) for wrapper in cfg.wrappers]
+    named = [wrapper for each in cfg.wrappers for wrapper in ({each: {}} if isinstance(each, str) else each).items()]
+    wrappers = [(load_attribute(name), kwargs) for name, kwargs in named]
 
-    def build_wrapped() -> gymnasium.Env[Any, Any]:
+    def build_wrapped() -> Any:
         with explain_build_errors(cfg):
             env = build()
-            for wrapper in wrappers:
-                env = wrapper(env)
+            if isinstance(env, gymnasium.vector.VectorEnv):
+                return env
+            for wrapper, kwargs in wrappers:
+                env = wrapper(env, **kwargs)
             if not isinstance(env, gymnasium.Env):
                 kind = type(env)
                 raise UserError(f"env.id={cfg.id} built a {kind.__module__}.{kind.__qualname__}; "
-                                "a gymnasium.Env is needed")
+                                "a gymnasium.Env or a gymnasium.vector.VectorEnv is needed")
             return env
 
     return build_wrapped
@@ -137,10 +158,12 @@ def _not_found(id: str, target: Any) -> str:
     return f"{module} has no {name!r}, neither as an attribute nor as an environment that it registers{hint}"
 
 
-def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool) -> EnvFactory:
-    kwargs = dict(cfg.kwargs)
-    if render and "render_mode" in inspect.signature(target).parameters:
+def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool, lanes: int) -> EnvFactory:
+    kwargs, parameters = dict(cfg.kwargs), inspect.signature(target).parameters
+    if render and "render_mode" in parameters:
         kwargs.setdefault("render_mode", "rgb_array")
+    if "num_envs" in parameters:
+        kwargs.setdefault("num_envs", lanes)
     return lambda: target(**kwargs)
 
 

@@ -207,11 +207,16 @@ def _obs(frame: Frame, spec: EnvSpec, lanes: int) -> Obs:
 
 
 def _decode_result(frame: Frame, spec: EnvSpec, lanes: int) -> StepResult:
-    columns = {name: frame.arrays[name] for name in COLUMNS if name in frame.arrays}
+    columns: dict[str, Any] = {name: frame.arrays[name] for name in COLUMNS if name in frame.arrays}
     shapes = {name: column.shape for name, column in columns.items()}
     if shapes != dict.fromkeys(COLUMNS, (lanes,)):
         raise ChildLost(f"it sent the columns {shapes}; {COLUMNS} of shape ({lanes},) were expected")
-    return StepResult(_obs(frame, spec, lanes), **columns)
+    try:
+        info = {int(lane): {str(name): float(value) for name, value in values.items()}
+                for lane, values in frame.facts.get("info", {}).items()}
+    except (TypeError, ValueError, AttributeError):
+        raise ChildLost(f"it sent the info metrics {frame.facts['info']!r:.100}") from None
+    return StepResult(_obs(frame, spec, lanes), info=info, **columns)
 
 
 def serve_env(make: Callable[[dict[str, Any]], VectorEnv], stdin: IO[Any], stdout: IO[Any]) -> int:
@@ -256,7 +261,8 @@ def _respond(frame: Frame, make: Callable[[dict[str, Any]], VectorEnv], envs: li
             env.send(frame.arrays["actions"])
             result = env.recv()
             columns = {name: getattr(result, name) for name in COLUMNS}
-            return Frame("outcome", {"faults": env.faults()}, {**_leaves(result.obs), **columns})
+            info = {str(lane): values for lane, values in result.info.items()}
+            return Frame("outcome", {"faults": env.faults(), "info": info}, {**_leaves(result.obs), **columns})
         if frame.kind == "render":
             image = env.render()
             return Frame("picture", arrays={} if image is None else {"picture": image})

@@ -23,6 +23,7 @@ from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
 from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
+from qfleet.envs.info import EpisodeInfo, parse_metrics
 from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
 
 log = logging.getLogger("qfleet.envs")
@@ -63,6 +64,7 @@ class Lane:
     """
 
     env: gymnasium.Env[Any, Any]
+    info: EpisodeInfo
     seed: int = 0
     steps: int = 0
     over: bool = False
@@ -75,28 +77,36 @@ class Lane:
 class StepBuffer:
     """Columns of one vector step while it is assembled. In `fresh` lanes the frame starts an episode."""
 
-    __slots__ = ("aborted", "discount", "frames", "fresh", "last", "raw_reward")
+    __slots__ = ("aborted", "discount", "final_info", "frames", "fresh", "info", "last", "raw_reward")
 
     def __init__(self, frames: Obs, lanes: int) -> None:
         self.frames = frames
         self.raw_reward = np.zeros(lanes)
         self.discount = np.ones(lanes, np.float32)
+        self.info, self.final_info = dict[int, dict[str, float]](), dict[int, dict[str, Any]]()
         self.last, self.aborted, self.fresh = np.zeros(lanes, bool), np.zeros(lanes, bool), np.zeros(lanes, bool)
 
     def abort(self, i: int) -> None:
         """Mark the episode of lane i as aborted; a new one starts in this row."""
         self.raw_reward[i] = self.discount[i] = 0
         self.last[i], self.aborted[i], self.fresh[i] = False, True, True
+        self.info.pop(i, None)
+        self.final_info.pop(i, None)
 
 
 class GymLanes:
-    """N environments made by `build`, as a VectorEnv. All work is done in `recv`."""
+    """N environments made by `build`, as a VectorEnv. All work is done in `recv`.
+
+    `first` is the environment of lane 0 if it was built already.
+    """
 
     def __init__(
         self, build: Callable[[], gymnasium.Env[Any, Any]], cfg: EnvConfig, lanes: int, view: ImageFormat,
-        rules: EpisodeRules) -> None:
+        rules: EpisodeRules, first: gymnasium.Env[Any, Any] | None = None) -> None:
         self._build, self._cfg, self._rules, self.lanes = build, cfg, rules, lanes
-        self._lanes = [Lane(build()) for _ in range(lanes)]
+        metrics = parse_metrics(cfg.info_metrics)
+        self._lanes = [Lane(build() if i or first is None else first, EpisodeInfo(metrics)) for i in range(lanes)]
+        self._tracks_info = bool(metrics)
         env = self._lanes[0].env
         self._encoder = ObservationEncoder(env.observation_space, view)
         self._actions = make_action_decoder(env.action_space, cfg.max_action_combinations)
@@ -144,7 +154,7 @@ class GymLanes:
             self._check_bounds(row.frames)
         reward = np.sign(row.raw_reward) if self._rules.clip else row.raw_reward
         return StepResult(self._stack.push(row.frames, row.fresh), reward.astype(np.float32), row.discount, row.last,
-                          row.raw_reward, row.aborted)
+                          row.raw_reward, row.aborted, row.info, row.final_info)
 
     def render(self) -> np.ndarray | None:
         try:
@@ -189,8 +199,13 @@ class GymLanes:
         if terminated or 0 < lives < lane.lives:
             row.discount[i] = 0
         lane.lives = lives
+        if self._tracks_info:
+            lane.info.add(info)
         if terminated or truncated or lane.steps == rules.limit:
             row.last[i] = lane.over = True
+            row.final_info[i] = info
+            if self._tracks_info:
+                row.info[i] = lane.info.finish(self.spec.id, info)
             if rules.fallback_limit and not (terminated or truncated):
                 _warn_truncated(self.spec.id, lane.steps)
 
@@ -219,6 +234,7 @@ class GymLanes:
                 self._require_api(fault_of_call(error) if answer is NO_ANSWER else fault_of_reset(answer))
                 seed, rebuilt = self._rebuild(i, user_traceback(error)), True
         lane.steps, lane.over = 0, False
+        lane.info.reset()
         self._write(i, frames, raw)
         return rebuilt
 

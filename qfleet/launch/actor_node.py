@@ -346,10 +346,10 @@ def run_evaluator(endpoint: Endpoint, videos: Path | None = None) -> int:
         connection.start()
         evaluator.resume()
         if client.incarnation > 1:
-            evaluator.repeat()
+            evaluator.request()
         on_publish = config.learners_act and not config.has_server
         worker = EvaluateOnPublish(evaluator) if on_publish else evaluator
-        return client.run(FinalEvaluation(connection, evaluator), worker)
+        return client.run(RequestedEvaluation(connection, evaluator), worker)
 
 
 class EvaluateOnPublish:
@@ -368,8 +368,8 @@ class EvaluateOnPublish:
         return self.evaluator.evaluated_version != before
 
 
-class FinalEvaluation:
-    """Evaluates once more when the learner marks its weights as final.
+class RequestedEvaluation:
+    """Evaluates once when the learner asks for it: at the end of the run, or for a callback.
 
     A resumed learner has other weights under the same version numbers, and has received no evaluation of them.
     """
@@ -383,7 +383,9 @@ class FinalEvaluation:
         if self.epoch != self.connection.welcome.epoch:
             self.epoch, self.done = self.connection.welcome.epoch, False
             self.evaluator.restart()
-        if not self.connection.final or self.done:
+        if not self.connection.evaluation_wanted:
+            self.done = False
+        if not self.connection.evaluation_wanted or self.done:
             return False
         self.evaluator.evaluate()
         self.done = self.evaluator.evaluated_version >= self.connection.newest_version

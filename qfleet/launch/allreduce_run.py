@@ -42,6 +42,7 @@ from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from qfleet.runs.directory import RunDirectory, default_name, run_names
 from qfleet.runs.membership import write_members_of
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
+from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.learner_run import RunSetup
@@ -56,8 +57,9 @@ def is_rank(config: RunConfig) -> bool:
     return config.averages and config.is_local and RankInfo.from_environment() is not None
 
 
-def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run: as a rank that torchrun or srun started, or as the only one."""
+def start(config: RunConfig, sinks: Sequence[Sink], callbacks: Sequence[CheckedCallback],
+          provenance: Mapping[str, str]) -> TrainResult:
+    """Train a new run: as a rank that torchrun or srun started, or as the only one. Rank 0 calls the callbacks."""
     rank_info = RankInfo.from_environment()
     size = _size(config, rank_info)
     if rank_info and config.learners not in (1, size):
@@ -70,12 +72,13 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
             directory = _run_directory(config, peers, stack)
             replica = Replica(
                 config, env, directory, peers, None if peers.rank else _newest(config, directory),
-                RankContext(rank_info))
+                RankContext(rank_info, callbacks=callbacks))
             origin = {"sources": dict(provenance), **_job()}
             return replica.run(sinks, origin, source)
 
 
-def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
+def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
+           callbacks: Sequence[CheckedCallback]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with the current number of ranks."""
     rank_info = RankInfo.from_environment()
     size = _size(config, rank_info)
@@ -86,7 +89,8 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
         with open_env(config, size) as env:
             config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
-            return Replica(config, env, directory, peers, checkpoint, RankContext(rank_info)).run(sinks, _job(), source)
+            context = RankContext(rank_info, callbacks=callbacks)
+            return Replica(config, env, directory, peers, checkpoint, context).run(sinks, _job(), source)
 
 
 def rank_sync_builder(config: RunConfig) -> BuildRankSync:
@@ -122,6 +126,7 @@ class RankContext:
     heartbeat: Heartbeat | None = None
     spec: EnvSpec | None = None
     serving: Serving | None = None
+    callbacks: Sequence[CheckedCallback] = ()
 
 
 def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
@@ -247,7 +252,7 @@ class Replica:
                        stack: ExitStack) -> TrainResult:
         checkpoint = self.checkpoint
         attempt = Attempt(self.config, self.spec, self.directory, sinks, lambda hooks: self._build(hooks, stack),
-                          checkpoint)
+                          checkpoint, self.context.callbacks)
         stack.callback(attempt.close)
         if checkpoint is None and source is not None:
             attempt.load_initial_weights(source)

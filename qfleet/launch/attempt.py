@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import safetensors.torch
 import torch
@@ -16,28 +16,26 @@ import torch
 from qfleet.actor.policy import Policy
 from qfleet.config import to_yaml
 from qfleet.core.clock import Progress
-from qfleet.core.env import EnvSpec, VectorEnv
-from qfleet.core.errors import ProcessFault, RunLost, UserError
+from qfleet.core.env import EnvSpec
+from qfleet.core.errors import CallbackError, ProcessFault, RunLost, UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.replay import Sample
 from qfleet.process.memory import out_of_memory_text, retain_freed_memory
 from qfleet.process.signals import stop_on_signal
 from qfleet.report.eval_video import EvalVideoRecorder
-from qfleet.runconfig.auto import resolve_auto
-from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.build import make_callbacks
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
-from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
+from qfleet.runs.directory import RunDirectory, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
 from qfleet.runs.membership import remove_members_of_learners, write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.transfer import matching_weights
+from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.checkpointer import CheckpointWriter, Snapshot
-from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import Hooks, LearnerCore
-from qfleet.training.learner_run import LearnerRun
 from qfleet.training.meter import Sink
 
 log = logging.getLogger(__name__)
@@ -66,74 +64,34 @@ class TrainResult:
     already_finished: bool = False
 
 
-EvaluatorFactory = Callable[[RunConfig, RunDirectory, ExitStack, EvaluatorSlot, LearnerCore], EvaluatorSlot]
-"""Returns the evaluator of a run in this process, given the default one; the stack is closed when the run has ended."""
-
-
-def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str],
-          make_evaluator: EvaluatorFactory | None = None) -> TrainResult:
-    """Train a new run in this process; `make_evaluator` may put its evaluator elsewhere."""
-    with ExitStack() as stack:
-        stack.enter_context(advise_on_oom(config))
-        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
-        stack.callback(env.close)
-        config = resolve_auto(config, env.spec)
-        source = initial_weights(config, env.spec)
-        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
-        stack.callback(directory.unlock)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())  # restores the caller's setting
-        try:
-            build = _single_process(config, env, directory, make_evaluator, stack)
-            attempt = Attempt(config, env.spec, directory, sinks, build)
-            stack.callback(attempt.close)
-            unfit = attempt.load_initial_weights(source) if source else []
-            attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
-        except BaseException:
-            directory.discard()  # otherwise its name would stay taken by a run that never started
-            raise
-        return record_outcome(directory, attempt.execute)
-
-
-def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
-           make_evaluator: EvaluatorFactory | None = None) -> TrainResult:
-    """Continue a run from its newest valid checkpoint, possibly with a changed config."""
-    with ExitStack() as stack:
-        stack.enter_context(advise_on_oom(config))
-        checkpoint, finished = open_for_resume(directory, config, stack)
-        if finished is not None:
-            return finished
-        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
-        stack.callback(env.close)
-        if checkpoint is not None:
-            require_same_env(checkpoint, env.spec)
-        config = resolve_auto(config, env.spec)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        build = _single_process(config, env, directory, make_evaluator, stack)
-        attempt = Attempt(config, env.spec, directory, sinks, build, checkpoint)
-        stack.callback(attempt.close)
-        if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
-            attempt.load_initial_weights(source)
-        attempt.open({} if checkpoint is None else {"resumed_from": checkpoint.path.name})
-        return record_outcome(directory, attempt.execute)
-
-
 def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
     """Execute an attempt, and record in the run directory how it ended."""
-    try:
+    with recording_failure(directory):
         result = work()
+    record_result(directory, result)
+    return result
+
+
+@contextmanager
+def recording_failure(directory: RunDirectory) -> Iterator[None]:
+    """Record an exception in the run directory as the end of the run."""
+    try:
+        yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             directory.conclude("interrupted")
         elif not isinstance(error, RunLost) and directory.ending() is None:
             text = headline(error)
-            kind = "" if isinstance(error, UserError | ProcessFault) else f"{type(error).__name__}: "
+            kind = "" if isinstance(error, UserError | ProcessFault | CallbackError) else f"{type(error).__name__}: "
             directory.conclude("failed", f"{kind}{text}".removesuffix(": "))
         raise
+
+
+def record_result(directory: RunDirectory, result: TrainResult) -> None:
     if result.exit_code == 1:
         directory.conclude("failed", "the last checkpoint could not be saved")
     else:
         directory.conclude(result.reason)
-    return result
 
 
 def headline(error: BaseException) -> str:
@@ -200,20 +158,6 @@ def advise_on_oom(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _single_process(config: RunConfig, env: VectorEnv, directory: RunDirectory,
-                    make_evaluator: EvaluatorFactory | None, stack: ExitStack) -> Callable[[Hooks], LearnerRun]:
-    """Builder of a run with all roles in this process; the stack closes their environments."""
-    def build(hooks: Hooks) -> LearnerRun:
-        setup = make_acting_setup(config, env)
-        stack.callback(setup.close)
-        if make_evaluator is None:
-            return LearnerRun(setup, make_plan(config), hooks)
-        return LearnerRun(setup, make_plan(config), hooks,
-                          make_evaluator=partial(make_evaluator, config, directory, stack))
-
-    return build
-
-
 def _record_attempt(directory: RunDirectory, config: RunConfig, origin: Mapping[str, Any], known: str | None) -> str:
     """Write config and attempt to the run directory; returns the run's id. `known` is the id in a checkpoint."""
     try:
@@ -268,11 +212,15 @@ def show_plan(sinks: Sequence[Sink], rows: list[tuple[str, str]]) -> None:
             show(rows)
 
 
-class Attempt:
+RunT = TypeVar("RunT", bound=TrainingRun)
+
+
+class Attempt(Generic[RunT]):
     """The roles of a run, made by `build`, with directory, writers and checkpoints around them."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
-                 build: Callable[[Hooks], TrainingRun], checkpoint: Checkpoint | None = None) -> None:
+                 build: Callable[[Hooks], RunT], checkpoint: Checkpoint | None = None,
+                 callbacks: Sequence[CheckedCallback] = ()) -> None:
         retain_freed_memory()
         torch.set_num_threads(config.run.threads or 1)
         self.config, self.directory, self.spec = config, directory, spec
@@ -286,7 +234,8 @@ class Attempt:
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec, directory.path)])
         self.video_recorder, self.presence = EvalVideoRecorder(config, directory.videos), DirectoryGuard(directory)
         self.run = build(Hooks(self.sinks, self._save, self._save_best, self._save_bad_batch, self._record_video,
-                               partial(write_members, directory.path), lambda remembered: self.store.best_score()))
+                               partial(write_members, directory.path), lambda remembered: self.store.best_score(),
+                               [*make_callbacks(config), *callbacks], directory.path))
         self.core = self.run.core
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -327,9 +276,16 @@ class Attempt:
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is stopped."""
-        # In a run of several processes the driver handles the second SIGINT.
-        with stop_on_signal(self.core.stop, second_sigint_raises=self.config.learners_act and not self.config.on_ray):
+        with self.stops_on_signal():
             reason = self.run.run()
+        return self.result(reason)
+
+    def stops_on_signal(self) -> AbstractContextManager[None]:
+        # In a run of several processes the driver handles the second SIGINT.
+        return stop_on_signal(self.core.stop, self.config.learners_act and not self.config.on_ray)
+
+    def result(self, reason: str) -> TrainResult:
+        """Result of a run that has ended."""
         self.presence.check()
         now = self.core.progress()
         code = 1 if self.run.checkpoints.failed else EXIT_CODES.get(reason, 0)
@@ -344,10 +300,10 @@ class Attempt:
             raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {error}") from error
         self.store.resume_from(checkpoint)
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def _save(self, snapshot: Snapshot) -> Path:
         self.presence.check()
         steps, updates = snapshot.progress
-        self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
+        return self.store.save(steps, updates, snapshot.policy, snapshot.state, snapshot.segments,
                         CheckpointMeta(self.text, self.spec, run=self.id))
 
     def _save_best(self, score: Score, progress: Progress, weights: dict[str, torch.Tensor]) -> bool:

@@ -24,11 +24,13 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import StagingArea, unpack_state
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_shard import merge_states, split_state
+from qfleet.training.callbacks import CallbackWorker, RunControl
 from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
 from qfleet.training.loop import TrainingPlan, drive
 from qfleet.training.remote_actors import (
     ACTORS,
+    EvaluatorMember,
     LearnerCallbacks,
     RemoteActors,
     RemoteActorsSetup,
@@ -89,6 +91,11 @@ class Coordinator:
         self.acting = RemoteActors(setup, self.core, TimeShares(), LearnerCallbacks(
             self._take_part, self._take_metrics, self._publish_member_steps))
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
+        self.evaluator = EvaluatorMember(self.acting)
+        self._evaluation_requested = False
+        self.callbacks = CallbackWorker(
+            hooks.callbacks, self.core.events,
+            RunControl(self.core, self.request_evaluation, self.checkpoints.request), self.checkpoints)
         self.core.meter.add_gauge(self._gauges)
         self.shard_clients = connect(self.acting.serve)
         self.evaluations = Schedule(plan.eval.period_steps, plan.eval.period_updates)
@@ -106,9 +113,10 @@ class Coordinator:
         """Serve until the run ends, wait for the final evaluation, save; returns the reason of the end."""
         acting, core, stop = self.acting, self.core, self.core.stop
         self._load()
+        self.callbacks.start()
         try:
-            drive([acting.message_handler, self, core.meter, ScheduledSaving(self.checkpoints, self)], stop,
-                  acting.serve)
+            drive([acting.message_handler, self, core.meter, self.evaluator, ScheduledSaving(self.checkpoints, self),
+                   self.callbacks], stop, acting.serve)
             self._ending = True
             if stop.reason in ("total_steps", "total_updates"):
                 self._gather()
@@ -116,13 +124,16 @@ class Coordinator:
                 core.learner.publish()
                 acting.await_evaluation()
             self.checkpoints.save(self)
+            reason = stop.reason or "total_steps"
+            self.callbacks.end(reason)
         finally:
             core.meter.finish()
         acting.end()
         for shard in self.shard_clients:
             shard.shut_down()
         shutil.rmtree(self.folder, ignore_errors=True)
-        return stop.reason or "total_steps"
+        self.callbacks.raise_failure()
+        return reason
 
     def step(self) -> bool:
         """Poll the shards. When an evaluation is due, publish their weights before the evaluator learns of it."""
@@ -133,7 +144,7 @@ class Coordinator:
                 shard.status() or before for shard, before in zip(self.shard_clients, self._shard_status, strict=True)
             ]
             self._count_updates(status.version for status in self._shard_status)
-        if self.evaluations.due(self.core.progress()):
+        if self.evaluations.due(self.core.progress()) or self._evaluation_requested:
             calls = [shard.push_pull("coordinator", None, True) for shard in self.shard_clients]
             snapshots = [call()[1] for call in calls]
             self._count_updates(each.version for each in snapshots if each is not None)
@@ -141,7 +152,14 @@ class Coordinator:
             for each in snapshots:
                 self._assign({} if each is None else each.buffers)
             learner.publish()
+            if self._evaluation_requested:
+                self._evaluation_requested = False
+                self.evaluator.request()
         return False
+
+    def request_evaluation(self) -> None:
+        """Evaluate the weights of the shards soon, in addition to the schedule."""
+        self._evaluation_requested = True
 
     def _count_updates(self, versions: Iterable[int]) -> None:
         """Count the updates that all shards have applied; the count never decreases."""
@@ -255,10 +273,11 @@ class Coordinator:
         if ACTORS in metrics:
             self._learner_metrics[index] = metrics
 
-    def write(self, snapshot: Snapshot) -> None:
+    def write(self, snapshot: Snapshot) -> Path | None:
         self.acting.before_write()
-        self.core.hooks.save(snapshot)
+        path = self.core.hooks.save(snapshot)
         self.setup.published.set_saved_parts(self._answered_request)
+        return path
 
     def _publish_member_steps(self) -> None:
         member_steps = self.acting.message_handler.member_steps

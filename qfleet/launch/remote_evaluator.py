@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from qfleet.config import to_yaml
 from qfleet.core.clock import Schedule
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
-from qfleet.launch import attempt
 from qfleet.launch.actor_node import GrpcEndpoint
 from qfleet.launch.attempt import TrainResult
 from qfleet.launch.learner_node import RunRequest
@@ -32,7 +31,6 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.training.evaluation import Evaluator, EvaluatorSlot
 from qfleet.training.learner_core import LearnerCore
 from qfleet.training.loop import idle
-from qfleet.training.meter import Sink
 from qfleet.training.remote_actors import MessageHandler, await_evaluation
 from qfleet.training.timers import TimeShares
 from qfleet.transport.fleet_config import FleetConfig
@@ -130,6 +128,10 @@ class RemoteEvaluator:
         self.published.publish(learner.finite_state(learner.flat), learner.updates)
         await_evaluation(self.core, self.message_handler, self.registry, self.published, self._serve)
 
+    def request(self) -> None:
+        """Publish the newest weights at the next step."""
+        self._pending = True
+
     def resume(self) -> None:
         """Nothing to do: the first step sets the schedule."""
 
@@ -172,6 +174,9 @@ class RemoteEvaluatorSlot:
     def evaluate(self) -> None:
         self._stop_on_failure(self.remote.evaluate)
 
+    def request(self) -> None:
+        self.remote.request()
+
     def state_dict(self) -> dict[str, Any]:
         return self.evaluator.state_dict() | {"process": self.remote.state_dict()}
 
@@ -209,15 +214,3 @@ class RemoteEvaluatorFactory:
             RunDirectory(result.directory).conclude("failed", str(failure).partition("\n")[0])
             raise failure
         return result
-
-
-def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str]) -> TrainResult:
-    """Train a new run in one process, with the evaluator in another."""
-    factory = RemoteEvaluatorFactory()
-    return factory.check_result(attempt.start(config, sinks, provenance, factory))
-
-
-def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
-    """Continue a run with the evaluator in another process."""
-    factory = RemoteEvaluatorFactory()
-    return factory.check_result(attempt.resume(directory, config, sinks, factory))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from qfleet import envs
 from qfleet.actor.policy import Policy
@@ -22,21 +23,41 @@ from qfleet.runs.checkpoint import Checkpoint
 
 
 class TrainedAgent:
-    """Trained agent with frozen weights, as `load` returns it."""
+    """Trained agent with frozen weights, as `load` and `Run.agent` return it.
 
-    def __init__(self, checkpoint: Checkpoint, config: RunConfig, device: torch.device) -> None:
-        self.checkpoint, self.config = checkpoint, config
-        self.spec: EnvSpec = checkpoint.spec
-        self.policy = Policy(make_agent(config, self.spec), 0, device)
+    Attributes:
+        spec: Observations and actions of the environment.
+        config: Config of the run.
+        checkpoint: Checkpoint of the weights; None for weights of a run that is being trained.
+    """
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, policy: Policy, checkpoint: Checkpoint | None = None) -> None:
+        self.config, self.spec, self.policy, self.checkpoint = config, spec, policy, checkpoint
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, config: RunConfig, device: torch.device) -> TrainedAgent:
+        """Load the weights of a checkpoint; UserError if they do not fit."""
+        policy = Policy(make_agent(config, checkpoint.spec), 0, device)
         try:
-            self.policy.load(checkpoint.policy(), checkpoint.manifest.updates)
+            policy.load(checkpoint.policy(), checkpoint.manifest.updates)
         except ValueError as error:
             raise UserError(f"checkpoint {checkpoint.path}: the weights do not fit the network that its config "
                             f"describes ({error}); it was not written by this version of qfleet") from error
+        return cls(config, checkpoint.spec, policy, checkpoint)
 
     def __repr__(self) -> str:
-        return (f"TrainedAgent({self.spec.id}, {self.config.agent.algo}, {self.checkpoint.path.name}, "
-                f"{self.policy.device})")
+        weights = f"{self.policy.version:,} updates" if self.checkpoint is None else self.checkpoint.path.name
+        return f"TrainedAgent({self.spec.id}, {self.config.agent.algo}, {weights}, {self.policy.device})"
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, in evaluation mode."""
+        return self.policy.flat.net
+
+    def require_env(self, spec: EnvSpec) -> None:
+        """UserError unless an environment has the observations and actions that the agent was trained on."""
+        where = "the agent was" if self.checkpoint is None else f"checkpoint {self.checkpoint.path} was"
+        attempt.require_same_spaces(f"{where} trained on", self.spec, "the environment", spec)
 
     def reset(self) -> None:
         """Reset the recurrent state at the start of an episode."""
@@ -78,8 +99,7 @@ class TrainedAgent:
         """Conversion from the environment's spaces, or None. Created on first use, since it needs an environment."""
         found = envs.make_space_adapter(self.config.env)
         if found is not None:
-            attempt.require_same_env(self.checkpoint, EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n,
-                                                              box=found.actions.box))
+            self.require_env(EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n, box=found.actions.box))
         return found
 
     def _leaves(self, obs: Any) -> tuple[Obs, bool]:

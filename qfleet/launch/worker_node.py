@@ -21,6 +21,7 @@ import torch
 
 from qfleet.accel.threads import usable_cores
 from qfleet.core.clock import Progress, RunClock
+from qfleet.core.episode import Episode
 from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartbeat_thread
@@ -133,8 +134,8 @@ class CoordinatorClient:
         for tag, by in drained["counters"].items():
             if by:
                 outbox.count(tag, by)
-        for ret, length in drained["episodes"]:
-            outbox.episode(0, ret, length)
+        for fields in drained["episodes"]:
+            outbox.episode(Episode(*fields))
         if steps := core.clock.local_steps - self._reported_steps:
             self._reported_steps += steps
             outbox.count_steps(steps)

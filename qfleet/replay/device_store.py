@@ -78,9 +78,7 @@ class DeviceReplay(ReplayStore[Chunk]):
         self.rng = torch.Generator(device).manual_seed(seed)
         self._session = secrets.randbits(32)
 
-    def sample(self, n: int) -> Sample | None:
-        if not self.claim(n):
-            return None
+    def _sample(self, n: int) -> Sample:
         self.prepare()
         at, sample, least = self.draw(n)
         rows = sample.rows | {OBS_PREFIX + name: leaf for name, leaf in sample.leaves.items()}

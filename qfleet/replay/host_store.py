@@ -49,9 +49,7 @@ class HostReplay(ReplayStore[PackedChunk]):
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._blob_bytes = 0
 
-    def sample(self, n: int) -> Sample | None:
-        if not self.claim(n):
-            return None
+    def _sample(self, n: int) -> Sample:
         beta = self._cfg.beta(self.clock.steps)
         leaves, weight, max_weight = self._priorities.draw(self._rng.random(n), beta, self._size)
         slot = leaves // self._layout.starts

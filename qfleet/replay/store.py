@@ -77,8 +77,8 @@ class ReplayStore(ABC, Generic[StoredT]):
         self._dropped = 0  # chunks that did not decode
 
     @abstractmethod
-    def sample(self, n: int) -> Sample | None:
-        """Sample n windows, stratified by priority; None if the store is empty or the rate limiter refuses."""
+    def _sample(self, n: int) -> Sample:
+        """Sample n windows of a store that is not empty, stratified by priority."""
 
     @property
     @abstractmethod
@@ -143,6 +143,20 @@ class ReplayStore(ABC, Generic[StoredT]):
         """
         stored = self._decode_or_drop(packed)
         return None if stored is None else self._insert(stored, priority)
+
+    def sample(self, n: int) -> Sample | None:
+        """Sample n windows, stratified by priority; None if the store is empty or the rate limiter refuses."""
+        return self._sample(n) if self.claim(n) else None
+
+    def peek(self, n: int) -> Sample | None:
+        """Sample n windows without an effect on later samples and on the rate limiter; None if the store is empty."""
+        if self._size == 0:
+            return None
+        random_state = self._random_state()
+        try:
+            return self._sample(n)
+        finally:
+            self._restore_random(random_state)
 
     def claim(self, n: int) -> bool:
         """Count n samples if the store is not empty and the rate limiter allows them; return False otherwise."""

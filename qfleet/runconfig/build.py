@@ -9,7 +9,7 @@ import torch
 
 from qfleet import envs
 from qfleet.accel.threads import decoding_threads, usable_cores
-from qfleet.config import plugin_module
+from qfleet.config import load_attribute, plugin_module
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import UserError
@@ -22,6 +22,7 @@ from qfleet.envs.watchdog import WatchdogEnv
 from qfleet.replay.layout import Layout
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import RunConfig
+from qfleet.training.callbacks import CheckedCallback, check_callbacks
 from qfleet.training.local_actors import ActingSetup, ActorSpec
 from qfleet.training.loop import TrainingPlan
 
@@ -74,6 +75,11 @@ def make_plan(config: RunConfig) -> TrainingPlan:
 
 def _slack_samples(config: RunConfig) -> float:
     return max(config.waiting_steps(config.lanes) * config.replay.samples_per_insert, 2.0 * config.learner.batch_size)
+
+
+def make_callbacks(config: RunConfig) -> list[CheckedCallback]:
+    """The callbacks that the config names, checked."""
+    return check_callbacks([load_attribute(name) for name in config.callbacks])
 
 
 def make_explorer(config: RunConfig, index: int) -> Explorer:

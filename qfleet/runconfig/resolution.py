@@ -37,6 +37,9 @@ from qfleet.runconfig.run_config import ALGO, RunConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 COMMAND_LINE = "command line"
+KEYWORDS = "keyword"
+"""Source name of keyword arguments of the Python API."""
+
 SETTINGS = "config"
 """Source name of values given as nested settings by a script."""
 
@@ -199,6 +202,11 @@ def is_env_id(name: str) -> bool:
     return bool(re.search(r"-v\d+$", name) or ":" in name or ("/" in name and not Path(name).is_dir()))
 
 
+def names_env(name: str) -> bool:
+    """True if `resolve` takes a name as that of an environment."""
+    return is_env_id(name) and not _is_file(name)
+
+
 def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     """Recipe that suits an environment, by its id, else by its spec; None if the id is not enough."""
     for name in recipe_names():
@@ -210,11 +218,17 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     return seen if spec.box is None else {"vector": "control", "pixels": "control-pixels"}[seen]
 
 
-def _suited_recipe(env_id: str, user: Mapping[str, Any]) -> str:
+def _env_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The env section of layers, the last on top."""
+    sections = [layer["env"] for layer in layers if isinstance(layer.get("env"), Mapping)]
+    return {key: value for section in sections for key, value in section.items()}
+
+
+def _suited_recipe(env_id: str, settings: Mapping[str, Any]) -> str:
     if name := recipe_for(env_id):
         return name
     try:
-        cfg = EnvConfig.model_validate({**(user.get("env") or {}), "id": env_id})
+        cfg = EnvConfig.model_validate({**settings, "id": env_id})
     except (ValidationError, TypeError):
         return "vector"  # the whole config is validated next and reports this error with all others
     return recipe_for(env_id, env_spec_of(cfg)) or "vector"
@@ -228,19 +242,20 @@ def env_spec_of(cfg: EnvConfig) -> EnvSpec:
         return env.spec
 
 
-def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: str | Path | None = None) -> Resolved:
+def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: str | Path | None = None,
+            settings: Mapping[str, Any] | None = None) -> Resolved:
     """Config of a recipe, a YAML file, an environment id or nested settings.
 
-    `file` is a further YAML file on top of it, `overrides` are `key=value` pairs on top of both."""
-    user = nest(overrides)
+    `file` is a further YAML file on top of it, then come nested `settings`, then `overrides`, `key=value` pairs."""
+    user, settings = nest(overrides), settings or {}
     layered = Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS)
     named: dict[str, Any] = {}
     if isinstance(name, Mapping):
         recipes = _with_extended(_recipe(dict(name), SETTINGS), Path())
     else:
-        if is_env_id(name) and not _is_file(name):
+        if names_env(name):
             named = {"env": {"id": name}}
-            name = _suited_recipe(name, user)
+            name = _suited_recipe(name, _env_settings(settings, user))
         recipes = _chain(name, Path())
     if file is not None:
         recipes += _chain(str(file), Path())
@@ -249,6 +264,8 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     if named:
         layered = layered.over(named, COMMAND_LINE)
     below = layered
+    if settings:
+        layered = layered.over(settings, KEYWORDS)
     if user:
         layered = layered.over(user, COMMAND_LINE)
     try:

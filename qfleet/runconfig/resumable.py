@@ -18,7 +18,7 @@ from qfleet.transport.fleet_config import FleetConfig
 from qfleet.transport.ray_config import RayConfig
 
 RESUMABLE = frozenset({
-    "total_steps", "total_updates", "stop_at", "device", "replay.max_bytes", "replay.store",
+    "total_steps", "total_updates", "stop_at", "callbacks", "device", "replay.max_bytes", "replay.store",
     "learner.capture", "actors", "learners", "launcher", "env.groups",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
     "parameter_server.shards", "parameter_server.snapshot_period_updates",

@@ -78,7 +78,8 @@ class RunSection(Config):
 
 def default_name(env_id: str, algo: str, seed: int, now: datetime | None = None) -> str:
     """Return `<env>__<algo>__<seed>__<time>` in characters that are safe in a path and in a shell."""
-    parts = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in (env_id, algo, str(seed)))
+    parts = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.")
+             for part in (env_id.removeprefix("object:"), algo, str(seed)))
     return f"{'__'.join(parts)}__{now or datetime.now():%Y%m%d-%H%M%S}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from qfleet.config import parse_mapping, read_yaml
+from qfleet.config.objects import is_object
 from qfleet.core.errors import UserError
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_checkpoint
 from qfleet.runs.directory import RunDirectory
@@ -70,17 +71,18 @@ def refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
 def foreign_names(config: Mapping[str, Any]) -> list[str]:
     """Texts in a config that may name code outside of the package."""
     # The config of a run never contains `extends`, and the file it names could name any code.
-    return [text for name, part in config.items() if name not in HARMLESS for text in _texts(part)
-            if ":" in text or name == "extends"]
+    return [text for name, part in config.items() if name not in HARMLESS for text in texts_of(part)
+            if (":" in text and not is_object(text)) or name == "extends"]
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a tree."""
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield every text in a tree, keys included: a wrapper with arguments is a key."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts(inner)
+        for key, inner in value.items():
+            yield str(key)
+            yield from texts_of(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts_of(inner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -47,7 +48,8 @@ class CheckpointSource(Protocol):
         """Called before a scheduled checkpoint with its number."""
 
     def snapshot(self) -> Snapshot: ...
-    def write(self, snapshot: Snapshot) -> None: ...
+    def write(self, snapshot: Snapshot) -> Path | None:
+        """Write a snapshot; returns the checkpoint's path if this process knows it."""
 
 
 class CheckpointWriter:
@@ -62,12 +64,20 @@ class CheckpointWriter:
         self.schedule = Schedule(cfg.period_steps, cfg.period_updates)
         self.failed = False
         self.saved_at: Progress | None = None
+        self.saved_path: Path | None = None
+        self._requested = False
+
+    def request(self) -> None:
+        """Save at the next opportunity, in addition to the schedule."""
+        self._requested = True
 
     def save_if_due(self, source: CheckpointSource) -> bool:
         """Save if a checkpoint is due; returns whether it was."""
-        if not self.schedule.due(self.progress()):
+        if self.schedule.due(self.progress()):
+            source.before_checkpoint(self.schedule.index)
+        elif not self._requested:
             return False
-        source.before_checkpoint(self.schedule.index)
+        self._requested = False
         self.save(source)
         return True
 
@@ -76,7 +86,7 @@ class CheckpointWriter:
         if self.saved_at == self.progress():
             return
         try:
-            source.write(source.snapshot())
+            self.saved_path = source.write(source.snapshot())
         except OSError as error:
             self.failed = True
             self.metrics.count("fault/checkpoints_failed")

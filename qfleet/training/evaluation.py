@@ -15,6 +15,7 @@ from qfleet.actor.policy import Policy
 from qfleet.config import Config, Count, Fraction, PositiveCount, Real
 from qfleet.core.clock import Progress, Schedule
 from qfleet.core.env import VectorEnv
+from qfleet.core.episode import Episode, mean_info
 from qfleet.core.errors import EnvFault, UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.exploration import Explorer
@@ -65,13 +66,13 @@ class EpisodeCounter:
 
     def __init__(self, episodes: int, lanes: int) -> None:
         self.quota = [episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)]
-        self.results: list[list[tuple[float, int]]] = [[] for _ in range(lanes)]
+        self.results: list[list[Episode]] = [[] for _ in range(lanes)]
         self.completed = 0  # includes episodes beyond the quota
 
-    def episode(self, lane: int, ret: float, length: int) -> None:
+    def episode(self, episode: Episode) -> None:
         self.completed += 1
-        if len(self.results[lane]) < self.quota[lane]:
-            self.results[lane].append((ret, length))
+        if len(self.results[episode.lane]) < self.quota[episode.lane]:
+            self.results[episode.lane].append(replace(episode, final_info=None))
 
     def write(self, values: Mapping[str, float]) -> None:
         """Ignored: only episodes are collected."""
@@ -124,8 +125,9 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
     if explorer is not None:  # it receives the return of an episode at the first step of the next one
         actor.step()
         actor.receive_step()
-    flat = [result for lane in counter.results for result in lane]
-    return Score([ret for ret, _ in flat], [length for _, length in flat], policy.version)
+    flat = [episode for lane in counter.results for episode in lane]
+    return Score([episode.reward for episode in flat], [episode.length for episode in flat], policy.version,
+                 info=mean_info(flat))
 
 
 class EvaluatorSlot(Protocol):
@@ -136,6 +138,9 @@ class EvaluatorSlot(Protocol):
 
     def evaluate(self) -> None:
         """Evaluate the newest weights now and wait for the score."""
+
+    def request(self) -> None:
+        """Evaluate soon, in addition to the schedule."""
 
     def resume(self) -> None:
         """Resume without saved state."""
@@ -151,6 +156,7 @@ class NoEvaluator:
         return False
 
     def evaluate(self) -> None: ...
+    def request(self) -> None: ...
     def resume(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,7 +180,7 @@ class EvaluatorHooks:
 
 
 class Evaluator:
-    """Evaluates the newest weights on schedule. An aborted evaluation is repeated after a resume, or by `repeat`."""
+    """Evaluates the newest weights on schedule. An aborted evaluation is repeated after a resume, or by `request`."""
 
     def __init__(self, policy: Policy, env: VectorEnv, weights: WeightSource, cfg: EvalConfig, seed: int,
                  hooks: EvaluatorHooks) -> None:
@@ -195,8 +201,8 @@ class Evaluator:
         self.evaluate()
         return True
 
-    def repeat(self) -> None:
-        """Evaluate at the next step: an earlier process was interrupted in an evaluation."""
+    def request(self) -> None:
+        """Evaluate at the next step, in addition to the schedule."""
         self.pending = True
 
     def restart(self) -> None:

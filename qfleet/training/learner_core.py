@@ -25,6 +25,7 @@ from qfleet.replay.layout import Layout
 from qfleet.replay.make_store import make_store
 from qfleet.replay.store import ReplayStore
 from qfleet.sync.gradient_sync import GradientSync
+from qfleet.training.callbacks import CheckedCallback, Evaluation, EventQueue
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter, Sink
@@ -32,19 +33,21 @@ from qfleet.training.meter import Meter, Sink
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks of a run: outputs for metrics, checkpoints, bad batches, videos and the member list.
+    """Outputs of a run: for metrics, checkpoints, bad batches, videos and the member list; and the user's callbacks.
 
     `best_score` returns the score of the best policy on disk. Its argument is the score in the loaded snapshot, which
     may be older.
     """
 
     sinks: Sequence[Sink]
-    save: Callable[[Snapshot], Any]
+    save: Callable[[Snapshot], Path | None]
     save_best: Callable[[Score, Progress, dict[str, torch.Tensor]], bool]
     on_bad_batch: Callable[[Sample, int], None]
     record_video: Callable[[Policy, int], None] = lambda policy, evaluation: None
     write_members: Callable[[Sequence[Mapping[str, Any]]], None] = lambda members: None
     best_score: Callable[[float | None], float | None] = lambda loaded: loaded
+    callbacks: Sequence[CheckedCallback] = ()
+    directory: Path | None = None
 
 
 SILENT_HOOKS = Hooks((), lambda snapshot: None, lambda score, progress, weights: True, lambda sample, update: None)
@@ -92,7 +95,9 @@ class LearnerCore:
         if components.slack_samples is not None:
             self.replay.rate_limiter.limit_inserts(components.slack_samples)
         self.best = hooks.best_score(None)
-        self.meter = Meter(hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule)
+        self.events = EventQueue(hooks.callbacks)
+        self.meter = Meter(
+            hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule, on_episode=self.events.add)
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that use torch's global generator, such as dropout
         context = LearnerContext(
             self.clock, components.make_sync(self.replay, self.meter), plan.total_updates,
@@ -124,7 +129,9 @@ class LearnerCore:
             best["eval/seconds"] = score.seconds
         self.meter.emit({"eval/mean_reward": score.mean, "eval/std_reward": score.std,
                          "eval/updates": max(0, score.version), **best,
-                         "eval/mean_ep_length": sum(score.lengths) / len(score.lengths)})
+                         "eval/mean_ep_length": sum(score.lengths) / len(score.lengths),
+                         **{f"eval/info/{name}": value for name, value in score.info.items()}})
+        self.events.add(Evaluation.of(score, self.progress().steps, better))
         self.stop.check_score(score.mean)
 
     def _copy_eval_buffers(self, weights: Mapping[str, torch.Tensor]) -> None:

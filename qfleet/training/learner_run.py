@@ -13,6 +13,7 @@ from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
 from qfleet.core.weights import WeightStore
 from qfleet.replay.store import ReplayStore
+from qfleet.training.callbacks import CallbackWorker, RunControl
 from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
@@ -105,16 +106,42 @@ class LearnerRun:
         self.core.meter.add_gauge(self.acting.metrics)
         self.evaluator = make_evaluator(setup.evaluator(self.core, self.acting), self.core)
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
+        self.callbacks = CallbackWorker(hooks.callbacks, self.core.events, self.control(), self.checkpoints)
+        self._round: Sequence[Worker] = ()
+
+    def control(self) -> RunControl:
+        """What callbacks can read and request of this run."""
+        return RunControl(self.core, self.evaluator.request, self.checkpoints.request)
 
     def run(self) -> str:
         """Train to the end, evaluate and save; returns the stop reason."""
+        self.begin()
+        self.advance(lambda: False)
+        return self.finish()
+
+    def begin(self) -> None:
+        """Start acting. `advance` and `finish` must follow."""
         self.acting.begin()
-        core, stop, timed = self.core, self.core.stop, self.shares.timed
+        self.callbacks.start()
+        core, timed = self.core, self.shares.timed
         turns = self.acting.turns(timed("time/learner_share", core.learner))
         evaluator = timed("time/eval_share", self.evaluator) if self.acting.evaluates else self.evaluator
         saving = timed("time/save_share", ScheduledSaving(self.checkpoints, self))
+        self._round = [*turns, *self.workers, core.meter, evaluator, saving, self.callbacks]
+
+    def advance(self, pause: Callable[[], bool]) -> None:
+        """Run whole rounds of the loop until the run ends, or until `pause()` is true after a round."""
+        stop = self.core.stop
         try:
-            drive([*turns, *self.workers, core.meter, evaluator, saving], stop, self.acting.serve)
+            drive(self._round, lambda: stop() or pause(), self.acting.serve)
+        except BaseException:
+            self.core.meter.finish()
+            raise
+
+    def finish(self) -> str:
+        """Evaluate and save after the last round; returns the stop reason."""
+        core, stop = self.core, self.core.stop
+        try:
             at_end = stop.reason in ("total_steps", "total_updates")
             self.acting.finish(at_end)
             if at_end:
@@ -123,17 +150,20 @@ class LearnerRun:
             # With exact_resume, the run resumes from the last scheduled checkpoint: only that is an episode boundary.
             if not (self.plan.exact_resume and stop.is_external and self.checkpoints.saved_at):
                 self.checkpoints.save(self)
+            reason = stop.reason or "total_steps"
+            self.callbacks.end(reason)
         finally:
             core.meter.finish()
         self.acting.end()
-        return stop.reason or "total_steps"
+        self.callbacks.raise_failure()
+        return reason
 
     def before_checkpoint(self, index: int) -> None:
         self.acting.before_checkpoint(index)
 
-    def write(self, snapshot: Snapshot) -> None:
+    def write(self, snapshot: Snapshot) -> Path | None:
         self.acting.before_write()
-        self.core.hooks.save(snapshot)
+        return self.core.hooks.save(snapshot)
 
     def snapshot(self) -> Snapshot:
         evaluator = self.evaluator.state_dict()

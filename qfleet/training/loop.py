@@ -82,6 +82,10 @@ class StopRule:
         """Ask the run to end for this reason."""
         self.reason = reason
 
+    def withdraw(self) -> None:
+        """Let a run continue that was asked to end."""
+        self.reason = None
+
     def check_score(self, mean: float) -> None:
         """End the run if the mean return of an evaluation reaches `stop_at`."""
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:

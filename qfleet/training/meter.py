@@ -6,9 +6,11 @@ import inspect
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from qfleet.core.clock import Progress, Schedule
+from qfleet.core.episode import Episode
 from qfleet.core.errors import UserError
 
 RECENT_EPISODES = 100
@@ -84,13 +86,16 @@ class Meter:
         frames_per_step: int,
         schedule: Schedule,
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
+        on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> None:
         self.sinks, self.progress, self.gauges = sinks, progress, list(gauges)
         self.frames_per_step, self.schedule = frames_per_step, schedule
+        self.on_episode, self.latest = on_episode, dict[str, Any]()
         self.episodes = 0
         self.counters: dict[str, int] = defaultdict(int)
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
+        self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
         self._sums: dict[str, tuple[float, int]] = {}
+        self._logged = False  # since the last record
         self._elapsed, self._since = 0.0, time.monotonic()
         self._rates_since = (0.0, Progress(0, 0))
         self._emitted: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
@@ -106,11 +111,16 @@ class Meter:
     @property
     def recent_return(self) -> float | None:
         """Mean return of the last 100 training episodes; None before the first."""
-        return sum(ret for ret, _ in self._recent) / len(self._recent) if self._recent else None
+        return sum(episode.reward for episode in self._recent) / len(self._recent) if self._recent else None
 
     def write(self, values: Mapping[str, float]) -> None:
         for tag, value in values.items():
             self.add(tag, value, 1)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Add the user's metrics. Unlike others, they are written even if no step or update follows."""
+        self.write(values)
+        self._logged = True
 
     def add(self, tag: str, total: float, count: int) -> None:
         """Add `count` values with the given sum, for example from another process."""
@@ -120,9 +130,10 @@ class Meter:
     def count(self, name: str, by: int = 1) -> None:
         self.counters[name] += by
 
-    def episode(self, lane: int, ret: float, length: int) -> None:
+    def episode(self, episode: Episode) -> None:
         self.episodes += 1
-        self._recent.append((ret, length))
+        self._recent.append(replace(episode, final_info=None))  # which may be large
+        self.on_episode(episode)
 
     def drain(self) -> dict[str, Any]:
         """Return everything collected since the last call, as input for another meter's `merge`."""
@@ -131,7 +142,7 @@ class Meter:
         new = self.episodes - episodes
         recent = list(self._recent)[-min(new, RECENT_EPISODES):] if new else []
         drained = {"sums": {tag: list(pair) for tag, pair in self._sums.items()}, "new": new,
-                   "episodes": [list(pair) for pair in recent],
+                   "episodes": [[each.reward, each.length, each.lane, each.actor, dict(each.info)] for each in recent],
                    "counters": {name: number - counters.get(name, 0) for name, number in self.counters.items()}}
         self._sums.clear()
         return drained
@@ -144,7 +155,9 @@ class Meter:
             if by:
                 self.count(name, by)
         self.episodes += drained["new"]
-        self._recent.extend((ret, length) for ret, length in drained["episodes"])
+        for fields in drained["episodes"]:
+            self._recent.append(episode := Episode(*fields))
+            self.on_episode(episode)
 
     def step(self) -> bool:
         """Emit a record if a log period has passed; never busy, so always False."""
@@ -161,12 +174,13 @@ class Meter:
         record |= self._rates(now, seconds) | {tag: total / n for tag, (total, n) in self._sums.items()}
         if self._recent:
             record["rollout/ep_rew_mean"] = self.recent_return
-            record["rollout/ep_len_mean"] = sum(length for _, length in self._recent) / len(self._recent)
+            record["rollout/ep_len_mean"] = sum(episode.length for episode in self._recent) / len(self._recent)
         for gauge in self.gauges:
             record |= gauge()
         record |= self.counters | dict(extra)
         self._sums.clear()
-        self._emitted = self._changes()
+        self._emitted, self._logged = self._changes(), False
+        self.latest |= record
         for sink in self.sinks:
             sink.write(record)
 
@@ -175,7 +189,7 @@ class Meter:
 
         A meter without sinks emits nothing, so that its metrics stay available to `drain`.
         """
-        if self.sinks and self._changes() != self._emitted:
+        if self.sinks and (self._logged or self._changes() != self._emitted):
             self.emit()
         self.flush()
 
@@ -201,12 +215,12 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         return {"episodes": self.episodes, "counters": dict(self.counters), "seconds": self.seconds,
-                "recent": [list(pair) for pair in self._recent]}
+                "recent": [[episode.reward, episode.length] for episode in self._recent]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.episodes = state["episodes"]
         self.counters.update(state["counters"])
-        self._recent.extend((ret, length) for ret, length in state["recent"])
+        self._recent.extend(Episode(reward, length) for reward, length in state["recent"])
         self._elapsed, self._since = state["seconds"], time.monotonic()
         self._drained = (self.episodes, dict(self.counters))
         self._rates_since = (state["seconds"], self.progress())

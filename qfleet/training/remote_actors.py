@@ -139,7 +139,7 @@ class MessageHandler:
                     meter.count("fault/bad_messages")
                     log.warning("a chunk of member %d was dropped: it does not decode", index)
             for episode in decoded.episodes:
-                meter.episode(*episode)
+                meter.episode(episode)
         self.callbacks.take_metrics(index, {tag: total / max(1, count)
                                             for tag, (total, count) in decoded.metrics.items()})
         for tag, (total, count) in decoded.metrics.items():
@@ -297,6 +297,19 @@ class EvaluatorMember(NoEvaluator):
 
     def __init__(self, acting: RemoteActors) -> None:
         self._acting = acting
+        self._requested: int | None = None  # version of the weights that a requested evaluation waits for
+
+    def request(self) -> None:
+        """Publish the newest weights and ask the member to evaluate them."""
+        self._acting.core.learner.publish()
+        self._requested = self._acting.published.weights.version
+        self._acting.published.request_evaluation(True)
+
+    def step(self) -> bool:
+        if self._requested is not None and self._acting.message_handler.evaluated_version >= self._requested:
+            self._requested = None
+            self._acting.published.request_evaluation(False)
+        return False
 
     def evaluate(self) -> None:
         """Wait until the published weights are evaluated."""

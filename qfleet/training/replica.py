@@ -25,7 +25,8 @@ from qfleet.replay.store import ReplayStore
 from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankLink, RankRows
 from qfleet.sync.gradient_sync import GradientSync, OptimizerConfig
 from qfleet.sync.process_group import ProcessGroup
-from qfleet.training.checkpointer import Snapshot
+from qfleet.training.callbacks import RunControl
+from qfleet.training.checkpointer import CheckpointWriter, Snapshot
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
 from qfleet.training.learner_run import LearnerRun, RunSetup
@@ -43,7 +44,7 @@ PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin", "actor_regis
 """State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator,
 as far as it has it. The rest is identical everywhere or belongs to rank 0."""
 
-REASONS = ("", "total_steps", "total_updates", "stop_at", "preempted", "interrupted")
+REASONS = ("", "total_steps", "total_updates", "stop_at", "stopped", "preempted", "interrupted")
 RUNNING, DONE, FAILED = 0.0, 1.0, 2.0
 
 COUNTED_ON_RANK_ZERO = ("fault/bad_updates", "fault/checkpoints_failed")
@@ -88,13 +89,22 @@ class RankSync:
     def __init__(self, group: ProcessGroup, plan: TrainingPlan) -> None:
         self.group, self.clock = group, RunClock()
         self.stop = ConsensusStop(plan, self.clock.progress, group.size == 1)
+        self.save_requests = 0  # agreed by all ranks
+        self._proposed_requests = 0
+
+    def request_save(self) -> None:
+        """Propose a checkpoint; all ranks learn of it at the next vote."""
+        self._proposed_requests += 1
+        if self.group.size == 1:
+            self.save_requests = self._proposed_requests
 
     def local_state(self) -> list[float]:
-        return [float(self.clock.local_steps), float(self.stop.proposal)]
+        return [float(self.clock.local_steps), float(self.stop.proposal), float(self._proposed_requests)]
 
     def receive_states(self, rows: RankRows) -> None:
         self.clock.set_remote_steps(int(sum(row[0] for row in rows)) - int(rows[self.group.rank][0]))
         self.stop.receive_votes(row[1] for row in rows)
+        self.save_requests = int(max(row[2] for row in rows))
 
     def run_together(self, work: Callable[[], Any] | None) -> list[int]:
         """Do `work` (None: nothing) and wait for all ranks; returns the failed ranks. A local failure is raised."""
@@ -157,9 +167,27 @@ class RankZeroEvaluator:
     def step(self) -> bool:
         return self.backend is not None and self.backend.step()
 
+    def request(self) -> None:
+        if self.backend is not None:
+            self.backend.request()
+
     def evaluate(self) -> None:
         if self.rank_sync.run_together(None if self.backend is None else self.backend.evaluate):
             raise ProcessFault("the evaluation on rank 0 failed; see the log of rank 0")
+
+
+class RequestedSaves:
+    """Worker that passes on the checkpoint requests that all ranks have agreed on to the writer of its rank."""
+
+    def __init__(self, rank_sync: RankSync, checkpoints: CheckpointWriter) -> None:
+        self.rank_sync, self.checkpoints = rank_sync, checkpoints
+        self._passed_on = 0
+
+    def step(self) -> bool:
+        if self.rank_sync.save_requests > self._passed_on:
+            self._passed_on = self.rank_sync.save_requests
+            self.checkpoints.request()
+        return False
 
 
 class MetricsGather:
@@ -227,10 +255,13 @@ class ReplicaRun(LearnerRun):
             lambda evaluator, core: RankZeroEvaluator(evaluator, rank_sync, make_backend(core)))
         self.metrics_gather = MetricsGather(self.group, self.core.meter, plan.log_schedule, self.acting.metrics)
         self.core.meter.add_gauge(self.metrics_gather.metrics)
-        self.workers = [self.metrics_gather]
+        self.workers = [self.metrics_gather, RequestedSaves(rank_sync, self.checkpoints)]
         self.core.meter.add_gauge(self._comm_metrics)
         self._last_sent = (0.0, 0)  # bytes sent and updates at the last record
         self._restored = False
+
+    def control(self) -> RunControl:
+        return RunControl(self.core, self.evaluator.request, self.rank_sync.request_save)
 
     def run(self) -> str:
         """Train to the end with equal initial weights on all ranks; returns the stop reason."""

@@ -22,24 +22,26 @@ class ShardedCheckpointWriter:
         self.stage = StagingArea(folder, self.peers.rank)
         self.stage.set_saved([] if checkpoint is None else [name for name, _ in checkpoint.segments()])
 
-    def saver(self, write: Callable[[Snapshot], Any]) -> Callable[[Snapshot], None]:
+    def saver(self, write: Callable[[Snapshot], Path | None]) -> Callable[[Snapshot], Path | None]:
         """Collective version of `write`: called by all ranks with their snapshots; only rank 0 calls `write`."""
         return write if self.peers.size == 1 else lambda snapshot: self._save(write, snapshot)
 
-    def _save(self, write: Callable[[Snapshot], Any], snapshot: Snapshot) -> None:
+    def _save(self, write: Callable[[Snapshot], Path | None], snapshot: Snapshot) -> Path | None:
         rank = self.peers.rank
+        written: list[Path | None] = []
         segments = [Segment(rank_segment_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
         try:
             self._run_together((lambda: self.stage.write(segments)) if rank else None)
             packed = self.peers.exchange(pack_state(_rank_part(snapshot, segments)) if rank else b"")
             combined = self._merge(snapshot, packed) if rank == 0 else snapshot
-            self._run_together((lambda: write(combined)) if rank == 0 else None)
+            self._run_together((lambda: written.append(write(combined))) if rank == 0 else None)
             self.stage.set_saved(segment.name for segment in segments)
         except BaseException:
             self.stage.set_saved([])  # unknown which files exist: write all segments next time
             raise
         finally:
             self.stage.clear()
+        return written[0] if written else None
 
     def _merge(self, snapshot: Snapshot, packed: Sequence[bytes]) -> Snapshot:
         parts = [unpack_state(data) for data in packed[1:]]

@@ -81,7 +81,7 @@ class FleetConnection:
     def __init__(self, channel: Channel, name: str, role: str = ACTOR, patience_s: float = 600.0,
                  claim: str = "") -> None:
         self.address, self.name, self.role, self.patience_s = channel.address, name, role, patience_s
-        self.stopped = self.final = False
+        self.stopped = self.evaluation_wanted = False
         # For a parameter-server worker, as the coordinator last replied.
         self.remote_steps = self.requested_checkpoint = self.saved_checkpoint = 0
         self.failed: Exception | None = None
@@ -273,7 +273,8 @@ class FleetConnection:
             self._message = None
             self._waiting.end()
             self.metrics.mark_delivered()
-        self._latest, self.final = (Progress(reply.steps, reply.updates), reply.version), reply.final
+        self._latest = (Progress(reply.steps, reply.updates), reply.version)
+        self.evaluation_wanted = reply.final
         self.remote_steps, self.saved_checkpoint, self.requested_checkpoint = reply.elsewhere, reply.saved, reply.save
         self._probing = self._message is not None and reply.verdict == WAIT
         if self._probing:

@@ -140,14 +140,16 @@ class Parcel(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ..., priority: _Optional[bytes] = ...) -> None: ...
 
 class Episode(_message.Message):
-    __slots__ = ("lane", "ret", "length")
+    __slots__ = ("lane", "ret", "length", "info")
     LANE_FIELD_NUMBER: _ClassVar[int]
     RET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     lane: int
     ret: float
     length: int
-    def __init__(self, lane: _Optional[int] = ..., ret: _Optional[float] = ..., length: _Optional[int] = ...) -> None: ...
+    info: _containers.RepeatedCompositeFieldContainer[Figure]
+    def __init__(self, lane: _Optional[int] = ..., ret: _Optional[float] = ..., length: _Optional[int] = ..., info: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ...) -> None: ...
 
 class Figure(_message.Message):
     __slots__ = ("tag", "sum", "count")
@@ -168,18 +170,20 @@ class Counter(_message.Message):
     def __init__(self, tag: _Optional[str] = ..., by: _Optional[int] = ...) -> None: ...
 
 class Judgement(_message.Message):
-    __slots__ = ("returns", "lengths", "version", "weights", "seconds")
+    __slots__ = ("returns", "lengths", "version", "weights", "seconds", "info")
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     returns: _containers.RepeatedScalarFieldContainer[float]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     version: int
     weights: bytes
     seconds: float
-    def __init__(self, returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., weights: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
+    info: _containers.RepeatedCompositeFieldContainer[Figure]
+    def __init__(self, returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., weights: _Optional[bytes] = ..., seconds: _Optional[float] = ..., info: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
     __slots__ = ("verdict", "version", "steps", "updates", "final", "elsewhere", "save", "saved")

@@ -130,8 +130,9 @@ class FleetService:
         if request.leaving:
             self.registry.deregister(request.index, request.incarnation)
         return ExchangeReply(verdict=verdict, version=self.published.weights.version, steps=status.steps,
-                             updates=status.updates, final=status.final, elsewhere=status.remote_steps(request.index),
-                             save=status.save, saved=status.saved.get(request.index, 0)).SerializeToString()
+                             updates=status.updates, final=status.evaluation_wanted,
+                             elsewhere=status.remote_steps(request.index), save=status.save,
+                             saved=status.saved.get(request.index, 0)).SerializeToString()
 
     def _verdict(self, request: ExchangeRequest) -> Any:
         status = self.published.status

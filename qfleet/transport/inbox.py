@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from qfleet.core.episode import Episode
 from qfleet.core.evaluation import Score
 from qfleet.replay.codec import PackedChunk
 from qfleet.replay.layout import Layout
-from qfleet.transport.fleet_pb2 import ExchangeRequest, Judgement, Parcel, Part
+from qfleet.transport.fleet_pb2 import ExchangeRequest, Figure, Judgement, Parcel, Part
 from qfleet.transport.weight_codec import unpack_weights
 
 MAX_STEPS = 1 << 31
@@ -89,7 +91,7 @@ class DecodedMessage:
     steps: int
     version: int
     chunks: list[tuple[PackedChunk, np.ndarray | None]]
-    episodes: list[tuple[int, float, int]]
+    episodes: list[Episode]
     metrics: dict[str, tuple[float, int]]
     counters: dict[str, int]
     evaluations: list[tuple[Score, dict[str, torch.Tensor]]]
@@ -116,7 +118,8 @@ def decode_message(message: ExchangeRequest, layout: Layout) -> DecodedMessage:
     return DecodedMessage(
         steps=message.steps, version=message.version,
         chunks=[_chunk(parcel, layout) for parcel in message.parcels],
-        episodes=[(episode.lane, episode.ret, episode.length) for episode in message.episodes],
+        episodes=[Episode(episode.ret, episode.length, episode.lane, message.index, _info(episode.info))
+                  for episode in message.episodes],
         metrics={metric.tag: (metric.sum, metric.count) for metric in message.figures},
         counters={counter.tag: counter.by for counter in message.counters},
         evaluations=[_evaluation(evaluation) for evaluation in message.judgements],
@@ -136,6 +139,14 @@ def _chunk(parcel: Parcel, layout: Layout) -> tuple[PackedChunk, np.ndarray | No
         raise ValueError(f"{len(parcel.priority)} bytes of priorities for {layout.starts} window starts")
     # Not checked for being finite: the replay clamps and counts invalid priorities.
     return packed, np.frombuffer(parcel.priority, "<f4").astype(np.float32)
+
+
+def _info(values: Sequence[Figure]) -> dict[str, float]:
+    """Metrics from `info` by name, of an episode or an evaluation."""
+    for value in values:
+        if not _TAG.fullmatch(value.tag) or not np.isfinite(value.sum):
+            raise ValueError(f"info metric {value.tag[:100]!r}: {value.sum}")
+    return {value.tag: value.sum for value in values}
 
 
 def _member_state(state: bytes) -> bytes:
@@ -166,5 +177,6 @@ def _evaluation(evaluation: Judgement) -> tuple[Score, dict[str, torch.Tensor]]:
     if not returns or len(returns) != len(evaluation.lengths) or not np.isfinite(returns).all():
         raise ValueError(f"an evaluation of {len(returns)} returns and {len(evaluation.lengths)} lengths")
     seconds = evaluation.seconds if np.isfinite(evaluation.seconds) and evaluation.seconds > 0 else None
-    score = Score(returns, [int(length) for length in evaluation.lengths], evaluation.version, seconds)
+    score = Score(returns, [int(length) for length in evaluation.lengths], evaluation.version, seconds,
+                  _info(evaluation.info))
     return score, unpack_weights(evaluation.weights)

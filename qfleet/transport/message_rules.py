@@ -53,6 +53,9 @@ def require_allowed(message: ExchangeRequest, role: str, max_steps: int) -> None
             raise ValueError(f"{tag[:100]} is reserved for evaluations")
     if any(abs(episode.ret) > MAX_VALUE for episode in message.episodes):
         raise ValueError(f"an episode whose return is beyond {MAX_VALUE:g}")
+    for info in (*(episode.info for episode in message.episodes), *(score.info for score in message.judgements)):
+        if len(info) > MAX_TAGS or any(abs(metric.sum) > MAX_VALUE for metric in info):
+            raise ValueError(f"{len(info)} metrics from info, or one beyond {MAX_VALUE:g}")
 
 
 def require_sound(score: Score, weights: Mapping[str, torch.Tensor], expected: Expected) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from qfleet.core.episode import Episode
 from qfleet.core.errors import UserError
 from qfleet.core.evaluation import Score
-from qfleet.transport.fleet_pb2 import ExchangeRequest, Judgement, Part
+from qfleet.transport.fleet_pb2 import ExchangeRequest, Figure, Judgement, Part
 from qfleet.transport.weight_codec import pack_weights
 
 MAX_CHUNKS = 64
@@ -98,9 +99,10 @@ class Outbox:
             self._counters[name] += by
             self._mark_changed()
 
-    def episode(self, lane: int, ret: float, length: int) -> None:
+    def episode(self, episode: Episode) -> None:
         with self.changed:
-            self._message.episodes.add(lane=lane, ret=ret, length=length)
+            self._message.episodes.add(lane=episode.lane, ret=episode.reward, length=episode.length,
+                                       info=_figures(episode.info))
             self._mark_changed()
 
     def add_evaluation(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
@@ -110,7 +112,8 @@ class Outbox:
                             "fleet.max_message_mb")
         with self.changed:
             self._evaluations.append(Judgement(returns=score.returns, lengths=score.lengths, version=score.version,
-                                              weights=weights, seconds=score.seconds or 0.0))
+                                              weights=weights, seconds=score.seconds or 0.0,
+                                              info=_figures(score.info)))
             self._mark_changed()
 
     def set_checkpoint_part(self, save: int, state: bytes, segments: Sequence[str]) -> None:
@@ -179,6 +182,10 @@ class Outbox:
             self.changed.notify_all()
         elif self.full:
             self.changed.notify_all()
+
+
+def _figures(info: Mapping[str, float]) -> list[Figure]:
+    return [Figure(tag=name, sum=value, count=1) for name, value in info.items()]
 
 
 class Stopwatch:

@@ -193,7 +193,7 @@ def test_where_nothing_can_draw_mujoco_plays_and_is_not_filmed(monkeypatch):
 def test_mistakes_in_the_users_module(module, tmp_path):
     with pytest.raises(UserError, match="has no 'Mien', neither as an attribute nor as an environment"):
         make(EnvConfig(id=f"{module}:Mien"), 1)
-    with pytest.raises(UserError, match=r"a gymnasium\.Env is needed"):
+    with pytest.raises(UserError, match=r"a gymnasium\.Env or a gymnasium\.vector\.VectorEnv is needed"):
         make(EnvConfig(id=f"{module}:wrong"), 1)
     with pytest.raises(UserError, match=r"env.kwargs=\{'gian': 3\}"):
         make(EnvConfig(id=f"{module}:Mine", kwargs={"gian": 3}), 1)

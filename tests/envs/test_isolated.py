@@ -62,7 +62,12 @@ def step(env: VectorEnv, seed: int = 0) -> StepResult:
 
 def assert_same(a: StepResult, b: StepResult) -> None:
     same_obs(a.obs, b.obs)
-    same_obs({k: v for k, v in vars(a).items() if k != "obs"}, {k: v for k, v in vars(b).items() if k != "obs"})
+    same_obs(columns(a), columns(b))
+    assert a.info == b.info
+
+
+def columns(result: StepResult) -> dict[str, np.ndarray]:
+    return {name: value for name, value in vars(result).items() if isinstance(value, np.ndarray)}
 
 
 def same_obs(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:

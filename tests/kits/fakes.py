@@ -125,8 +125,8 @@ class ListMetrics:
     def count(self, name, by=1):
         self.counts[name] = self.counts.get(name, 0) + by
 
-    def episode(self, lane, ret, length):
-        self.episodes.append((lane, ret, length))
+    def episode(self, episode):
+        self.episodes.append((episode.lane, episode.reward, episode.length))
 
 
 def linear_agent(loss=None):

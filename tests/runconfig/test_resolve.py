@@ -386,7 +386,8 @@ def test_what_may_change_on_resume() -> None:
     told = str(caught.value).splitlines()
     assert told[:2] == ["seed: is 2, but the run was started with 1",
                         "agent.gamma: is 0.9, but the run was started with 0.99"]
-    assert "a resumed run may change actors, device, launcher, learners, " in told[2] and "init_from=RUN" in told[2]
+    assert "a resumed run may change actors, callbacks, device, launcher, learners, " in told[2]
+    assert "init_from=RUN" in told[2]
     assert "run.* (except exact_resume, name, root)" in told[2] and "allreduce" not in told[2]
 
 

@@ -161,6 +161,7 @@ def store(host: Any) -> int:
 
 def tell(host: Any, learner: Any) -> int:
     """The job of a member that has nothing but numbers to tell, each in a message of its own, until it shall leave."""
+    from qfleet.core.episode import Episode
     from qfleet.transport.client import FleetConnection
     from qfleet.transport.ray_channel import RayChannel
 
@@ -171,7 +172,7 @@ def tell(host: Any, learner: Any) -> int:
     host.heartbeat.on_orphan(over.set)
     number = 0
     while link.failed is None and not over.is_set():
-        link.metrics.episode(0, float(number), 1)
+        link.metrics.episode(Episode(float(number), 1))
         while link.failed is None and not (link.metrics.empty and link._message is None):
             time.sleep(0.005)
         host.message = str(number)

@@ -1,6 +1,7 @@
 """Metric records: means, counters, rates, episodes, resume."""
 
 from qfleet.core.clock import Progress, Schedule
+from qfleet.core.episode import Episode
 from qfleet.training.meter import Meter
 
 
@@ -44,7 +45,7 @@ def test_returns_are_averaged_over_the_last_hundred_episodes():
     clock = [Progress(0, 0)]
     meter, records = meter_with(clock)
     for i in range(150):
-        meter.episode(0, float(i), 10)
+        meter.episode(Episode(float(i), 10))
     meter.emit({"eval/mean_reward": 5.0})
     assert records[0]["rollout/ep_rew_mean"] == sum(range(50, 150)) / 100
     assert records[0]["episodes"] == 150 and records[0]["eval/mean_reward"] == 5.0
@@ -53,7 +54,7 @@ def test_returns_are_averaged_over_the_last_hundred_episodes():
 def test_a_restored_meter_continues_its_counts_and_schedule():
     clock = [Progress(300, 3)]
     meter, _ = meter_with(clock)
-    meter.episode(0, 2.0, 4)
+    meter.episode(Episode(2.0, 4))
     meter.count("fault/x")
     state = meter.state_dict()
     state["seconds"] = 1000.0

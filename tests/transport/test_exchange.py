@@ -11,6 +11,7 @@ import torch
 from transport_kit import LAYOUT, TOKEN, FakeLearner, Luck, Proxy, eventually, fake_learner, link, some_chunk, weights
 
 from qfleet.core.clock import Progress
+from qfleet.core.episode import Episode
 from qfleet.core.evaluation import Score
 from qfleet.transport import client, grpc_channel, outbox, published_state, remote
 from qfleet.transport.client import ConnectionLost, FleetConnection
@@ -38,16 +39,16 @@ def test_an_actor_tells_and_hears(tmp_path):
         replay = line.replay(LAYOUT, 2)
         line.clock.count_steps(5)
         assert replay.add(some_chunk(3)) == 0 and replay.add(some_chunk(4), None) == 1
-        line.metrics.episode(1, 2.5, 7)
+        line.metrics.episode(Episode(2.5, 7, 1))
         here.drain_until(lambda: sum(len(message.parcels) for message in here.stored) == 2)
         got = [decode_message(message, LAYOUT) for message in here.stored]
         assert sum(delivery.steps for delivery in got) == 5
-        assert [episode for delivery in got for episode in delivery.episodes] == [(1, 2.5, 7)]
+        assert [episode for delivery in got for episode in delivery.episodes] == [Episode(2.5, 7, 1, 0)]
         here.published.update_progress(1000, 50, "training")
         eventually(lambda: line.progress() == Progress(1000, 50))
-        assert line.clock.steps == 1000 and not line.final
+        assert line.clock.steps == 1000 and not line.evaluation_wanted
         here.published.request_final_evaluation()
-        eventually(lambda: line.final)
+        eventually(lambda: line.evaluation_wanted)
         here.published.stop()
         eventually(lambda: line.stopped)
         assert line.failed is None
@@ -97,7 +98,7 @@ def test_members_are_heard_of_and_leave(tmp_path):
 def send_many(line, count, pause_s=0.0):
     for number in range(count):
         line.metrics.count_steps(1)
-        line.metrics.episode(number, 0.0, 1)
+        line.metrics.episode(Episode(0.0, 1, number))
         if pause_s:
             time.sleep(pause_s)
 
@@ -154,8 +155,8 @@ def test_under_random_loss_everything_is_stored_once_and_in_order(tmp_path, seed
                     for number in range(25):
                         for who in (steady, line):
                             who.metrics.count_steps(1)
-                        line.metrics.episode(number, 0.0, 1)
-                        steady.metrics.episode(25 * life + number, 0.0, 1)
+                        line.metrics.episode(Episode(0.0, 1, number))
+                        steady.metrics.episode(Episode(0.0, 1, 25 * life + number))
                         time.sleep(0.01)
                         if number % 3 == 0:
                             here.drain()
@@ -214,14 +215,14 @@ def test_a_learner_that_was_resumed_is_greeted_again_and_nothing_is_stored_twice
         eventually(lambda: line.metrics.unconfirmed_steps == 0)
         # What follows is in the checkpoint, but its confirmation never arrives.
         first.inbox.per_sender = 0
-        line.metrics.episode(3, 0.0, 1)
+        line.metrics.episode(Episode(0.0, 1, 3))
         eventually(lambda: line._probing)
         lost = line._message
         assert first.registry.accept_sequence(lost.index, lost.incarnation, lost.sequence)
         state = first.registry.state_dict()
         first.close()
         second = FakeLearner(tmp_path / "c", state=state)
-        line.metrics.episode(4, 0.0, 1)
+        line.metrics.episode(Episode(0.0, 1, 4))
         second.drain_until(lambda: lanes(second.stored) == [4])
         assert second.duplicates == 1
         assert line.welcome.epoch == second.published.epoch and line.welcome.incarnation == 1
@@ -249,7 +250,7 @@ def test_the_same_place_in_another_learner_is_not_the_same_place(tmp_path):
         first.close()
         with fake_learner(tmp_path / "c") as second, link(second.unix, "far-b/0") as two:
             assert [(line.welcome.index, line.welcome.incarnation) for line in (one, two)] == [(2, 1), (2, 1)]
-            one.metrics.episode(7, 0.0, 1)
+            one.metrics.episode(Episode(0.0, 1, 7))
             one.start()
             second.drain_until(lambda: lanes(second.stored) == [7])
             assert second.stored[0].index == one.welcome.index == 3 and two.failed is None

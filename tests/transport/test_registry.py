@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transport_kit import LAYOUT, SPEC, some_chunk, weights
 
 from qfleet.core.env import Box
+from qfleet.core.episode import Episode
 from qfleet.core.evaluation import Score
 from qfleet.core.replay import Chunk, Window
 from qfleet.replay.chunker import Chunker
@@ -171,16 +172,17 @@ def test_everything_arrives_as_it_was_said():
         outbox.count_steps(4)
         outbox.add_chunk(packed(some_chunk(1)), priority.tobytes())
         outbox.add_chunk(packed(some_chunk(2)), b"")
-        outbox.episode(3, -2.5, 11)
+        outbox.episode(Episode(-2.5, 11, 3, info={"cost:sum": 4.0}))
         outbox.write({"actor/policy_lag": 2.0})
         outbox.write({"actor/policy_lag": 4.0})
         outbox.count("fault/env_rebuilds", 2)
         outbox.add_time("wire/wait_ms", 0.0017)
-        outbox.add_evaluation(Score([1.0, 2.0], [3, 4], 9), weights(9))
+        outbox.add_evaluation(Score([1.0, 2.0], [3, 4], 9, info={"cost:sum": 0.5}), weights(9))
         outbox.set_member_state(b"known")
 
     delivery = decode_message(sealed(fill), LAYOUT)
-    assert delivery.steps == 7 and delivery.member_state == b"known" and delivery.episodes == [(3, -2.5, 11)]
+    assert delivery.steps == 7 and delivery.member_state == b"known"
+    assert delivery.episodes == [Episode(-2.5, 11, 3, actor=0, info={"cost:sum": 4.0})]
     assert delivery.metrics == {"actor/policy_lag": (6.0, 2)}
     assert delivery.counters == {"fault/env_rebuilds": 2, "wire/wait_ms": 1}
     for seed, (chunk, found) in enumerate(delivery.chunks, 1):
@@ -189,7 +191,7 @@ def test_everything_arrives_as_it_was_said():
             np.testing.assert_array_equal(again.columns[name], values)
         assert found is None if seed == 2 else (found == priority).all()
     (score, state), = delivery.evaluations
-    assert score == Score([1.0, 2.0], [3, 4], 9)
+    assert score == Score([1.0, 2.0], [3, 4], 9, info={"cost:sum": 0.5})
     assert all((state[name] == value).all() for name, value in weights(9).items())
 
 
@@ -216,7 +218,10 @@ def spoil(name, value):
     (lambda box: box.add_chunk(packed(spoil("action", 4)), b""), "outside 0 to 3"),
     (lambda box: box.add_chunk(packed(spoil("action", -1)), b""), "actions -1"),
     (lambda box: box.add_chunk(packed(some_chunk()), b"123"), "3 bytes of priorities"),
-    (lambda box: box.episode(0, np.nan, 3), "return nan"), (lambda box: box.count("a\nb"), "not a tag"),
+    (lambda box: box.episode(Episode(np.nan, 3)), "return nan"),
+    (lambda box: box.episode(Episode(0.0, 3, info={"cost": np.inf})), "'cost': inf"),
+    (lambda box: box.episode(Episode(0.0, 3, info={"a\nb": 1.0})), "info metric"),
+    (lambda box: box.count("a\nb"), "not a tag"),
     (lambda box: box.write({"": 1.0}), "not a tag"),
     (lambda box: box.set_member_state(bytes(1 << 21)), "of member state"),
     (lambda box: box.count_steps(1 << 40), "steps in one message"),

@@ -1,0 +1,67 @@
+"""Evaluation of a policy on request: the result, and the environment and rules of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qfleet import envs
+from qfleet.actor.policy import Policy
+from qfleet.core.env import EnvSpec
+from qfleet.core.errors import UserError
+from qfleet.runconfig.build import make_env, with_step_limit
+from qfleet.runconfig.run_config import RunConfig
+from qfleet.training.evaluation import evaluate
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Result of an evaluation over full episodes with unclipped rewards. `protocol` names the evaluation rules."""
+
+    mean_reward: float
+    std_reward: float
+    episodes: int
+    seed: int
+    protocol: str
+    epsilon: float
+    returns: list[float]
+    lengths: list[int]
+    checkpoint: str | None
+    device: str = "cpu"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate_policy(policy: Policy, config: RunConfig, episodes: int, seed: int, epsilon: float, lanes: int | None,
+                    require_env: Callable[[EnvSpec], None] = lambda spec: None, checkpoint: str | None = None,
+                    on_episode: Callable[[int], None] = lambda episodes: None) -> EvalResult:
+    """Play full episodes in an environment of its own. `require_env` raises UserError if that does not fit."""
+    check_protocol(episodes, lanes, epsilon)
+    with closing(make_env(with_step_limit(config.env), lanes or min(episodes, config.eval.lanes))) as env:
+        require_env(env.spec)
+        score = evaluate(policy, env, episodes, epsilon, seed, on_episode=on_episode)
+    return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(config), epsilon, score.returns,
+                      score.lengths, checkpoint, str(policy.device))
+
+
+def check_protocol(episodes: int, lanes: int | None, epsilon: float) -> None:
+    """Raise UserError for arguments of an evaluation that are out of range."""
+    require_positive(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
+    if not 0 <= epsilon <= 1:
+        raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
+
+
+def require_positive(**counts: Any) -> None:
+    """Raise UserError unless every count is an integer of at least 1."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+            raise UserError(f"{name}={value!r}: must be an integer of at least 1")
+
+
+def protocol_of(config: RunConfig) -> str:
+    """Describe the evaluation rules: the Atari protocol, or full episodes of the environment."""
+    name = getattr(envs.suite(config.env.id), "protocol", None)
+    return f"{name(config.env)}, full games" if name is not None else "full episodes"

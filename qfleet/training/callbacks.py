@@ -1,0 +1,308 @@
+"""Callbacks: functions of the user that a run calls after a round of its loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from qfleet.core.clock import Progress
+from qfleet.core.episode import Episode
+from qfleet.core.errors import CallbackError, UserError
+from qfleet.core.evaluation import Score
+from qfleet.replay.view import ReplayView
+from qfleet.training.checkpointer import CheckpointWriter
+
+if TYPE_CHECKING:
+    from qfleet.training.learner_core import LearnerCore
+
+RESERVED_TAGS = ("step", "frames", "updates", "episodes", "time_s")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation: mean and standard deviation of the returns, the returns and lengths of the episodes.
+
+    `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: no
+    earlier evaluation of the run had a higher mean.
+    """
+
+    mean_reward: float
+    std_reward: float
+    returns: Sequence[float]
+    lengths: Sequence[int]
+    step: int
+    updates: int
+    is_best: bool
+
+    @classmethod
+    def of(cls, score: Score, step: int, is_best: bool) -> Evaluation:
+        return cls(score.mean, score.std, score.returns, score.lengths, step, max(0, score.version), is_best)
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that was written: its step and update count, and its path (None without a run directory)."""
+
+    step: int
+    updates: int
+    path: Path | None
+
+
+class Callback:
+    """Base class of callbacks; every method is optional and does nothing here. Any class with such methods will do.
+
+    After a round of the loop (one step of all lanes and the updates that are due), the events of the round are passed
+    on in this order: `on_episode` for every episode, `on_evaluation`, `on_checkpoint`, then `on_step`. Several
+    callbacks are called in the order in which they were given. `on_end` comes last, after the last checkpoint.
+    """
+
+    def on_start(self, run: RunControl) -> None:
+        """Training starts or is resumed."""
+
+    def on_step(self, run: RunControl) -> None:
+        """A round of the loop is over: all lanes of this process have made a step."""
+
+    def on_episode(self, run: RunControl, episode: Episode) -> None:
+        """A training episode has ended."""
+
+    def on_evaluation(self, run: RunControl, evaluation: Evaluation) -> None:
+        """An evaluation has finished."""
+
+    def on_checkpoint(self, run: RunControl, checkpoint: SavedCheckpoint) -> None:
+        """A checkpoint was written."""
+
+    def on_end(self, run: RunControl, reason: str) -> None:
+        """The run has ended, for example with reason `total_steps`, `stop_at`, `stopped` or `interrupted`."""
+
+
+HOOKS = {name: len(inspect.signature(method).parameters) - 1
+         for name, method in vars(Callback).items() if name.startswith("on_")}
+"""Number of arguments of each method."""
+
+
+class RunControl:
+    """What callbacks can read and request of a run.
+
+    Attributes:
+        total_steps: Length of the run in environment steps.
+        directory: Run directory.
+        replay: Replay buffer; `replay.sample(8)` has no effect on the training.
+    """
+
+    def __init__(self, core: LearnerCore, request_evaluation: Callable[[], None],
+                 request_checkpoint: Callable[[], None]) -> None:
+        self._core = core
+        self._request_evaluation, self._request_checkpoint = request_evaluation, request_checkpoint
+        self.total_steps = core.plan.total_steps
+        self.directory = core.hooks.directory
+        self.replay = ReplayView(core.replay)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return self._core.progress().steps
+
+    @property
+    def updates(self) -> int:
+        """Updates so far."""
+        return self._core.progress().updates
+
+    @property
+    def episodes(self) -> int:
+        """Finished training episodes."""
+        return self._core.meter.episodes
+
+    @property
+    def best(self) -> float | None:
+        """Mean return of the best evaluation; None before the first."""
+        return self._core.best
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Latest value of every metric, by tag."""
+        return dict(self._core.meter.latest)
+
+    @property
+    def network(self) -> nn.Module:
+        """The learner's network. It is being trained: copy its weights to keep them."""
+        return self._core.learner.flat.net
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the next record. Values of the same tag within a log period are averaged.
+
+        Args:
+            metrics: Values by tag, such as `{"curriculum/level": 3}`.
+
+        Raises:
+            UserError: A tag is not text or is one of qfleet's counters, or a value is not a number.
+        """
+        self._core.meter.log({_tag(tag): _number(tag, value) for tag, value in metrics.items()})
+
+    def stop(self) -> None:
+        """End the run after this round, with a checkpoint."""
+        self._core.stop.request("stopped")
+
+    def request_evaluation(self) -> None:
+        """Evaluate the newest weights in the next round, or as soon as a separate evaluator is free."""
+        self._request_evaluation()
+
+    def request_checkpoint(self) -> None:
+        """Write a checkpoint in the next round."""
+        self._request_checkpoint()
+
+    def __repr__(self) -> str:
+        return f"RunControl({self.steps:,} of {self.total_steps:,} steps, {self.updates:,} updates)"
+
+
+def _tag(tag: Any) -> str:
+    if not isinstance(tag, str) or not tag or tag in RESERVED_TAGS:
+        raise UserError(f"log: {tag!r} cannot be the name of a metric: use text other than {', '.join(RESERVED_TAGS)}")
+    return tag
+
+
+def _number(tag: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"log: {tag}={value!r} is not a number") from None
+
+
+@dataclass(frozen=True)
+class CheckedCallback:
+    """A callback with its name for messages, and those of its methods that do something."""
+
+    name: str
+    hooks: Mapping[str, Callable[..., object]]
+
+
+def check_callbacks(callbacks: Any) -> list[CheckedCallback]:
+    """Check callbacks before training starts; a class is instantiated. UserError for one that cannot be called."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise UserError("callbacks: must be a list, such as [MyCallback()]")
+    return [_checked(each) for each in callbacks]
+
+
+def _checked(callback: Any) -> CheckedCallback:
+    name = getattr(callback, "__qualname__", type(callback).__qualname__)
+    if isinstance(callback, type):
+        try:
+            inspect.signature(callback).bind()
+        except TypeError as error:
+            raise UserError(f"callbacks: {name} cannot be created without arguments ({error}): pass an instance, "
+                            f"{name}(...)") from None
+        callback = callback()
+    if unknown := [name for name in dir(callback) if name.startswith("on_") and name not in HOOKS]:
+        close = get_close_matches(unknown[0], HOOKS, 1)
+        known = f"did you mean {close[0]}?" if close else f"the methods are {', '.join(HOOKS)}"
+        raise UserError(f"callbacks: {name} has a method {unknown[0]}, which nothing calls: {known}")
+    hooks = {hook: getattr(callback, hook) for hook in HOOKS if _overrides(callback, hook)}
+    if not hooks:
+        raise UserError(f"callbacks: {name} has none of the methods {', '.join(HOOKS)}: subclass qfleet.Callback, or "
+                        "pass a function of a record as a sink")
+    for hook, method in hooks.items():
+        _require_signature(name, hook, method)
+    return CheckedCallback(name, hooks)
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    return hasattr(callback, hook) and getattr(type(callback), hook, None) is not getattr(Callback, hook)
+
+
+def _require_signature(name: str, hook: str, method: Any) -> None:
+    try:
+        inspect.signature(method).bind(*range(HOOKS[hook]))
+    except TypeError as error:
+        wanted = ", ".join(list(inspect.signature(getattr(Callback, hook)).parameters)[1:])
+        raise UserError(f"callbacks: {name}.{hook} must accept ({wanted}): {error}") from None
+    except ValueError:  # some builtins have no signature
+        return
+
+
+Event = Episode | Evaluation | SavedCheckpoint
+EVENT_ORDER: dict[type, str] = {Episode: "on_episode", Evaluation: "on_evaluation", SavedCheckpoint: "on_checkpoint"}
+
+
+class EventQueue:
+    """Events of a run since the last round; kept only for callbacks that take them."""
+
+    def __init__(self, callbacks: Sequence[CheckedCallback]) -> None:
+        self._kinds = {kind for kind, hook in EVENT_ORDER.items() if any(hook in each.hooks for each in callbacks)}
+        self._events: list[Event] = []
+
+    def takes(self, kind: type) -> bool:
+        return kind in self._kinds
+
+    def add(self, event: Event) -> None:
+        if type(event) in self._kinds:
+            self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """Return all events in the order of `Callback`, and forget them."""
+        events, self._events = self._events, []
+        order = list(EVENT_ORDER)
+        return sorted(events, key=lambda event: order.index(type(event)))
+
+
+class CallbackWorker:
+    """Worker of the loop that calls the callbacks. After one has failed, none is called, and the run is stopped.
+
+    The run then ends as usual, with a checkpoint, and `raise_failure` raises the error.
+    """
+
+    def __init__(self, callbacks: Sequence[CheckedCallback], events: EventQueue, control: RunControl,
+                 checkpoints: CheckpointWriter) -> None:
+        self.callbacks, self.events, self.control, self.checkpoints = callbacks, events, control, checkpoints
+        self._last_saved: Progress | None = None
+        self._failure: CallbackError | None = None
+
+    def start(self) -> None:
+        self._last_saved = self.checkpoints.saved_at
+        self._call("on_start")
+
+    def step(self) -> bool:
+        """Pass on the events of the round; never busy, so always False."""
+        if self.callbacks:
+            self.pass_events()
+            self._call("on_step")
+        return False
+
+    def pass_events(self) -> None:
+        self._add_checkpoint()
+        for event in self.events.take():
+            self._call(EVENT_ORDER[type(event)], event)
+
+    def end(self, reason: str) -> None:
+        """Pass on the last events and the end of the run."""
+        self.pass_events()
+        self._call("on_end", reason)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure from self._failure.__cause__
+
+    def _add_checkpoint(self) -> None:
+        saved = self.checkpoints.saved_at
+        if saved is not None and saved != self._last_saved:
+            self._last_saved = saved
+            self.events.add(SavedCheckpoint(*saved, self.checkpoints.saved_path))
+
+    def _call(self, hook: str, *arguments: object) -> None:
+        for callback in self.callbacks:
+            method = callback.hooks.get(hook)
+            if method is None or self._failure is not None:
+                continue
+            try:
+                method(self.control, *arguments)
+            except Exception as error:
+                text = f"callback {callback.name}.{hook} raised {type(error).__name__}: {error}".removesuffix(": ")
+                self._failure = CallbackError(f"{text}; the run was stopped at step {self.control.steps:,}")
+                self._failure.__cause__ = error
+                self.control.stop()
+
+
