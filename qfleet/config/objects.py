@@ -1,36 +1,42 @@
-"""Python objects of the running program in a config: by `module:attribute` if they can be imported, else `object:NAME`.
+"""Python objects of the running program in a config: by `module:attribute` if they can be imported, else by
+`object:PROGRAM:NAME`.
 
-A name `object:NAME` is only known to the process in which the object was named.
+PROGRAM is a random word for this process, so that no other program mistakes an object of its own for one of this name.
 """
 
 from __future__ import annotations
 
+import secrets
 import sys
 from typing import Any
 
 from qfleet.core.errors import UserError
 
 PREFIX = "object:"
+PROGRAM = secrets.token_hex(3)
 
 _named: dict[str, tuple[Any, Any]] = {}
-"""NAME -> the object as the user gave it, and what the name stands for."""
+"""Reference -> the object as the user gave it, and what the reference stands for."""
 
 
 def reference_to(value: Any, stands_for: Any = None, base: str | None = None) -> str:
     """Name of an object that `load_attribute` finds in this process; the same for the same object.
 
-    `stands_for` is what `load_attribute` returns instead of the object, `base` the wanted name.
+    Args:
+        value: The object, which is kept for as long as the process lives.
+        stands_for: What `load_attribute` returns instead of the object, in place of what it returned before.
+        base: The wanted name.
     """
     imported = import_name(value)
     if imported is not None and stands_for is None:
         return imported
-    base = base or getattr(value, "__name__", type(value).__name__).strip("<>")
-    name, number = base, 1
-    while name in _named and _named[name][0] is not value:
+    base = base or _plain_name(value)
+    reference, number = f"{PREFIX}{PROGRAM}:{base}", 1
+    while reference in _named and _named[reference][0] is not value:
         number += 1
-        name = f"{base}-{number}"
-    _named.setdefault(name, (value, value if stands_for is None else stands_for))
-    return PREFIX + name
+        reference = f"{PREFIX}{PROGRAM}:{base}-{number}"
+    _named[reference] = (value, value if stands_for is None else stands_for)
+    return reference
 
 
 def import_name(value: Any) -> str | None:
@@ -41,7 +47,7 @@ def import_name(value: Any) -> str | None:
     found: Any = sys.modules[module]
     for name in path.split("."):
         found = getattr(found, name, None)
-    return f"{module}:{path}" if found is value else None
+    return f"{module}:{path}" if found is value or _same_method(found, value) else None
 
 
 def is_object(reference: Any) -> bool:
@@ -49,11 +55,27 @@ def is_object(reference: Any) -> bool:
     return isinstance(reference, str) and reference.startswith(PREFIX)
 
 
+def display_name(reference: str) -> str:
+    """The name of an object without the parts that make it unique; other names as they are."""
+    return reference.rpartition(":")[2] if is_object(reference) else reference
+
+
 def find_object(reference: str) -> Any:
-    """The object of an `object:NAME`; UserError if it was named in another process."""
+    """The object of a reference; UserError if it was named in another process."""
     try:
-        return _named[reference.removeprefix(PREFIX)][1]
+        return _named[reference][1]
     except KeyError:
-        raise UserError(f"{reference!r} was an object of the Python program that started the run, which other programs "
-                        "do not know: pass it again, as env=... or wrappers=... of qfleet.resume, evaluate or "
-                        "rollout") from None
+        raise UserError(f"{display_name(reference)} was an object of the Python program that started the run, and no "
+                        "other program knows it: pass it again, as env=... or wrappers=[...] of qfleet.resume, "
+                        "evaluate, load or rollout") from None
+
+
+def _plain_name(value: Any) -> str:
+    value = getattr(value, "func", value)  # of a functools.partial
+    return str(getattr(value, "__name__", type(value).__name__)).strip("<>")
+
+
+def _same_method(found: Any, value: Any) -> bool:
+    """A class method is another object at every access."""
+    owner = getattr(value, "__self__", None)
+    return isinstance(owner, type) and owner is getattr(found, "__self__", None) and found == value

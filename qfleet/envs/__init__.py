@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, Field
 
 from qfleet.config import Config, Count, Fraction, Positive, PositiveCount
+from qfleet.config.objects import display_name
 from qfleet.core.env import VectorEnv
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ GENERIC = "gym"
 """Suite that is tried last and claims every id."""
 
 
-def _check_info_metric(text: str) -> str:
-    from qfleet.envs.info import InfoMetric
+def _check_info_metrics(texts: list[str]) -> list[str]:
+    from qfleet.envs.info import parse_metrics
 
-    InfoMetric.parse(text)
-    return text
+    parse_metrics(texts)
+    return texts
 
 
 class EnvConfig(Config):
@@ -82,7 +83,7 @@ class EnvConfig(Config):
     on_nan: Literal["error", "drop_episode"] = Field(
         "error", description="NaN or infinity in a reward or observation: error (stop) or drop_episode (discard the "
                              "episode and rebuild the environment)")
-    info_metrics: list[Annotated[str, AfterValidator(_check_info_metric)]] = Field(
+    info_metrics: Annotated[list[str], AfterValidator(_check_info_metrics)] = Field(
         default_factory=list, description="metrics from info, averaged over episodes: a key of info, whose value at "
                                           "the end of the episode counts, or sum(key), mean(key), max(key), min(key) "
                                           "over its steps")
@@ -92,6 +93,11 @@ class EnvConfig(Config):
         False, description="run the environments of an actor in a separate process, which is replaced if it crashes "
                            "or hangs; for unreliable environments")
     step_timeout_s: Positive = Field(60.0, description="replace an isolated process whose step takes longer, seconds")
+
+    @property
+    def name(self) -> str:
+        """The id as it is shown: for an object of the program, its name."""
+        return display_name(self.id)
 
     def inactive(self) -> dict[str, str]:
         reasons = suite(self.id).inactive(self)

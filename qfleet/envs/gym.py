@@ -26,6 +26,7 @@ from qfleet.core.env import VectorEnv
 from qfleet.core.errors import EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
+from qfleet.envs.envpool import EnvPoolVectorEnv, is_envpool
 from qfleet.envs.lanes import EpisodeRules, GymLanes
 from qfleet.envs.spaces import ImageFormat
 from qfleet.envs.vector import VectorEnvLanes
@@ -33,7 +34,7 @@ from qfleet.envs.vector import VectorEnvLanes
 log = logging.getLogger(__name__)
 
 EnvFactory = Callable[[], Any]
-"""Creates a gymnasium.Env, or a gymnasium.vector.VectorEnv."""
+"""Creates a gymnasium.Env, or a gymnasium.vector.VectorEnv, for a seed if it takes one."""
 
 ATARI_ONLY = ("protocol", "frame_skip", "noop_max", "full_action_space", "sticky", "threads")
 EXTRAS = {"mujoco": "qfleet[mujoco]", "ale_py": "qfleet[atari]", "cv2": "qfleet[atari]", "box2d": "gymnasium[box2d]",
@@ -45,7 +46,7 @@ def claims(id: str) -> bool:
 
 
 def inactive(cfg: EnvConfig) -> dict[str, str]:
-    reasons = dict.fromkeys(ATARI_ONLY, f"{cfg.id} is not an Atari game")
+    reasons = dict.fromkeys(ATARI_ONLY, f"{cfg.name} is not an Atari game")
     if cfg.frame_size is None:
         reasons["colour"] = "without env.frame_size images are not converted"
     return reasons
@@ -56,7 +57,11 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
     image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
     first = build()
     if isinstance(first, gymnasium.vector.VectorEnv):
-        return VectorEnvLanes(first, cfg, lanes, image_format)
+        try:
+            return VectorEnvLanes(first, cfg, lanes, image_format, build if takes_seed(cfg) else None)
+        except BaseException:
+            first.close()  # its processes and threads
+            raise
     if limit is None and first.spec is not None:  # a callable may use gymnasium.make, which limits episodes itself
         limit = first.spec.max_episode_steps
     rules = EpisodeRules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
@@ -74,9 +79,10 @@ def single_spaces(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 def env_factory(cfg: EnvConfig, render: bool = False, lanes: int = 1) -> tuple[EnvFactory, int | None]:
     """Factory of an environment with the configured wrappers, and the step limit of its episodes.
 
-    A callable with a parameter `num_envs`, which creates a vector environment, is given the number of lanes.
+    A callable with a parameter `num_envs`, which creates a vector environment, is given the number of lanes. If it
+    has a parameter `seed`, too, the factory takes a seed.
     """
-    target = load_attribute(cfg.id, None) if ":" in cfg.id else None
+    target = _target(cfg)
     name = cfg.id.partition(":")[2] or cfg.id  # may have been registered by importing the module
     if callable(target):
         build, limit = _from_callable(cfg, target, render, lanes), None
@@ -87,21 +93,47 @@ def env_factory(cfg: EnvConfig, render: bool = False, lanes: int = 1) -> tuple[E
     return with_wrappers(build, cfg), cfg.max_episode_steps or limit
 
 
+def takes_seed(cfg: EnvConfig) -> bool:
+    """True for a callable that creates a vector environment for a seed, such as an EnvPool."""
+    target = _target(cfg)
+    return callable(target) and "seed" not in cfg.kwargs and {"num_envs", "seed"} <= _parameters(target)
+
+
+def takes_num_envs(cfg: EnvConfig) -> bool:
+    """True for a callable that creates a vector environment of the wanted size."""
+    target = _target(cfg)
+    return callable(target) and "num_envs" not in cfg.kwargs and "num_envs" in _parameters(target)
+
+
+def _target(cfg: EnvConfig) -> Any:
+    """The object that a `module:attribute` or an object's name stands for, or None."""
+    return load_attribute(cfg.id, None) if ":" in cfg.id else None
+
+
+def _parameters(target: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(target).parameters)
+    except ValueError:  # some builtins have no signature
+        return set()
+
+
 def with_wrappers(build: EnvFactory, cfg: EnvConfig) -> EnvFactory:
     """Factory that applies the configured wrappers, the first of them innermost."""
     named = [wrapper for each in cfg.wrappers for wrapper in ({each: {}} if isinstance(each, str) else each).items()]
     wrappers = [(load_attribute(name), kwargs) for name, kwargs in named]
 
-    def build_wrapped() -> Any:
+    def build_wrapped(*seed: int) -> Any:
         with explain_build_errors(cfg):
-            env = build()
+            env = build(*seed)
+            if is_envpool(env):
+                return EnvPoolVectorEnv(env)
             if isinstance(env, gymnasium.vector.VectorEnv):
                 return env
             for wrapper, kwargs in wrappers:
                 env = wrapper(env, **kwargs)
             if not isinstance(env, gymnasium.Env):
                 kind = type(env)
-                raise UserError(f"env.id={cfg.id} built a {kind.__module__}.{kind.__qualname__}; "
+                raise UserError(f"{cfg.name} built a {kind.__module__}.{kind.__qualname__}; "
                                 "a gymnasium.Env or a gymnasium.vector.VectorEnv is needed")
             return env
 
@@ -116,16 +148,16 @@ def explain_build_errors(cfg: EnvConfig) -> Iterator[None]:
     except (UserError, EnvFault):
         raise
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise UserError(f"{cfg.id} needs a package that is not installed: {error}{_remedy(str(error))}") from None
+        raise UserError(f"{cfg.name} needs a package that is not installed: {error}{_remedy(str(error))}") from None
     except gymnasium.error.UnregisteredEnv as error:
         raise UserError(str(error)) from None
     except TypeError as error:
         if "argument" not in str(error):
-            raise EnvFault(f"{cfg.id} could not be built:\n{user_traceback(error)}") from None
-        raise UserError(f"{cfg.id} could not be built with env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}: "
+            raise EnvFault(f"{cfg.name} could not be built:\n{user_traceback(error)}") from None
+        raise UserError(f"{cfg.name} could not be built with env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}: "
                         f"{error}") from None
     except Exception as error:
-        raise EnvFault(f"{cfg.id} could not be built:\n{user_traceback(error)}") from None
+        raise EnvFault(f"{cfg.name} could not be built:\n{user_traceback(error)}") from None
 
 
 def close_matches(id: str) -> list[str]:
@@ -159,11 +191,13 @@ def _not_found(id: str, target: Any) -> str:
 
 
 def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool, lanes: int) -> EnvFactory:
-    kwargs, parameters = dict(cfg.kwargs), inspect.signature(target).parameters
+    kwargs, parameters = dict(cfg.kwargs), _parameters(target)
     if render and "render_mode" in parameters:
         kwargs.setdefault("render_mode", "rgb_array")
     if "num_envs" in parameters:
         kwargs.setdefault("num_envs", lanes)
+    if takes_seed(cfg):
+        return lambda seed=0: target(**kwargs, seed=seed)
     return lambda: target(**kwargs)
 
 
@@ -186,7 +220,7 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[EnvFactory,
         kwargs.setdefault("render_mode", "rgb_array")
     if "mujoco" in str(spec.entry_point):
         if not _prepare_mujoco() and render:
-            raise UserError(f"{cfg.id} cannot be rendered: there is no display, and no EGL library for headless "
+            raise UserError(f"{cfg.name} cannot be rendered: there is no display, and no EGL library for headless "
                             "rendering; apt install libegl1, set DISPLAY, or set MUJOCO_GL=osmesa")
         if render:
             return lambda: _with_tracking_camera(gymnasium.make(spec, **kwargs), kwargs), limit

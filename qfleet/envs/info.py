@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from qfleet.core.errors import BadOutput
+from qfleet.core.errors import UserError
 
 log = logging.getLogger("qfleet.envs")
 
@@ -18,6 +18,10 @@ REDUCERS: dict[str, Callable[[float, float], float]] = {"sum": float.__add__, "m
 """How two values of an episode are combined; a mean is the sum divided by the number of steps that have the value."""
 
 METRIC = re.compile(rf"(?:({'|'.join(REDUCERS)})\()?([^()]+?)(\))?")
+
+MAX_TAG_LENGTH = 80
+MAX_VALUE = 1e38
+"""Sums over an episode stay finite, in messages between processes too."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,12 @@ class InfoMetric:
     def parse(cls, text: str) -> InfoMetric:
         """Raises ValueError for anything but KEY, sum(KEY), mean(KEY), max(KEY) or min(KEY)."""
         found = METRIC.fullmatch(text.strip())
-        if found is None or (found[1] is None) != (found[3] is None):
+        if found is None or (found[1] is None) != (found[3] is None) or not found[2].strip():
             raise ValueError(f"{text!r}: write a key of info, or {', '.join(f'{name}(key)' for name in REDUCERS)}")
-        return cls(found[2].strip(), found[1])
+        metric = cls(found[2].strip(), found[1])
+        if len(metric.tag) > MAX_TAG_LENGTH:
+            raise ValueError(f"{text!r}: is longer than {MAX_TAG_LENGTH} characters")
+        return metric
 
     @property
     def tag(self) -> str:
@@ -46,16 +53,20 @@ class InfoMetric:
         return key if self.reducer is None else f"{key}_{self.reducer}"
 
     def value(self, info: Mapping[str, Any]) -> float | None:
-        """Its value in the `info` of a step, or None if that lacks it."""
+        """Its value in the `info` of a step, or None if that lacks it; UserError if it is no number."""
         found: Any = info
         for name in self.key.split("."):
             if not isinstance(found, Mapping) or name not in found:
                 return None
             found = found[name]
         try:
-            return float(found)
+            number = float("nan" if isinstance(found, str | bytes) else found)
         except (TypeError, ValueError):
-            raise BadOutput(f"env.info_metrics: info[{self.key!r}] is {found!r:.60}, which is no number") from None
+            number = float("nan")
+        if not abs(number) <= MAX_VALUE:
+            raise UserError(f"env.info_metrics: info[{self.key!r}] is {found!r:.60}, which is no finite number; leave "
+                            "the key out of info where there is no value")
+        return number
 
 
 @dataclass
@@ -83,7 +94,7 @@ class EpisodeInfo:
         values = {tag: value / self._counts[tag] if tag in means else value for tag, value in self._values.items()}
         for metric in self.metrics:
             if metric.tag not in values:
-                _warn_missing(env, metric.key, tuple(map(str, info)))
+                _warn_missing(env, metric.key, tuple(_keys(info)))
         self.reset()
         return values
 
@@ -93,17 +104,33 @@ class EpisodeInfo:
 
 
 def parse_metrics(texts: Sequence[str]) -> list[InfoMetric]:
-    return [InfoMetric.parse(text) for text in texts]
+    """The metrics of `env.info_metrics`. Raises ValueError for one that is malformed, or two of the same name."""
+    metrics = [InfoMetric.parse(text) for text in texts]
+    tags = [metric.tag for metric in metrics]
+    for tag in tags:
+        if tags.count(tag) > 1:
+            raise ValueError(f"two metrics have the name {tag!r}")
+    return metrics
 
 
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn_missing(env: str, key: str, present: tuple[str, ...]) -> None:
+def _warn_missing(env: str, key: str, present: Sequence[str]) -> None:
     """Warn once per environment and key."""
     if (env, key) in _warned:
         return
     _warned.add((env, key))
     close = get_close_matches(key, present, 1)
     has = f"did you mean {close[0]}?" if close else f"info has {', '.join(present[:10]) or 'no keys'}"
-    log.warning("env.info_metrics: no step of an episode of %s had %r in info; %s", env, key, has)
+    log.warning("env.info_metrics: no step of an episode of %s had %r in info, and such episodes do not count in its "
+                "mean; %s", env, key, has)
+
+
+def _keys(info: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """All keys, those of nested dicts after a dot."""
+    for name, value in info.items() if isinstance(info, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"

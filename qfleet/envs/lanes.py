@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from qfleet.config.objects import is_object
 from qfleet.core.env import EnvSpec, Obs, StepResult
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
@@ -110,11 +111,11 @@ class GymLanes:
         env = self._lanes[0].env
         self._encoder = ObservationEncoder(env.observation_space, view)
         self._actions = make_action_decoder(env.action_space, cfg.max_action_combinations)
-        self.spec = EnvSpec(cfg.id, self._encoder.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
+        self.spec = EnvSpec(cfg.name, self._encoder.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
         self._sent: list[Any] | None = None
         self._bounds_checks_left = BOUNDS_CHECK_STEPS
         if rules.limit is None:
-            _warn_endless(cfg.id)
+            _warn_endless(cfg.name)
 
     def reset(self, seeds: Sequence[int]) -> Obs:
         row = StepBuffer(self._encoder.allocate(self.lanes), self.lanes)
@@ -241,8 +242,8 @@ class GymLanes:
     def _require_api(self, fault: str | None) -> None:
         """Raise UserError for a violation of the Gymnasium API, which rebuilding cannot fix."""
         if fault is not None:
-            raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault} (run `qfleet "
-                            f"check-env {self.spec.id}`)") from None
+            check = "" if is_object(self._cfg.id) else f" (run `qfleet check-env {self._cfg.id}`)"
+            raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault}{check}") from None
 
     def _restart_nonfinite(self, row: StepBuffer) -> None:
         """Start a new episode in lanes whose observation is not finite."""

@@ -15,9 +15,10 @@ from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.exploration import AdaptiveExplorer, Explorer
 from qfleet.core.seeds import seed_for
-from qfleet.envs import EnvConfig
+from qfleet.envs import EnvConfig, gym
 from qfleet.envs.isolated import make_isolated_env
 from qfleet.envs.lazy import LazyEnv
+from qfleet.envs.vector import VectorEnvLanes
 from qfleet.envs.watchdog import WatchdogEnv
 from qfleet.replay.layout import Layout
 from qfleet.runconfig.rules import action_mismatch
@@ -109,6 +110,14 @@ def with_step_limit(env: EnvConfig) -> EnvConfig:
     return env.model_copy(update={"unlimited_episode_steps": env.unlimited_episode_steps or UNLIMITED_STEPS})
 
 
+def _require_eval_lanes(config: RunConfig, env: VectorEnv) -> None:
+    """UserError if the user's vector environment cannot be evaluated: not only when the first evaluation is due."""
+    lanes = env.env if isinstance(env, WatchdogEnv) else env
+    if isinstance(lanes, VectorEnvLanes):
+        needed = 1 if gym.takes_num_envs(config.env) else min(config.eval.lanes, config.eval.episodes)
+        lanes.require_usable(eval_env_config(config), needed)
+
+
 def make_acting_setup(config: RunConfig, env: VectorEnv, learner_index: int = 0, evaluates: bool = True) -> ActingSetup:
     """Agent, actors and evaluation environment of a learner that acts; there is one actor per group of lanes.
 
@@ -124,6 +133,8 @@ def make_acting_setup(config: RunConfig, env: VectorEnv, learner_index: int = 0,
         for _ in range(1, config.env.groups):
             envs.append(make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s))
             stack.callback(envs[-1].close)
+        if evaluates and learner_index == 0:
+            _require_eval_lanes(config, env)
         first = learner_index * config.env.groups
         actors = [ActorSpec(each, make_explorer(config, first + i)) for i, each in enumerate(envs)]
         eval_env = LazyEnv(lambda: make_eval_env(config), env.spec, min(config.eval.lanes, config.eval.episodes))
