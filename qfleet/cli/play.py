@@ -124,7 +124,8 @@ def describe_result(result: EvalResult) -> str:
     how = "greedy" if result.epsilon == 0 else f"ε = {result.epsilon:g}"
     episodes = f"{result.episodes} episode{'s' * (result.episodes != 1)}"
     return (f"mean return {result.mean_reward:.2f} ± {result.std_reward:.2f} over {episodes} "
-            f"({how}, {result.protocol}, seed {result.seed})")
+            f"({how}, {result.protocol}, seed {result.seed})"
+            + "".join(f", {name} {value:.3g}" for name, value in result.info.items()))
 
 
 def _listed(returns: Sequence[float]) -> str:

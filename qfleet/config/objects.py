@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qfleet.core.errors import UserError
@@ -53,6 +54,35 @@ def import_name(value: Any) -> str | None:
 def is_object(reference: Any) -> bool:
     """True for a name that only the process knows in which the object was named."""
     return isinstance(reference, str) and reference.startswith(PREFIX)
+
+
+def is_local(reference: str) -> bool:
+    """True for a name that other processes cannot import: of an object, or of a definition of the script itself."""
+    return is_object(reference) or reference.startswith("__main__:")
+
+
+def require_names(settings: Any, starts: str) -> None:
+    """UserError if settings have a name that is local to this process, where the setting `starts` starts others."""
+    names = list(dict.fromkeys(display_name(text) for text in texts_of(settings) if is_local(text)))
+    if names:
+        own = names[0].removeprefix("__main__:")
+        example = own if own.isidentifier() and own != "lambda" else "make_env"
+        raise UserError(f"{', '.join(names)}: definitions of a script or notebook, lambdas and instances cannot be "
+                        f"imported by the other processes that {starts} starts: put a class or a function into a file, "
+                        f"my_module.py, and name it my_module:{example}, or import it from there and pass it")
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield every text in a tree, keys included: a wrapper with arguments is a key."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from texts_of(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_of(inner)
 
 
 def display_name(reference: str) -> str:

@@ -135,6 +135,9 @@ def with_wrappers(build: EnvFactory, cfg: EnvConfig) -> EnvFactory:
                 kind = type(env)
                 raise UserError(f"{cfg.name} built a {kind.__module__}.{kind.__qualname__}; "
                                 "a gymnasium.Env or a gymnasium.vector.VectorEnv is needed")
+            for name in ("observation_space", "action_space"):
+                if not isinstance(getattr(env, name, None), spaces.Space):
+                    raise UserError(f"{cfg.name} has no {name}: set it to one of gymnasium.spaces in the constructor")
             return env
 
     return build_wrapped

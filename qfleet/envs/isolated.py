@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from qfleet.config.objects import require_names
 from qfleet.core.env import OBS_PREFIX, EnvSpec, Obs, StepResult, VectorEnv
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.seeds import seed_for
@@ -191,6 +192,7 @@ class IsolatedEnv:
 def make_isolated_env(section: Mapping[str, Any], lanes: int, step_timeout_s: float, max_faults: int,
                       render: bool = False) -> IsolatedEnv:
     """Build the environment of an env section (as JSON) in a fresh interpreter running this package."""
+    require_names(section, "env.isolate=true")
     # The child uses the same module search path as this process, e.g. the directory of a script.
     request = {"env": dict(section), "lanes": lanes, "render": render, "path": [str(folder) for folder in sys.path]}
     return IsolatedEnv([sys.executable, "-m", "qfleet", "_env-host"], request, lanes, step_timeout_s, max_faults)

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from qfleet.config.objects import is_object
+from qfleet.config.objects import is_local
 from qfleet.core.env import EnvSpec, Obs, StepResult
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
@@ -242,7 +242,7 @@ class GymLanes:
     def _require_api(self, fault: str | None) -> None:
         """Raise UserError for a violation of the Gymnasium API, which rebuilding cannot fix."""
         if fault is not None:
-            check = "" if is_object(self._cfg.id) else f" (run `qfleet check-env {self._cfg.id}`)"
+            check = "" if is_local(self._cfg.id) else f" (run `qfleet check-env {self._cfg.id}`)"
             raise UserError(f"{self.spec.id} does not implement the Gymnasium API: {fault}{check}") from None
 
     def _restart_nonfinite(self, row: StepBuffer) -> None:

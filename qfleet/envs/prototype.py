@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from qfleet.config.objects import reference_to
 from qfleet.core.errors import UserError
@@ -28,15 +28,17 @@ class Prototype:
         self.name = env_name(env)
         self._original, self._spec = None, None
         try:
+            if isinstance(env.unwrapped, AsyncVectorEnv):  # a copy of its pipes would close them
+                raise TypeError("it has processes of its own")
             self._original = copy.deepcopy(env)
         except Exception as error:
             self._spec = _usable_spec(env)
             if self._spec is None:
                 raise UserError(f"the environment {self.name} cannot be copied, and the run needs several, one of them "
-                                f"for evaluations ({type(error).__name__}: {error}): pass its class or a function that "
-                                "creates it, such as env=lambda: MyEnv()") from None
-            log.warning("the environment %s cannot be copied (%s: %s); its lanes are created by gymnasium.make, without "
-                        "what was changed since", self.name, type(error).__name__, error)
+                                f"for evaluations ({error}): pass its class or a function that creates it, such as "
+                                f"{_example(env)}") from None
+            log.warning("the environment %s cannot be copied (%s); its lanes are created by gymnasium.make, without "
+                        "what was changed since", self.name, error)
 
     def __call__(self) -> Any:
         return copy.deepcopy(self._original) if self._spec is None else gymnasium.make(self._spec)
@@ -58,6 +60,10 @@ def env_reference(env: Any) -> str:
         return reference_to(env)
     raise UserError(f"env: {type(env).__name__} is neither an environment id, a gymnasium.Env or VectorEnv, its class, "
                     "nor a function that creates it")
+
+
+def _example(env: Any) -> str:
+    return "env=lambda num_envs: ..." if isinstance(env, VectorEnv) else f"env=lambda: {type(env).__name__}()"
 
 
 def _usable_spec(env: Any) -> EnvSpec | None:

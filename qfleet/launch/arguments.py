@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 
-from qfleet.config import load_attribute
+from qfleet.config import load_attribute, to_yaml
 from qfleet.config.layers import leaves
-from qfleet.config.objects import import_name, is_object, reference_to
+from qfleet.config.objects import display_name, import_name, is_local, require_names, texts_of
 from qfleet.core.errors import UserError
-from qfleet.envs.prototype import env_reference
+from qfleet.launch.env_arguments import CONSTRUCTED, env_settings, plain
 from qfleet.report.progress import ProgressView
 from qfleet.report.status import RunGoal
 from qfleet.runconfig import resolution, resumable
@@ -23,7 +20,7 @@ from qfleet.runconfig.auto import reopen_auto
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import StrPath, require_no_outside_links, require_trusted, texts_of
+from qfleet.runs.find import StrPath, require_no_outside_links, require_trusted
 from qfleet.training.callbacks import CheckedCallback, check_callbacks
 from qfleet.training.meter import Sink, as_sink
 
@@ -72,7 +69,7 @@ def resolve_arguments(config: Any, overrides: Sequence[str] = (), env: Any = Non
         return Resolved(config, provenance or {})
     if config is not None and not isinstance(config, str | Path | Mapping):
         if env is not None:
-            raise UserError(f"two environments are given, {config!r} and env={env!r}: pass one of them")
+            raise UserError("two environments are given, as the first argument and as env=...: pass one of them")
         config, env = None, config
     given = _given(env, wrappers, settings or {})
     named = given.get("env", {}).get("id")
@@ -83,9 +80,9 @@ def resolve_arguments(config: Any, overrides: Sequence[str] = (), env: Any = Non
         if not given["env"]:
             del given["env"]  # an empty section would clear that of the recipe
     elif isinstance(config, Mapping):
-        config = _plain(config)
+        config = _given(config.get("env"), None, {name: value for name, value in config.items() if name != "env"})
     elif named is not None and resolution.names_env(str(config)):
-        raise UserError(f"two environments are given, {str(config)!r} and env={named!r}: pass one of them")
+        raise UserError(f"two environments are given, {config} and env={display_name(named)}: pass one of them")
     return resolution.resolve(config if isinstance(config, Mapping) else str(config), pairs, settings=given)
 
 
@@ -109,25 +106,21 @@ def changed_config(run: StrPath, overrides: Sequence[str] = (), root: StrPath = 
 
 def with_env(config: RunConfig, env: Any = None, wrappers: Sequence[Any] | None = None) -> RunConfig:
     """Config of a run with its environment given anew, because it was an object of another program."""
-    given = _given(env, wrappers, {}).get("env", {})
+    section = env_settings(env, wrappers).get("env", {})
+    given = {key: value for key, value in section.items() if key in CONSTRUCTED}
     for key, value in given.items():
         was = getattr(config.env, key)
-        if value != was and not any(is_object(text) or text.startswith("__main__:") for text in texts_of(was)):
-            raise UserError(f"env.{key}={was!r} of the run can be found by its name, so it cannot be given anew as "
-                            f"{value!r}; a new run with init_from=RUN can use another environment")
+        if value != was and not any(map(is_local, texts_of(was))):
+            raise UserError(f"env.{key}={to_yaml(was).strip()} of the run can be found by its name, so it cannot be "
+                            "given anew; a new run with init_from=RUN can use another environment")
     return config.model_copy(update={"env": config.env.model_copy(update=given)}) if given else config
 
 
 def require_importable(config: RunConfig) -> None:
     """Refuse names that only this process can import if other processes must import them."""
     others = [*config.process_settings(), *(["env.isolate=true"] if config.env.isolate else [])]
-    names = [name for name in texts_of(config.model_dump(mode="json")) if name.startswith(("__main__:", "object:"))]
-    if others and names:
-        name = names[0].partition(":")[2]
-        raise UserError(f"{', '.join(dict.fromkeys(names))}: definitions of a script or notebook, lambdas and "
-                        f"instances cannot be imported by the other processes that {others[0]} starts: put a class or "
-                        "a function into a file, my_module.py, and write "
-                        f"my_module:{name if name.isidentifier() else 'make_env'}")
+    if others:
+        require_names(config.model_dump(mode="json"), others[0])
 
 
 def assign_callbacks(config: RunConfig, callbacks: Sequence[Any],
@@ -172,49 +165,9 @@ def _check_overrides(overrides: Sequence[str]) -> list[str]:
 
 def _given(env: Any, wrappers: Sequence[Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments as nested settings."""
-    given = {name: {SHORTHAND[name]: value} if isinstance(value, str) and name in SHORTHAND else _plain(value)
-             for name, value in settings.items()}
-    if env is not None:
-        given["env"] = _env_section(env)
-    if wrappers is not None:
-        if isinstance(wrappers, str) or not isinstance(wrappers, Sequence):
-            raise UserError("wrappers: must be a list, such as [MyWrapper] or [(MyWrapper, {'factor': 0.5})]")
-        given["env"] = given.get("env", {}) | {"wrappers": [_wrapper(wrapper) for wrapper in wrappers]}
+    given = {name: plain(value) for name, value in settings.items()}
+    given = {name: {SHORTHAND[name]: value} if isinstance(value, str) and name in SHORTHAND else value
+             for name, value in given.items()}
+    for section, values in env_settings(env, wrappers).items():
+        given[section] = values | given.get(section, {})
     return given
-
-
-def _env_section(env: Any) -> dict[str, Any]:
-    if isinstance(env, Mapping):
-        section = {name: value for name, value in env.items() if name not in ("id", "wrappers")}
-        named = {} if env.get("id") is None else _env_section(env["id"])
-        wrapped = {"wrappers": [_wrapper(each) for each in env["wrappers"]]} if "wrappers" in env else {}
-        return named | _plain(section) | wrapped
-    reference = env_reference(env)
-    return {"id": reference} | ({"lanes": env.num_envs, "groups": 1} if isinstance(env, VectorEnv) else {})
-
-
-def _wrapper(wrapper: Any) -> Any:
-    """A wrapper as `env.wrappers` takes it: a name, or a name with keyword arguments."""
-    if isinstance(wrapper, str | Mapping):
-        return _plain(wrapper)
-    if isinstance(wrapper, tuple) and len(wrapper) == 2 and isinstance(wrapper[1], Mapping):
-        return {_wrapper(wrapper[0]): _plain(wrapper[1])}
-    if isinstance(wrapper, functools.partial) and not wrapper.args and import_name(wrapper.func) is not None:
-        return {reference_to(wrapper.func): _plain(wrapper.keywords)}
-    if callable(wrapper):
-        return reference_to(wrapper)
-    raise UserError(f"wrappers: {wrapper!r} must be a wrapper class, a function of an environment, a name "
-                    "module:attribute, or a pair of one of these and its keyword arguments")
-
-
-def _plain(value: Any) -> Any:
-    """A value as a YAML file could contain it; functions and classes become names."""
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Path):
-        return str(value)
-    return reference_to(value) if callable(value) else value

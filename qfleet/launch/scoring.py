@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from qfleet import envs
@@ -18,7 +18,10 @@ from qfleet.training.evaluation import evaluate
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Result of an evaluation over full episodes with unclipped rewards. `protocol` names the evaluation rules."""
+    """Result of an evaluation over full episodes with unclipped rewards.
+
+    `protocol` names the evaluation rules, `info` is the mean of each of `env.info_metrics`.
+    """
 
     mean_reward: float
     std_reward: float
@@ -30,6 +33,7 @@ class EvalResult:
     lengths: list[int]
     checkpoint: str | None
     device: str = "cpu"
+    info: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,7 +48,7 @@ def evaluate_policy(policy: Policy, config: RunConfig, episodes: int, seed: int,
         require_env(env.spec)
         score = evaluate(policy, env, episodes, epsilon, seed, on_episode=on_episode)
     return EvalResult(score.mean, score.std, len(score.returns), seed, protocol_of(config), epsilon, score.returns,
-                      score.lengths, checkpoint, str(policy.device))
+                      score.lengths, checkpoint, str(policy.device), score.info)
 
 
 def check_protocol(episodes: int, lanes: int | None, epsilon: float) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from qfleet.config import parse_mapping, read_yaml
-from qfleet.config.objects import is_object
+from qfleet.config.objects import is_object, texts_of
 from qfleet.core.errors import UserError
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_checkpoint
 from qfleet.runs.directory import RunDirectory
@@ -73,16 +73,3 @@ def foreign_names(config: Mapping[str, Any]) -> list[str]:
     # The config of a run never contains `extends`, and the file it names could name any code.
     return [text for name, part in config.items() if name not in HARMLESS for text in texts_of(part)
             if (":" in text and not is_object(text)) or name == "extends"]
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """Yield every text in a tree, keys included: a wrapper with arguments is a key."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield str(key)
-            yield from texts_of(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from texts_of(inner)
