@@ -263,14 +263,14 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
         agent.require_env(lane.spec)
         obs, episode, over = lane.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
         agent.policy.begin(1)
-        yield RolloutStep(lane.render(), 0.0, episode, False)
+        yield RolloutStep(lane.render() if render else None, 0.0, episode, False)
         while episode < episodes:
             action, _ = agent.policy.act(obs, greedy)
             lane.send(action)
             outcome = lane.recv()
             agent.policy.observe(outcome.reward, over | outcome.aborted)
             obs, over, done = outcome.obs, outcome.last, bool(outcome.last[0])
-            yield RolloutStep(lane.render(), float(outcome.raw_reward[0]), episode, done)
+            yield RolloutStep(lane.render() if render else None, float(outcome.raw_reward[0]), episode, done)
             episode += done
 
 
