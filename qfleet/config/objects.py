@@ -1,5 +1,5 @@
 """Python objects of the running program in a config: by `module:attribute` if they can be imported, else by
-`object:PROGRAM:NAME`.
+`object:PROGRAM-NUMBER:NAME`.
 
 PROGRAM is a random word for this process, so that no other program mistakes an object of its own for one of this name.
 """
@@ -26,16 +26,13 @@ def reference_to(value: Any, stands_for: Any = None, base: str | None = None) ->
     Args:
         value: The object, which is kept for as long as the process lives.
         stands_for: What `load_attribute` returns instead of the object, in place of what it returned before.
-        base: The wanted name.
+        base: The name to show; None = that of the object or its class.
     """
     imported = import_name(value)
     if imported is not None and stands_for is None:
         return imported
-    base = base or _plain_name(value)
-    reference, number = f"{PREFIX}{PROGRAM}:{base}", 1
-    while reference in _named and _named[reference][0] is not value:
-        number += 1
-        reference = f"{PREFIX}{PROGRAM}:{base}-{number}"
+    reference = next((name for name, (known, _) in _named.items() if known is value),
+                     f"{PREFIX}{PROGRAM}-{len(_named) + 1}:{base or _plain_name(value)}")
     _named[reference] = (value, value if stands_for is None else stands_for)
     return reference
 

@@ -21,9 +21,9 @@ def is_envpool(env: Any) -> bool:
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     """An EnvPool as a vector environment whose steps can be sent and received separately.
 
-    Differences of EnvPool that end here: its spaces are those of one environment in all versions, `reset` takes no seed,
-    since the seed is an argument of its constructor, and before version 1.2 it is no `VectorEnv`. It resets an
-    environment in the step after its episode has ended, as Gymnasium does by default.
+    What EnvPool does differently: its spaces are those of one environment, `reset` takes no seed, since the seed is an
+    argument of its constructor, and before version 1.2 it is no `VectorEnv`. It resets an environment in the step after
+    its episode has ended, as Gymnasium does by default.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's own convention)

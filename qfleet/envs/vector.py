@@ -108,7 +108,7 @@ class VectorEnvLanes:
             raise BadOutput(f"{self._name} gave the rewards {score}, not all of which are numbers that float32 holds")
         self._over = terminated | truncated
         lives = self._lives_in(infos)
-        lost_life = (0 < lives) & (lives < self._lives) & ~fresh
+        lost_life = (lives > 0) & (lives < self._lives) & ~fresh
         self._lives = lives
         info, final_info = self._episode_info(infos, fresh)
         reward = np.sign(score) if self._clip else score

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from qfleet.config import load_attribute, to_yaml
+from qfleet.config import load_attribute
 from qfleet.config.layers import leaves
 from qfleet.config.objects import display_name, import_name, is_local, require_names, texts_of
 from qfleet.core.errors import UserError
@@ -111,7 +111,8 @@ def with_env(config: RunConfig, env: Any = None, wrappers: Sequence[Any] | None 
     for key, value in given.items():
         was = getattr(config.env, key)
         if value != was and not any(map(is_local, texts_of(was))):
-            raise UserError(f"env.{key}={to_yaml(was).strip()} of the run can be found by its name, so it cannot be "
+            found = ", ".join(texts_of(was)) or "empty"
+            raise UserError(f"env.{key} of the run is {found}, which needs no object of this program, so it cannot be "
                             "given anew; a new run with init_from=RUN can use another environment")
     return config.model_copy(update={"env": config.env.model_copy(update=given)}) if given else config
 
@@ -169,5 +170,6 @@ def _given(env: Any, wrappers: Sequence[Any] | None, settings: Mapping[str, Any]
     given = {name: {SHORTHAND[name]: value} if isinstance(value, str) and name in SHORTHAND else value
              for name, value in given.items()}
     for section, values in env_settings(env, wrappers).items():
-        given[section] = values | given.get(section, {})
+        above = given.get(section, {})
+        given[section] = values | above if isinstance(above, Mapping) else above
     return given
