@@ -33,7 +33,7 @@ from qfleet.envs.vector import VectorEnvLanes
 
 log = logging.getLogger(__name__)
 
-EnvFactory = Callable[[], Any]
+EnvFactory = Callable[..., Any]
 """Creates a gymnasium.Env, or a gymnasium.vector.VectorEnv, for a seed if it takes one."""
 
 ATARI_ONLY = ("protocol", "frame_skip", "noop_max", "full_action_space", "sticky", "threads")

@@ -26,10 +26,10 @@ log = logging.getLogger("qfleet.envs")
 
 GymVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
-NOT_APPLIED = {"wrappers": (([],), "wrap the environments where it is created"),
-               "max_episode_steps": ((None,), "limit the episodes where it is created; eval.max_episode_steps cannot "
-                                              "be set either"),
-               "on_nan": (("error",), "its environments cannot be rebuilt one by one")}
+NOT_APPLIED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "wrappers": (([],), "wrap the environments where it is created"),
+    "max_episode_steps": ((None,), "limit the episodes where it is created; eval.max_episode_steps cannot be set either"),
+    "on_nan": (("error",), "its environments cannot be rebuilt one by one")}
 """Keys of the env section that need single environments, with the values that are possible, and what to do instead."""
 
 
@@ -213,5 +213,5 @@ def _is_mask(name: str, infos: Mapping[str, Any]) -> bool:
 
 @cache
 def _warn_mode_unknown(name: str) -> None:
-    log.warning("%s does not say how it resets its environments (metadata['autoreset_mode']); each must be reset in the "
-                "step after its episode has ended", name)
+    log.warning("%s does not say how it resets its environments (metadata['autoreset_mode']); each must be reset in "
+                "the step after its episode has ended", name)

@@ -67,8 +67,8 @@ def _constructed(target: Any, kwargs: Any) -> dict[str, Any]:
         target, kwargs = target.func, {**target.keywords, **(kwargs or {})}
     if isinstance(kwargs, Mapping) and not _is_plain(kwargs):
         if not callable(target):
-            raise UserError(f"env.kwargs: {_first_object(kwargs)} cannot be written into a configuration: pass a function "
-                            "that creates the environment, such as env=lambda: MyEnv(...)")
+            raise UserError(f"env.kwargs: {_first_object(kwargs)} cannot be written into a configuration: pass a "
+                            "function that creates the environment, such as env=lambda: MyEnv(...)")
         target, kwargs = functools.partial(target, **kwargs), None
     if target is not None:
         found["id"] = env_reference(target)
@@ -89,8 +89,8 @@ def _wrapper(wrapper: Any) -> Any:
             return reference_to(functools.partial(_loaded(function), **kwargs))
     if isinstance(wrapper, str) or callable(wrapper):
         return _reference(wrapper)
-    raise UserError(f"wrappers: {type(wrapper).__name__} is neither a wrapper class, a function of an environment, a name "
-                    "module:attribute, nor a pair of one of these and its keyword arguments")
+    raise UserError(f"wrappers: {type(wrapper).__name__} is neither a wrapper class, a function of an environment, a "
+                    "name module:attribute, nor a pair of one of these and its keyword arguments")
 
 
 def _reference(function: Any) -> str:

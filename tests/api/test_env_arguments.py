@@ -158,7 +158,7 @@ def test_what_is_no_environment_is_refused_with_what_would_be_one(arguments, mes
 
 
 def test_one_environment_is_given_once():
-    with pytest.raises(UserError, match="as the first argument and as env=...: pass one of them"):
+    with pytest.raises(UserError, match=r"as the first argument and as env=\.\.\.: pass one of them"):
         config_of(Grid, env=Grid)
     with pytest.raises(UserError, match=f"CartPole-v1 and env={HERE}:Grid: pass one of them"):
         config_of("CartPole-v1", env=Grid)
@@ -170,7 +170,7 @@ def test_one_environment_is_given_once():
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"lerner": {}}, "keyword: lerner: unknown key; did you mean learner"),
-    ({"learner": {"learningrate": 1e-3}}, "keyword: learner.learningrate: unknown key; did you mean learner.learning_rat"),
+    ({"learner": {"learningrate": 1e-3}}, "keyword: learner.learningrate: unknown key; did you mean learner.learn"),
     ({"learning_rate": 1e-3}, "keyword: learning_rate: unknown key; did you mean learner.learning_rate"),
     ({"total_timesteps": 9}, "keyword: total_timesteps: unknown key; did you mean total_steps"),
     ({"agent": "dqm"}, "keyword: agent.algo: 'dqm' is not one of "),
@@ -214,7 +214,7 @@ def test_a_vector_environment_sets_the_lanes_of_training_and_evaluation():
 def test_too_few_environments_are_noticed_before_training(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = {"id": lambda: SyncVectorEnv([Grid] * 2), "lanes": 2} | settings.pop("env", {})
-    with pytest.raises(UserError, match="lambda has 2 environments, and [459] are needed: set env.lanes and eval.lanes"):
+    with pytest.raises(UserError, match=r"lambda has 2 environments, and [459] are needed: set env.lanes and eval"):
         qfleet.train(env=env, **settings)
     assert list(tmp_path.rglob("metrics.jsonl")) == []
 
@@ -300,7 +300,7 @@ def test_a_registered_instance_that_cannot_be_copied_is_made_again(caplog):
 @pytest.mark.parametrize(("env", "names"), [(lambda: Grid(), "lambda: .*my_module:make_env"),
                                             (Grid(), "Grid: .*my_module:Grid")])
 def test_what_other_processes_cannot_import_is_refused_with_the_remedy(override, env, names):
-    with pytest.raises(UserError, match=names.replace(": ", rf": .* {override} starts: put a class or a function into ")):
+    with pytest.raises(UserError, match=names.replace(": ", rf": .* {override} starts: put a class or a function ")):
         require_importable(config_of(env, overrides=[override]))
     with pytest.raises(UserError, match="lambda: definitions of a script or notebook, lambdas and instances cannot"):
         require_importable(config_of(Grid, overrides=[override], wrappers=[lambda env: env]))
@@ -314,8 +314,8 @@ def test_a_run_of_an_object_needs_it_again_in_another_program(monkeypatch):
     monkeypatch.setattr(objects, "PROGRAM", "another")
     reference = objects.reference_to(lambda: Grid(9), base="Grid")
     assert reference != config.env.id
-    with pytest.raises(UserError, match=r"(Grid|lambda) was an object of the Python program that started the run, and no "
-                                        r"other program knows it: pass it again, as env=... or wrappers=\[...\] of "
+    with pytest.raises(UserError, match=r"(Grid|lambda) was an object of the Python program that started the run, and "
+                                        r"no other program knows it: pass it again, as env=... or wrappers=\[...\] of "
                                         "qfleet.resume, evaluate, load or rollout"):
         make(config.env, 1)
     given = with_env(config, Grid(2), [(Scale, {"factor": 3})])
@@ -324,14 +324,14 @@ def test_a_run_of_an_object_needs_it_again_in_another_program(monkeypatch):
 
 
 def test_a_definition_of_a_script_is_named_if_another_script_lacks_it():
-    with pytest.raises(UserError, match="NoSuchEnv was defined in the script or notebook that started the run.*env=..."):
+    with pytest.raises(UserError, match=r"NoSuchEnv was defined in the script or notebook that started .*env=\.\.\."):
         load_attribute("__main__:NoSuchEnv")
 
 
 def test_a_run_keeps_an_environment_that_has_a_name():
     config = config_of("cartpole")
     for arguments in ({"env": Grid}, {"wrappers": [Scale]}):
-        with pytest.raises(UserError, match=r"env\.(id|wrappers) of the run is (CartPole-v1|empty), which needs no object"):
+        with pytest.raises(UserError, match=r"env\.(id|wrappers) of the run is (CartPole-v1|empty), which needs no"):
             with_env(config, **arguments)
     assert with_env(config, "CartPole-v1", []) == config == with_env(config)
 

@@ -194,7 +194,7 @@ class TestEnvPool:
             return pool(num_envs, render_mode=render_mode)
 
         cfg = EnvConfig(id=reference_to(create))
-        with pytest.raises(UserError, match='create cannot be rendered: .*create it with render_mode="rgb_array"'):
+        with pytest.raises(UserError, match=r'create cannot be rendered: .*create it with render_mode="rgb_array"'):
             lanes_of(create).render()
         pytest.importorskip("pygame")
         env = make(cfg, 1, render=True)

@@ -107,7 +107,7 @@ class OldPool(Pool, gymnasium.Env):
 class NewPool(Pool, VectorEnv):
     """Of EnvPool 1.2: a `VectorEnv`, whose `reset` warns about seeds."""
 
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's own convention)
 
     num_envs = property(lambda self: self.config["num_envs"])
     single_observation_space = property(lambda self: self.observation_space)
