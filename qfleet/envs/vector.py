@@ -28,7 +28,7 @@ GymVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 NOT_APPLIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "wrappers": (([],), "wrap the environments where it is created"),
-    "max_episode_steps": ((None,), "limit the episodes where it is created; eval.max_episode_steps cannot be set either"),
+    "max_episode_steps": ((None,), "limit episodes where it is created; eval.max_episode_steps cannot be set either"),
     "on_nan": (("error",), "its environments cannot be rebuilt one by one")}
 """Keys of the env section that need single environments, with the values that are possible, and what to do instead."""
 
