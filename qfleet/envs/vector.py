@@ -33,6 +33,10 @@ NOT_APPLIED: dict[str, tuple[tuple[Any, ...], str]] = {
 """Keys of the env section that need single environments, with the values that are possible, and what to do instead."""
 
 
+MAX_SEED = 2**31 - 1
+"""Many environments take seeds below this only."""
+
+
 class VectorEnvLanes:
     """The first `lanes` environments of a `gymnasium.vector.VectorEnv`, as a VectorEnv of qfleet.
 
@@ -76,7 +80,7 @@ class VectorEnvLanes:
         self._drain()
         if self._create is not None:
             self._env.close()
-            self._env = self._create(int(seeds[0]) % 2**31)
+            self._env = self._create(int(seeds[0]) % MAX_SEED)
         obs, infos = self._call("reset", seed=self._seeds(seeds))
         self._stack = FrameStack(self.spec.observation, self.lanes)
         self._over, self._lives = np.zeros(self.lanes, bool), self._lives_in(infos)
@@ -149,7 +153,7 @@ class VectorEnvLanes:
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """One seed per environment, where they are known to be taken; others may take only one."""
         if not isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
-            return int(seeds[0]) % 2**31
+            return int(seeds[0]) % MAX_SEED
         spare = range(1, self._env.num_envs - self.lanes + 1)
         return [*map(int, seeds), *(int(seeds[-1]) + i for i in spare)]
 

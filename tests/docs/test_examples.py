@@ -8,9 +8,16 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from fake_envpool import NewPool
+
+from qfleet.envs import make
+from qfleet.runconfig.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -18,6 +25,12 @@ PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "cu
 TINY = ["total_steps=300", "env.lanes=2", "agent.hidden=[16]", "replay.chunk_steps=8", "replay.min_steps=64",
         "learner.batch_size=8", "replay.samples_per_insert=2", "eval.period_steps=null", "eval.episodes=2",
         "checkpoint.period_steps=null", "stop_at=null", "run.tensorboard=false"]
+OBJECTS = {"dict_env": ("custom-env.md", "action "), "custom_metric": ("metrics.md", "evaluation {'success': ")}
+"""Programs that pass environments as Python objects: the page that shows them, and what they print at the end."""
+
+ENVPOOL = "envpool_atari"
+"""The example that needs EnvPool, which is not installed here: a stand-in with the same interface takes its place."""
+
 MOST_LINES = 50
 MINIMAL = "minimal_dqn"
 """The example that connects a run by hand. It is a script of its own, and docs/design.md begins with it."""
@@ -45,7 +58,7 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_example_has_a_page():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, MINIMAL}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *OBJECTS, ENVPOOL, MINIMAL}
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/design.md").read_text())
     assert links[0] == f"../examples/{MINIMAL}.py"
 
@@ -111,6 +124,40 @@ def test_examples_train(name, tmp_path):
     assert result["reason"] == "total_steps" and result["updates"] > 20
     again = run("-m", "qfleet", "eval", str(tmp_path / "run"), "--episodes", "2", "--json", cwd=EXAMPLES)
     assert json.loads(again.stdout)["episodes"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", OBJECTS)
+def test_programs_with_environments_of_their_own_train(name, tmp_path):
+    page, printed = OBJECTS[name]
+    path = EXAMPLES / f"{name}.py"
+    assert f"(../examples/{name}.py)" in (ROOT / "docs" / page).read_text() and len(path.read_text().splitlines()) <= 40
+    lines = run(str(path), "1100", cwd=tmp_path).stdout.splitlines()
+    assert lines[-1].startswith(printed)
+    assert "\n".join(lines).count("  success ") == (0 if name == "dict_env" else 2)
+
+
+def test_the_envpool_example_calls_what_envpool_has(monkeypatch):
+    calls = []
+
+    def make_gymnasium(task_id, **options):
+        calls.append((task_id, options))
+        return NewPool(options["num_envs"], seed=options["seed"], image=True)
+
+    monkeypatch.setitem(sys.modules, "envpool", SimpleNamespace(make_gymnasium=make_gymnasium))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    program = importlib.import_module(ENVPOOL)
+    config = resolve("atari", [f"env.id={ENVPOOL}:pong", "env.lanes=3", "env.clip_rewards=true", "env.life_loss=true"])
+    with closing(make(config.config.env, 3)) as env:
+        assert env.reset([5, 6, 7])["obs"].shape == (3, 4, 24, 24)
+        env.send(np.ones(3, int))
+        assert env.recv().reward.tolist() == [1, 1, 1]
+    assert [(task, options["num_envs"], options["seed"]) for task, options in calls] == [
+        ("Pong-v5", 3, 0), ("Pong-v5", 3, 5)]
+    # Of EnvPool 1.2: options of all environments, and of Atari's.
+    assert calls[0][1].keys() == {"num_envs", "seed", "stack_num", "use_fire_reset", "max_episode_steps"}
+    assert callable(program.pong) and len((EXAMPLES / f"{ENVPOOL}.py").read_text().splitlines()) <= 40
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-ATARI_LIKE = gymnasium.spaces.Box(0, 255, (1, 8, 8), np.uint8)
+ATARI_LIKE = gymnasium.spaces.Box(0, 255, (1, 24, 24), np.uint8)
 
 
 class Pool:
@@ -80,7 +80,7 @@ class Pool:
         obs, reward, done, trunc = zip(*rows, strict=True)
         obs = np.stack(obs).astype(np.float32)
         if self._image:
-            obs = (np.abs(obs).sum(1) * 50).astype(np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
+            obs = (np.abs(obs).sum(1) * 50).astype(np.uint8)[:, None, None, None] * np.ones((1, 1, 24, 24), np.uint8)
         info = {"env_id": self.all_env_ids, "elapsed_step": self._steps.copy(),
                 "players": {"env_id": self.all_env_ids}, "lives": (3 - self._steps // 10).astype(np.int32)}
         return obs, np.array(reward, np.float32), np.array(done), np.array(trunc), info
