@@ -253,6 +253,18 @@ def test_an_environment_that_fails_its_check_is_refused_before_the_first_update(
     assert all(record["updates"] == 0 for record in seen)
 
 
+@pytest.mark.slow
+def test_a_script_shows_its_progress_as_lines_if_it_asks_for_them(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    settings = {"total_steps": 300, "agent": {"hidden": [8]}, "replay": {"min_steps": 64}, "eval": {"episodes": 2}}
+    qfleet.train(Grid, **settings)
+    assert "steps" not in "".join(capfd.readouterr())
+    qfleet.train(Grid, **settings, progress=True)
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert any(line.startswith("environment  ") and "Grid" in line for line in lines)
+    assert any("/ 300 steps" in line and "eval" in line for line in lines) and not any("\x1b" in line for line in lines)
+
+
 def test_the_users_traceback_is_shown_if_the_constructor_fails(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception, match=r"Raises could not be built:(?s:.*)no display"):

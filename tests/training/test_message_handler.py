@@ -5,6 +5,8 @@ import pytest
 import torch
 from test_remote_actor_metrics import emitted, fleet, hello  # noqa: F401
 
+from qfleet.core.episode import Episode
+from qfleet.training.meter import FunctionSink
 from qfleet.transport.fleet_pb2 import ExchangeRequest, Judgement
 from qfleet.transport.weight_codec import pack_weights
 
@@ -42,6 +44,23 @@ def test_an_evaluation_from_the_evaluator_is_recorded(run):
 def test_an_evaluation_from_any_other_member_is_rejected(run):
     assert handle(run, 0, judgements=[evaluation(run)]) == 1
     assert run.saved == [] and run.core.best is None and run.acting.message_handler.evaluated_version == -1
+
+
+def test_metrics_from_info_of_episodes_and_evaluations_reach_callbacks_and_records(run):
+    seen, records = [], []
+    run.core.meter.on_episode = seen.append
+    run.core.meter.sinks = [FunctionSink(records.append)]
+    episodes = [{"lane": 1, "ret": 2.5, "length": 3, "info": [{"tag": "success", "sum": value, "count": 1}]}
+                for value in (1.0, 0.0)]
+    figures = [{"tag": "rollout/info/success", "sum": 1.0, "count": 2}]
+    assert handle(run, 0, steps=6, episodes=episodes, figures=figures) == 0
+    assert seen == [Episode(2.5, 3, 1, 0, {"success": value}) for value in (1.0, 0.0)]
+    score = evaluation(run)
+    score.info.add(tag="success", sum=0.75, count=1)
+    assert handle(run, -1, judgements=[score]) == 0
+    assert records[-1]["eval/info/success"] == 0.75 and records[-1]["rollout/info/success"] == 0.5
+    score.info[0].sum = np.inf
+    assert handle(run, -1, 2, judgements=[score]) == 1
 
 
 def wider(state):
@@ -82,6 +101,8 @@ def test_returns_without_a_finite_mean_are_rejected(run, returns):
     {"figures": [{"tag": "eval/mean_reward", "sum": 500.0, "count": 1}]},
     {"figures": [{"tag": "loss/td", "sum": 1.7e308, "count": 1}]},
     {"episodes": [{"lane": 0, "ret": 1.7e308, "length": 1}]},
+    {"episodes": [{"length": 1, "info": [{"tag": "cost", "sum": 1e101, "count": 1}]}]},
+    {"episodes": [{"length": 1, "info": [{"tag": f"x{n}", "count": 1} for n in range(1001)]}]},
     {"part": {"save": 1, "state": b""}}])
 def test_fields_that_an_actor_may_not_send_are_rejected(run, fields):
     assert handle(run, 0, **fields) == 1
