@@ -6,6 +6,7 @@ PROGRAM is a random word for this process, so that no other program mistakes an 
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
@@ -82,9 +83,9 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
-def display_name(reference: str) -> str:
-    """The name of an object without the parts that make it unique; other names as they are."""
-    return reference.rpartition(":")[2] if is_object(reference) else reference
+def display_name(text: str) -> str:
+    """A text with objects by their names alone, without the parts that make them unique."""
+    return re.sub(rf"{PREFIX}[^:\s]+:", "", text)
 
 
 def find_object(reference: str) -> Any:

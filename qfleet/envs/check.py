@@ -66,7 +66,7 @@ def _check_api(cfg: EnvConfig) -> list[Finding]:
     env = build()
     if isinstance(env, gymnasium.vector.VectorEnv):
         with closing(env):
-            return [Finding("info", f"{env.num_envs} environments in one vector environment"),
+            return [Finding("info", f"vector environment, num_envs={env.num_envs}"),
                     Finding("info", f"observation space {env.single_observation_space}"),
                     Finding("info", f"action space {env.single_action_space}")]
     findings = [Finding("info", f"observation space {env.observation_space}"),

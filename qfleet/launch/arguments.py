@@ -24,7 +24,7 @@ from qfleet.runs.find import StrPath, require_no_outside_links, require_trusted
 from qfleet.training.callbacks import CheckedCallback, check_callbacks
 from qfleet.training.meter import Sink, as_sink
 
-SHORTHAND = {"env": "id", "agent": "algo", "explore": "kind"}
+SHORTHAND = {"agent": "algo", "explore": "kind"}
 """Section -> the key that is meant if the section is given as text: agent="c51"."""
 
 SectionSettings = Mapping[str, Any]

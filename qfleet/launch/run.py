@@ -295,7 +295,7 @@ class Run:
 
     def __repr__(self) -> str:
         state = "finished" if self._result is not None else f"{self.steps:,} of {self.config.total_steps:,} steps"
-        return f"Run({self.config.env.id}, {self.config.agent.algo}, {state}, {self.directory})"
+        return f"Run({self.config.env.name}, {self.config.agent.algo}, {state}, {self.directory})"
 
     # ---- end
 

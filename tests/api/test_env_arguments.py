@@ -17,6 +17,7 @@ from qfleet.envs import EnvConfig, make
 from qfleet.envs.prototype import Prototype
 from qfleet.launch.arguments import require_importable, resolve_arguments, with_env
 from qfleet.launch.env_arguments import env_settings
+from qfleet.report.plots import group_runs, read_run
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.find import foreign_names
 
@@ -346,6 +347,18 @@ def test_a_run_keeps_an_environment_that_has_a_name():
         with pytest.raises(UserError, match=r"env\.(id|wrappers) of the run is (CartPole-v1|empty), which needs no"):
             with_env(config, **arguments)
     assert with_env(config, "CartPole-v1", []) == config == with_env(config)
+
+
+def test_runs_of_several_programs_are_seeds_of_one_group(tmp_path):
+    runs = []
+    for program in ("aaa-1", "bbb-2"):
+        folder = tmp_path / program
+        folder.mkdir()
+        text = f"env: {{id: 'object:{program}:Grid', wrappers: ['object:{program}:lambda', {{'a:b': {{c: 1}}}}]}}\n"
+        (folder / "config.yaml").write_text(text)
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        runs.append(read_run(folder))
+    assert len(group_runs(runs)) == 1 and runs[0].env_id == "Grid"
 
 
 def test_which_names_only_this_process_knows():

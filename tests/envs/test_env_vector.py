@@ -208,7 +208,7 @@ def test_trained_agents_and_check_env_read_the_spaces_of_one_environment(monkeyp
     assert single and obs["obs"].shape == (1, 2) and adapter.actions.decode(0) == -1
     findings = check(EnvConfig(id=reference_to(kit.sync)))
     texts = [finding.text for finding in findings]
-    assert "1 environments in one vector environment" in texts
+    assert "vector environment, num_envs=1" in texts
     assert {finding.level for finding in findings} == {"info"}, texts
 
 
