@@ -61,7 +61,7 @@ def is_local(reference: str) -> bool:
 
 def require_names(settings: Any, starts: str) -> None:
     """UserError if settings have a name that is local to this process, where the setting `starts` starts others."""
-    names = list(dict.fromkeys(display_name(text) for text in texts_of(settings) if is_local(text)))
+    names = list(dict.fromkeys(readable(text) for text in texts_of(settings) if is_local(text)))
     if names:
         own = names[0].removeprefix("__main__:")
         example = own if own.isidentifier() and own != "lambda" else "make_env"
@@ -83,7 +83,7 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
-def display_name(text: str) -> str:
+def readable(text: str) -> str:
     """A text with objects by their names alone, without the parts that make them unique."""
     return re.sub(rf"{PREFIX}[^:\s]+:", "", text)
 
@@ -93,7 +93,7 @@ def find_object(reference: str) -> Any:
     try:
         return _named[reference][1]
     except KeyError:
-        raise UserError(f"{display_name(reference)} was an object of the Python program that started the run, and no "
+        raise UserError(f"{readable(reference)} was an object of the Python program that started the run, and no "
                         "other program knows it: pass it again, as env=... or wrappers=[...] of qfleet.resume, "
                         "evaluate, load or rollout") from None
 

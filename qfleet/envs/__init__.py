@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, Field
 
 from qfleet.config import Config, Count, Fraction, Positive, PositiveCount
-from qfleet.config.objects import display_name
+from qfleet.config.objects import readable
 from qfleet.core.env import VectorEnv
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class EnvConfig(Config):
     @property
     def name(self) -> str:
         """The id as it is shown: for an object of the program, its name."""
-        return display_name(self.id)
+        return readable(self.id)
 
     def inactive(self) -> dict[str, str]:
         reasons = suite(self.id).inactive(self)

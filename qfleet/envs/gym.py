@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.envs.registration import find_highest_version, load_env_creator
 
 from qfleet.config import load_attribute
+from qfleet.config.objects import readable
 from qfleet.core.display import display_name
 from qfleet.core.env import VectorEnv
 from qfleet.core.errors import EnvFault, UserError
@@ -157,8 +158,8 @@ def explain_build_errors(cfg: EnvConfig) -> Iterator[None]:
     except TypeError as error:
         if "argument" not in str(error):
             raise EnvFault(f"{cfg.name} could not be built:\n{user_traceback(error)}") from None
-        raise UserError(f"{cfg.name} could not be built with env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}: "
-                        f"{error}") from None
+        given = readable(f"env.kwargs={cfg.kwargs} and env.wrappers={cfg.wrappers}")
+        raise UserError(f"{cfg.name} could not be built with {given}: {error}") from None
     except Exception as error:
         raise EnvFault(f"{cfg.name} could not be built:\n{user_traceback(error)}") from None
 

@@ -10,7 +10,7 @@ import torch
 
 from qfleet.config import load_attribute
 from qfleet.config.layers import leaves
-from qfleet.config.objects import display_name, import_name, is_local, require_names, texts_of
+from qfleet.config.objects import import_name, is_local, readable, require_names, texts_of
 from qfleet.core.errors import UserError
 from qfleet.launch.env_arguments import CONSTRUCTED, env_settings, plain
 from qfleet.report.progress import ProgressView
@@ -82,7 +82,7 @@ def resolve_arguments(config: Any, overrides: Sequence[str] = (), env: Any = Non
     elif isinstance(config, Mapping):
         config = _given(config.get("env"), None, {name: value for name, value in config.items() if name != "env"})
     elif named is not None and resolution.names_env(str(config)):
-        raise UserError(f"two environments are given, {config} and env={display_name(named)}: pass one of them")
+        raise UserError(f"two environments are given, {config} and env={readable(named)}: pass one of them")
     return resolution.resolve(config if isinstance(config, Mapping) else str(config), pairs, settings=given)
 
 

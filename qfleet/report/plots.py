@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.config import read_yaml
-from qfleet.config.objects import display_name
+from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
 from qfleet.runs.atomic_file import atomic_file
 from qfleet.runs.metric_writers import read_metrics
@@ -107,7 +107,7 @@ def read_run(directory: Path) -> RunCurve:
     if not records:
         raise UserError(f"{directory} has no metric records yet: train it longer, then try again")
     config = read_yaml(directory / "config.yaml", no_follow_opener) if (directory / "config.yaml").is_file() else {}
-    flat = {key: display_name(format_value(value)) for key, value in _flat(config)}
+    flat = {key: readable(format_value(value)) for key, value in _flat(config)}
     settings = {key: value for key, value in flat.items() if not key.startswith(IGNORED_KEYS)}
     return RunCurve(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)
 

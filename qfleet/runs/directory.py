@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from pydantic import Field, field_validator
 
 from qfleet.config import Config, Positive, PositiveCount
-from qfleet.config.objects import display_name
+from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
 from qfleet.runs.lock import LockOwner
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_versions
@@ -80,7 +80,7 @@ class RunSection(Config):
 def default_name(env_id: str, algo: str, seed: int, now: datetime | None = None) -> str:
     """Return `<env>__<algo>__<seed>__<time>` in characters that are safe in a path and in a shell."""
     parts = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.")
-             for part in (display_name(env_id), algo, str(seed)))
+             for part in (readable(env_id), algo, str(seed)))
     return f"{'__'.join(parts)}__{now or datetime.now():%Y%m%d-%H%M%S}"
 
 

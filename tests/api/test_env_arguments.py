@@ -103,7 +103,7 @@ def test_what_can_be_named_is_named(env, expected):
 ])
 def test_what_cannot_be_named_is_an_object_of_this_program(env, name):
     found = section(env)
-    assert found["id"].startswith("object:") and objects.display_name(found["id"]) == name and "kwargs" not in found
+    assert found["id"].startswith("object:") and objects.readable(found["id"]) == name and "kwargs" not in found
     assert EnvConfig(id=found["id"]).name == name
     built = load_attribute(found["id"])()
     assert isinstance(built, gymnasium.Env | gymnasium.vector.VectorEnv) and built is not env

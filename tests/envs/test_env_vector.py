@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import vector_kit as kit
 from fake_envpool import NewPool, OldPool
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from qfleet.config.objects import reference_to
 from qfleet.core.errors import BadOutput, EnvFault, UserError
@@ -89,6 +90,18 @@ def test_wrappers_of_a_vector_environment_are_stepped():
         np.testing.assert_array_equal(2 * one.raw_reward, other.raw_reward)
     plain.close()
     vector.close()
+
+
+def test_gymnasiums_statistics_of_episodes_are_metrics():
+    vector = lanes_of(lambda num_envs: RecordEpisodeStatistics(kit.sync(num_envs)), info_metrics=["episode.r"])
+    total, found = np.zeros(3), []
+    for row in roll(vector)[1:]:
+        total += row.raw_reward
+        for lane, info in row.info.items():
+            found.append((info["episode.r"], total[lane]))
+        total[row.last] = 0
+    assert len(found) > 5
+    np.testing.assert_allclose(*zip(*found, strict=True), rtol=1e-5)
 
 
 def test_the_info_of_the_last_step_is_that_of_the_environment():
@@ -200,6 +213,13 @@ class TestEnvPool:
         env = make(cfg, 1, render=True)
         env.reset([0])
         assert env.render().shape[2] == 3
+
+
+def test_an_envpool_in_a_gymnasium_wrapper():
+    vector = lanes_of(lambda num_envs, seed: VectorWrapper(NewPool(num_envs, seed=seed, max_steps=19)))
+    with pytest.warns(UserWarning, match="EnvPool seeds are fixed"):
+        rows = roll(vector, seeds=[5, 6, 7])
+    assert_equal(rows, roll(lanes_of("CartPole-v1", max_episode_steps=19), seeds=[5, 6, 7]))
 
 
 def test_trained_agents_and_check_env_read_the_spaces_of_one_environment(monkeypatch):
