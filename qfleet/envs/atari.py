@@ -67,7 +67,7 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
                "unlimited_episode_steps": "Atari games have a limit"}
     if not cfg.wrappers:
         reasons["on_nan"] = "an emulator returns no NaN"
-        reasons["info_metrics"] = "without env.wrappers Atari games have no info"
+        reasons["info_metrics"] = "without env.wrappers, since the games return no info"
     return reasons
 
 

@@ -170,6 +170,6 @@ def test_without_metrics_info_may_be_anything():
         assert not env.recv().info
 
 
-def test_life_and_atari_say_where_there_is_no_info():
+def test_atari_says_where_there_is_no_info():
     reasons = EnvConfig(id="PongNoFrameskip-v4").inactive()
-    assert reasons["info_metrics"] == "without env.wrappers Atari games have no info"
+    assert reasons["info_metrics"] == "without env.wrappers, since the games return no info"
