@@ -7,6 +7,7 @@ import pytest
 from real_runs import TINY, records, train, weights_hash
 
 import qfleet
+from qfleet.core.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -47,10 +48,10 @@ def test_an_evaluation_has_them_too_and_without_them_nothing_changes():
     assert result.to_json()["info"] == result.info and qfleet.evaluate(plain.directory, episodes=2).info == {}
 
 
-def test_a_value_that_is_no_number_ends_an_actor_with_the_value():
+def test_a_value_that_is_no_number_ends_a_run_with_the_value():
     Path("odd.py").write_text(ODD)
-    with pytest.raises(Exception, match=r"info\['success'\] is 'yes', which is no finite number"):
-        train("odd:Odd", *SHORT, "env.info_metrics=[success]", "actors=1")
+    with pytest.raises(UserError, match=r"info\['success'\] is 'yes', which is no finite number"):
+        train("odd:Odd", *SHORT, "env.info_metrics=[success]", "env.isolate=true")
 
 
 ODD = """
