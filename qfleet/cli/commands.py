@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qfleet import __version__
-from qfleet.cli import hub, info, join, options, pages, play, submit, top, train
+from qfleet.cli import hub, info, join, options, pages, play, runs, submit, top, train
 from qfleet.cli.foreign_options import unknown_options
 from qfleet.cli.output import is_reader_gone, print_error, print_line
 from qfleet.core import tracebacks
@@ -64,6 +64,18 @@ COMMANDS = (
         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
         "those that can."),
+    Command("ls", "list runs with state, score, age and size", "[WORD ...] [options]", (0, 99), runs.ls,
+        ("qfleet ls", "qfleet ls cartpole --sort score", "qfleet ls running --json"), options.ls, False,
+        "Lists the runs under --root, the newest first. With words, lists only runs that contain all of them in their "
+        "name, environment, agent or state: running, finished, interrupted, failed (by an error), crashed (without a "
+        "record of why), pruned, or elsewhere (locked by another host). The best score is that of an evaluation "
+        "during training."),
+    Command("rm", "remove runs, or their checkpoints", "[RUN ...] [options]", (0, 999), runs.rm,
+        ("qfleet rm my-run", "qfleet rm --failed --older-than 7d", "qfleet rm my-run --keep-best --yes"),
+        options.rm, False,
+        "Asks before it removes anything. Without RUN it selects runs under --root by --failed and --older-than; with "
+        "RUN these options restrict the selection. Running runs and directories that are not runs are refused, and "
+        "links are not followed."),
     Command("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), top.top,
         ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
         "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "

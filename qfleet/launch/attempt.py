@@ -114,6 +114,9 @@ def open_for_resume(directory: RunDirectory, config: RunConfig,
             raise UserError(f"{checkpoint.path} is a checkpoint of another run: move it out of {directory.checkpoints} "
                             f"and resume, or start a new run with its weights, init_from={checkpoint.path}")
         return checkpoint, finished_result(directory, config, checkpoint)
+    if removed := directory.entry("checkpoints_removed"):
+        raise UserError(f"the checkpoints of {directory.path} were removed ({removed}), and its best policy cannot be "
+                        f"resumed: start a new run with its weights, init_from={directory.path}")
     if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
         raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
                         f"a new run with `qfleet train {directory.config}` and another run.name")

@@ -173,6 +173,14 @@ class RunDirectory:
         found = self._read_record().get("ended", {})
         return found if isinstance(found, dict) else None
 
+    def note(self, key: str, value: Any) -> None:
+        """Add an entry to run.json."""
+        self._write_record(self._read_record() | {key: value})
+
+    def entry(self, key: str) -> Any:
+        """Return an entry of run.json; None if there is none."""
+        return self._read_record().get(key)
+
     def has_id(self, run: str | None) -> bool:
         """True if this is the run of that id, or a copy of it.
 
