@@ -10,15 +10,16 @@ import argparse
 import difflib
 import gc
 import importlib
+import itertools
 import os
 import re
-import shlex
 import shutil
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from qfleet import __version__
 from qfleet.cli import hub, info, join, options, pages, play, runs, submit, top, train
@@ -51,6 +52,9 @@ class Command:
     overrides: bool = False
     details: str = ""
     hidden: bool = False
+    source: int | None = None
+    """Index of the positional argument that names a recipe, file or environment, for commands that take no run there;
+    `env.id=NAME` can replace it."""
 
 
 SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
@@ -59,7 +63,7 @@ COMMANDS = (
     Command("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
         ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
          "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
-        SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
+        SOURCES + OVERRIDES + " The last line of stdout is the run directory.", source=0),
     Command("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
@@ -114,7 +118,7 @@ COMMANDS = (
         "the value comes from, and its meaning or why it has no effect."),
     Command("check-env", "check whether an agent can be trained on an environment",
         "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), info.check_env,
-        ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
+        ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True, source=0),
     Command("doctor", "check the installation, plan a run or diagnose one", "[RECIPE|RUN [key=value ...]] [options]",
         (0, 1), info.doctor,
         ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
@@ -157,10 +161,30 @@ def overview() -> str:
                       "Details:    qfleet COMMAND --help"])
 
 
-def make_parser(command: Command) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """Parser that collects invalid values of options instead of exiting at the first one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.problems: list[str] = []
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        several = message.startswith("\n")
+        self.exit(2, f"{self.prog}: {'errors:' if several else 'error: '}{message}\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        try:
+            return super()._get_values(action, arg_strings)  # type: ignore[misc]
+        except argparse.ArgumentError as error:
+            self.problems.append(str(error))
+            return action.default
+
+
+def make_parser(command: Command) -> CommandParser:
     """Return the parser of a command. It takes any number of positional arguments; `parse` checks them."""
     examples = "\n".join(f"  {line}" for line in command.examples)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"qfleet {command.name}", usage=f"qfleet {command.name} {command.usage}", allow_abbrev=False,
         description=_description(command),
         epilog=f"examples:\n{examples}" if examples else None, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,32 +200,60 @@ def _description(command: Command) -> str:
 
 
 def parse(command: Command, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse options, positional arguments (`args.words`) and overrides (`args.overrides`), in any order."""
+    """Parse options, positional arguments (`args.words`) and overrides (`args.overrides`), in any order.
+
+    Everything that is wrong is reported at once, wrong config keys included. If a command that needs the source of a
+    config gets none, but `env.id=NAME`, that environment is the source.
+    """
     parser = make_parser(command)
     args, unknown = parser.parse_known_intermixed_args(list(argv))
     words = list(args.words)
-    args.overrides = [word for word in words if OVERRIDE.match(word)]
+    args.overrides = [word for word in (*words, *unknown) if OVERRIDE.match(word)]
     args.words = [word for word in words if not OVERRIDE.match(word)]
-    least, most = command.words
-    if unknown:
-        plain = len(args.words) + sum(not (word.startswith("-") or OVERRIDE.match(word)) for word in unknown)
-        parser.error(unknown_options(parser, unknown, argv, most - plain, command.overrides))
-    if len(args.words) < least:
-        parser.error(f"{command.usage.split(' ')[least - 1]} is missing{_named_by_key(parser, argv, args.overrides)}")
-    if len(args.words) > most:
-        parser.error(f"unexpected argument {args.words[most]!r} (an override is written key=value, without spaces)")
-    if args.overrides and not command.overrides:
-        parser.error(f"{command.name} takes no overrides such as {args.overrides[0]}")
+    if command.source is not None and len(args.words) == command.source:
+        args.words += [word.partition("=")[2] for word in args.overrides if word.startswith("env.id=")][-1:]
+    problems = [*parser.problems, *_misplaced(command, parser, args, unknown, argv)]
+    if problems and command.source is not None:
+        problems += _config_problems(command.source, args, unknown, argv)
+    if problems:
+        parser.error("\n  ".join(["", *problems]) if len(problems) > 1 else problems[0])
     return args
 
 
-def _named_by_key(parser: argparse.ArgumentParser, argv: Sequence[str], overrides: Sequence[str]) -> str:
-    """Suggest the right command line if the environment is given as env.id=NAME only."""
-    found = next((word for word in overrides if word.startswith("env.id=")), None)
-    if found is None:
-        return ""
-    words = [word.removeprefix("env.id=") if word == found else word for word in argv]
-    return f": write `{parser.prog} {shlex.join(words)}`"
+def _misplaced(command: Command, parser: CommandParser, args: argparse.Namespace, unknown: Sequence[str],
+               argv: Sequence[str]) -> list[str]:
+    """Messages about unknown options and about positional arguments that are missing or too many."""
+    least, most = command.words
+    found = []
+    if unknown:
+        plain = len(args.words) + sum(not (word.startswith("-") or OVERRIDE.match(word)) for word in unknown)
+        found.append(unknown_options(parser, unknown, argv, most - plain, command.overrides))
+    elif len(args.words) < least:
+        found.append(f"{command.usage.split(' ')[least - 1]} is missing")
+    elif len(args.words) > most:
+        found.append(f"unexpected argument {args.words[most]!r} (an override is written key=value, without spaces)")
+    if args.overrides and not command.overrides:
+        found.append(f"{command.name} takes no overrides such as {args.overrides[0]}")
+    return found
+
+
+def _config_problems(index: int, args: argparse.Namespace, unknown: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Messages about the configuration of a command that is refused for other reasons, too.
+
+    The value of an unknown option may be among the positional arguments.
+    """
+    from qfleet.core.errors import UserError
+    from qfleet.runconfig.resolution import resolve
+
+    values = {after for word, after in itertools.pairwise(argv) if word in unknown and word.startswith("-")}
+    words = [word for word in args.words if word not in values] or list(args.words)
+    try:
+        resolve(words[index], args.overrides)
+    except UserError as error:
+        return str(error).splitlines()
+    except Exception:  # an environment that cannot be built, or no source: reported once the command is right
+        return []
+    return []
 
 
 def find_command(name: str) -> Command:

@@ -140,7 +140,7 @@ def test_last_and_prefixes_name_runs_of_other_commands(root, capsys):
     make(root, "other", 7.0, day=2)
     for argv in (["top", "last", "--once"], ["doctor", "last"], ["doctor", "oth"], ["config", "show", "last"],
                  ["config", "diff", "last", "cartpole-"], ["report", "last", "cartpole-", "-o", "page.html"],
-                 ["plot", "oth", "--out", "curve.png"]):
+                 ["plot", "oth", "--y", "eval/best_reward", "--out", "curve.png"]):
         code, (out, err) = main([*argv, *(["--trust"] if argv[0] == "config" else [])]), capsys.readouterr()
         assert code == 0, (argv, err)
         assert argv[0] != "top" or out.startswith("runs/other ")
