@@ -50,6 +50,8 @@ class RunSection(Config):
         None, description="updates between metric records, instead of log_period_steps")
     tensorboard: bool = Field(True, description="write TensorBoard event files in addition to metrics.jsonl")
     wandb: bool = Field(False, description="log to Weights & Biases too; offline unless WANDB_MODE is set")
+    mlflow: bool = Field(
+        False, description="log to MLflow too: to MLFLOW_TRACKING_URI, or to mlflow.db in run.root")
     stall_timeout_s: Positive = Field(
         600.0, description="end a process whose environment does not answer, or whose learner is stuck, for this "
                            "long, seconds")
