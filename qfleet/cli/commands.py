@@ -6,56 +6,25 @@ the user with the state saved. Results go to stdout, everything else to stderr. 
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import gc
 import importlib
-import itertools
 import os
-import re
-import shutil
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
 from qfleet import __version__
-from qfleet.cli import hub, info, join, options, pages, play, runs, submit, top, train
-from qfleet.cli.foreign_options import unknown_options
+from qfleet.cli import completion, hub, info, join, options, pages, play, runs, submit, top, train
 from qfleet.cli.output import is_reader_gone, print_error, print_line
+from qfleet.cli.parsing import Command, parse
 from qfleet.core import tracebacks
 
-OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
-            "continue": "resume", "check": "check-env", "info": "doctor"}
+            "continue": "resume", "check": "check-env", "info": "doctor", "runs": "ls", "delete": "rm", "remove": "rm"}
 MOVED = dict.fromkeys(("bench", "benchmark", "profile"),
                       "speed is measured by a script of the source tree, `python benchmarks/bench.py`")
 """Commands of earlier versions, and their synonyms, with their replacement."""
-
-Options = Callable[[argparse.ArgumentParser], None]
-CommandFunction = Callable[[argparse.Namespace], int]
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command. `words` is the minimum and maximum number of positional arguments."""
-
-    name: str
-    summary: str
-    usage: str
-    words: tuple[int, int]
-    run: CommandFunction
-    examples: Sequence[str] = ()
-    options: Options = lambda parser: None
-    overrides: bool = False
-    details: str = ""
-    hidden: bool = False
-    source: int | None = None
-    """Index of the positional argument that names a recipe, file or environment, for commands that take no run there;
-    `env.id=NAME` can replace it."""
-
 
 SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
 OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet config explain RECIPE` lists all keys."
@@ -142,6 +111,12 @@ COMMANDS = (
          "qfleet submit slurm pong sync=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
         "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
+    Command("completion", "print the tab completion script of a shell", "bash|zsh|fish", (1, 1), completion.completion,
+        ("qfleet completion bash > ~/.local/share/bash-completion/completions/qfleet",
+         "qfleet completion fish > ~/.config/fish/completions/qfleet.fish"),
+        options.as_json, False,
+        "Completes commands, options, recipes, runs and config keys. For zsh put `eval \"$(qfleet completion zsh)\"` "
+        "into ~/.zshrc, after compinit."),
     Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
     Command("_member", "run one process of a fleet", "", (2, 4), join.run_member, options=options.member, hidden=True),
     Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
@@ -159,101 +134,6 @@ def overview() -> str:
     return "\n".join(["usage: qfleet COMMAND [arguments] [key=value ...] [options]", "", "Train, evaluate and "
                       "inspect deep Q-learning agents.", "", *rows, "", "Start with: qfleet train cartpole",
                       "Details:    qfleet COMMAND --help"])
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Parser that collects invalid values of options instead of exiting at the first one."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.problems: list[str] = []
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        several = message.startswith("\n")
-        self.exit(2, f"{self.prog}: {'errors:' if several else 'error: '}{message}\n")
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        try:
-            return super()._get_values(action, arg_strings)  # type: ignore[misc]
-        except argparse.ArgumentError as error:
-            self.problems.append(str(error))
-            return action.default
-
-
-def make_parser(command: Command) -> CommandParser:
-    """Return the parser of a command. It takes any number of positional arguments; `parse` checks them."""
-    examples = "\n".join(f"  {line}" for line in command.examples)
-    parser = CommandParser(
-        prog=f"qfleet {command.name}", usage=f"qfleet {command.name} {command.usage}", allow_abbrev=False,
-        description=_description(command),
-        epilog=f"examples:\n{examples}" if examples else None, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    command.options(parser)
-    return parser
-
-
-def _description(command: Command) -> str:
-    width = min(shutil.get_terminal_size().columns, 100) - 2
-    details = textwrap.fill(command.details, max(width, 20))
-    return "\n\n".join(filter(None, [f"qfleet {command.name}: {command.summary}.", details]))
-
-
-def parse(command: Command, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse options, positional arguments (`args.words`) and overrides (`args.overrides`), in any order.
-
-    Everything that is wrong is reported at once, wrong config keys included. If a command that needs the source of a
-    config gets none, but `env.id=NAME`, that environment is the source.
-    """
-    parser = make_parser(command)
-    args, unknown = parser.parse_known_intermixed_args(list(argv))
-    words = list(args.words)
-    args.overrides = [word for word in (*words, *unknown) if OVERRIDE.match(word)]
-    args.words = [word for word in words if not OVERRIDE.match(word)]
-    if command.source is not None and len(args.words) == command.source:
-        args.words += [word.partition("=")[2] for word in args.overrides if word.startswith("env.id=")][-1:]
-    problems = [*parser.problems, *_misplaced(command, parser, args, unknown, argv)]
-    if problems and command.source is not None:
-        problems += _config_problems(command.source, args, unknown, argv)
-    if problems:
-        parser.error("\n  ".join(["", *problems]) if len(problems) > 1 else problems[0])
-    return args
-
-
-def _misplaced(command: Command, parser: CommandParser, args: argparse.Namespace, unknown: Sequence[str],
-               argv: Sequence[str]) -> list[str]:
-    """Messages about unknown options and about positional arguments that are missing or too many."""
-    least, most = command.words
-    found = []
-    if unknown:
-        plain = len(args.words) + sum(not (word.startswith("-") or OVERRIDE.match(word)) for word in unknown)
-        found.append(unknown_options(parser, unknown, argv, most - plain, command.overrides))
-    elif len(args.words) < least:
-        found.append(f"{command.usage.split(' ')[least - 1]} is missing")
-    elif len(args.words) > most:
-        found.append(f"unexpected argument {args.words[most]!r} (an override is written key=value, without spaces)")
-    if args.overrides and not command.overrides:
-        found.append(f"{command.name} takes no overrides such as {args.overrides[0]}")
-    return found
-
-
-def _config_problems(index: int, args: argparse.Namespace, unknown: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Messages about the configuration of a command that is refused for other reasons, too.
-
-    The value of an unknown option may be among the positional arguments.
-    """
-    from qfleet.core.errors import UserError
-    from qfleet.runconfig.resolution import resolve
-
-    values = {after for word, after in itertools.pairwise(argv) if word in unknown and word.startswith("-")}
-    words = [word for word in args.words if word not in values] or list(args.words)
-    try:
-        resolve(words[index], args.overrides)
-    except UserError as error:
-        return str(error).splitlines()
-    except Exception:  # an environment that cannot be built, or no source: reported once the command is right
-        return []
-    return []
 
 
 def find_command(name: str) -> Command:
@@ -289,6 +169,8 @@ def _dispatch(arguments: Sequence[str], own: bool) -> int:
         return 0 if arguments else 2
     if arguments[0] == "help":
         return _dispatch([*arguments[1:2], "--help"], own)
+    if arguments[0] == "__complete":
+        return completion.complete(arguments[1:], COMMANDS)
     if arguments[0] in ("-V", "--version"):
         print_line(f"qfleet {__version__}")
         return 0

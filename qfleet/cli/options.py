@@ -95,6 +95,9 @@ def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N",
                         help="train N runs one after another, with seed, seed+1, ... (default: 1)")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and the plan without training")
+    parser.add_argument("--smoke", action="store_true",
+                        help="run all stages with tiny numbers, in seconds and in a temporary directory, to check a "
+                             "recipe or environment before a long run")
     fleet(parser)
     finish(parser)
     quiet(parser)
