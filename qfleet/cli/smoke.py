@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -65,37 +66,26 @@ class StageView:
 
 
 def smoke_plan(args: Namespace) -> tuple[Resolved, Path | None]:
-    """Return the shortened config, and the temporary directory that is its root unless the user names one."""
-    from qfleet.config import nest
+    """Return the shortened config, and the temporary directory that is its root unless the user names one.
+
+    Sizes that the user has set are replaced, too, so that the option can be added to the command of a long run.
+    """
     from qfleet.core.errors import UserError
     from qfleet.runconfig import resolution
-    from qfleet.runconfig.smoke import smoke_settings
+    from qfleet.runconfig.smoke import smoke_overrides
     from qfleet.runs.names import match_run
 
     if args.seeds > 1 or args.show or args.record:
         raise UserError("--smoke makes one short run: leave out --seeds, --show and --record")
     config = resolution.resolve(args.words[0], args.overrides).config
-    settings = smoke_settings(config)
-    named = nest(args.overrides).get("run", {})
+    overrides = [*args.overrides, *smoke_overrides(config)]
     folder = None
-    if not args.dry_run and not {"root", "name"} & named.keys():
+    if not args.dry_run and not any(text.startswith(("run.root=", "run.name=")) for text in args.overrides):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        settings["run"] |= {"root": str(folder), "name": "smoke"}
+        overrides += [f"run.root={json.dumps(str(folder))}", "run.name=smoke"]
         if config.init_from and (run := match_run(config.init_from, config.run.root)):
-            settings["init_from"] = str(run.absolute())
-    return resolution.resolve(args.words[0], args.overrides, settings=_effective(settings, config)), folder
-
-
-def _effective(settings: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Leave out empty sections, which would clear those of the recipe, and null for keys that are null anyway."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        was = getattr(config, key)
-        if isinstance(value, dict):
-            value = _effective(value, was)
-        if value != {} and not (value is None and was is None):
-            found[key] = value
-    return found
+            overrides.append(f"init_from={json.dumps(str(run.absolute()))}")
+    return resolution.resolve(args.words[0], overrides), folder
 
 
 def smoke(args: Namespace) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from qfleet.config import flatten, inactive_keys
+from qfleet.config.layers import leaves
 from qfleet.runconfig.run_config import RunConfig
 
 EPISODE_STEPS, LANES, ACTORS_PER_LEARNER = 40, 4, 2
@@ -15,13 +18,20 @@ METRICS_PERIOD = 4
 LEAST_STEPS, LEAST_REPLAY, CAPACITY = 300, 64, 4000
 
 
-def smoke_settings(config: RunConfig) -> dict[str, Any]:
-    """Nested settings for a few hundred steps: environment, agent, networks and processes stay the same in kind.
+def smoke_overrides(config: RunConfig) -> list[str]:
+    """Overrides that shorten a run to a few hundred steps: environment, agent, networks and processes stay the same.
 
     The run makes about `UPDATES` updates, and evaluates and saves in the middle and at the end.
     """
-    agent = config.agent
-    sequence = {key: min(most, getattr(agent, key)) for key, most in SEQUENCE.items() if hasattr(agent, key)}
+    flat = flatten(config)
+    return [f"{key}={json.dumps(value)}" for key, value in leaves(_settings(config)) if key in flat
+            and flat[key] != value]
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    agent, idle = config.agent, inactive_keys(config)
+    sequence = {key: min(most, getattr(agent, key)) for key, most in SEQUENCE.items()
+                if hasattr(agent, key) and f"agent.{key}" not in idle}
     batch = min(config.learner.batch_size, SEQUENCES if sequence else BATCH)
     chunk = _chunk_steps(config, sequence)
     lanes, actors = min(config.env.lanes, LANES), min(config.actors, ACTORS_PER_LEARNER * config.learners)
@@ -37,8 +47,9 @@ def smoke_settings(config: RunConfig) -> dict[str, Any]:
                    "min_steps": min_steps, "chunk_steps": chunk,
                    "samples_per_insert": round(UPDATES * batch / steps, 4)},
         "learner": {"batch_size": batch, "metrics_period_updates": METRICS_PERIOD},
-        "eval": {"period_steps": half, "episodes": 1, "lanes": 1, "from_return": None, "max_episode_steps": None},
-        "checkpoint": {"period_steps": half},
+        "eval": {"period_steps": half, "period_updates": None, "episodes": 1, "lanes": 1,
+                 "from_return": None, "max_episode_steps": None},
+        "checkpoint": {"period_steps": half, "period_updates": None},
         "run": {"exact_resume": False, "log_period_steps": max(1, steps // 6), "log_period_updates": None}}
 
 
