@@ -53,7 +53,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         try:
-            return super()._get_values(action, arg_strings)  # type: ignore[misc]
+            return super()._get_values(action, arg_strings)
         except argparse.ArgumentError as error:
             self.problems.append(str(error))
             return action.default

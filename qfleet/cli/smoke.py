@@ -150,6 +150,6 @@ def _check_policy(result: TrainResult, view: StageView) -> bool:
     from qfleet import api
 
     score = api.evaluate(result.directory, episodes=1, which="latest", trust=True)
-    view.reach("policy", f"loaded from {Path(score.checkpoint).name}, return {score.mean_reward:g} in "
+    view.reach("policy", f"loaded from {Path(str(score.checkpoint)).name}, return {score.mean_reward:g} in "
                          f"{score.lengths[0]} steps")
     return True
