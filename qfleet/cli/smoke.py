@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 STAGES = ("start", "updates", "evaluation", "checkpoint", "final evaluation", "policy")
 WIDTH = max(map(len, STAGES)) + 2
 PREFIX = "qfleet-smoke-"
+SMOKE_ROOT = Path(tempfile.gettempdir(), f"{PREFIX}...")
+"""What --dry-run shows as the root of the run."""
 
 
 class StageView:
@@ -47,6 +49,11 @@ class StageView:
             print_line(f"{stage:<{WIDTH}}{'ok' if passed else 'failed':<8}{now - self._since:5.1f} s  {text}")
         self._since = now
 
+    def fail(self) -> None:
+        """The next stage was not reached."""
+        if all(stage["passed"] for stage in self.stages):
+            self.reach(next((stage for stage in STAGES if stage not in self.reached), STAGES[-1]), "", passed=False)
+
     def plan(self, rows: Sequence[tuple[str, str]]) -> None:
         known = dict(rows)
         if "environment" in known:
@@ -65,10 +72,11 @@ class StageView:
         """Nothing is open."""
 
 
-def smoke_plan(args: Namespace) -> tuple[Resolved, Path | None]:
-    """Return the shortened config, and the temporary directory that is its root unless the user names one.
+def smoke_plan(args: Namespace, folder: Path) -> Resolved:
+    """Return the shortened config of a run in `folder`.
 
-    Sizes that the user has set are replaced, too, so that the option can be added to the command of a long run.
+    Sizes and directory that the user has set are replaced, too, so that the option can be added to the command of a
+    long run.
     """
     from qfleet.core.errors import UserError
     from qfleet.runconfig import resolution
@@ -78,32 +86,28 @@ def smoke_plan(args: Namespace) -> tuple[Resolved, Path | None]:
     if args.seeds > 1 or args.show or args.record:
         raise UserError("--smoke makes one short run: leave out --seeds, --show and --record")
     config = resolution.resolve(args.words[0], args.overrides).config
-    overrides = [*args.overrides, *smoke_overrides(config)]
-    folder = None
-    if not args.dry_run and not any(text.startswith(("run.root=", "run.name=")) for text in args.overrides):
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        overrides += [f"run.root={json.dumps(str(folder))}", "run.name=smoke"]
-        if config.init_from and (run := match_run(config.init_from, config.run.root)):
-            overrides.append(f"init_from={json.dumps(str(run.absolute()))}")
-    return resolution.resolve(args.words[0], overrides), folder
+    overrides = [*args.overrides, *smoke_overrides(config), f"run.root={json.dumps(str(folder))}", "run.name=smoke"]
+    if config.init_from and (run := match_run(config.init_from, config.run.root)):
+        overrides.append(f"init_from={json.dumps(str(run.absolute()))}")
+    return resolution.resolve(args.words[0], overrides)
 
 
 def smoke(args: Namespace) -> int:
-    """Run all stages; exit code 1 if one is missing. A temporary run is removed if all of them passed."""
-    plan, folder = smoke_plan(args)
+    """Run all stages in a temporary directory, which stays only if one fails; exit code 1 then."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     view = StageView(args.json)
     passed = False
     try:
-        passed = _run_stages(args, plan, view)
+        plan = smoke_plan(args, folder)
+        try:
+            passed = _run_stages(args, plan, view)
+        finally:
+            if not passed:
+                view.fail()
     finally:
-        if not passed:
-            view.reach(next((stage for stage in STAGES if stage not in view.reached), STAGES[-1]), "", passed=False)
-            where = folder or Path(plan.config.run.root).expanduser()
-            if any(where.glob("*/run.json")):
-                print_error(f"the run is in {where}")
-            elif folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-        elif folder is not None:
+        if not passed and any(folder.glob("*/run.json")):
+            print_error(f"the run is in {folder}")
+        else:
             shutil.rmtree(folder, ignore_errors=True)
     line = f"smoke test passed in {view.seconds:.1f} s" if passed else "smoke test failed"
     print_result(args, [line], {"passed": passed, "seconds": round(view.seconds, 1), "stages": view.stages})
