@@ -142,7 +142,8 @@ def rm(args: Namespace) -> int:
             freed[run.path] = remove_checkpoints(run) if args.keep_best else remove_run(run)
         except UserError as error:
             failed.append(str(error))
-    print_result(args, [f"freed {format_bytes(sum(freed.values()))}"], _removal(freed, sum(freed.values())))
+    lines = [f"freed {format_bytes(sum(freed.values()))}"] if freed else []
+    print_result(args, lines, _removal(freed, sum(freed.values())))
     if failed:
         raise UserError("\n".join(failed))
     return 0

@@ -189,5 +189,8 @@ def flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str
 
 
 def first_line(error: BaseException) -> str:
+    """Return the reason of an error in few words: that of the operating system, or the first line."""
+    if found := re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error)):
+        return found[1].strip()
     text = next((line for line in str(error).splitlines() if line.strip()), "")
     return f"{text[:200]}…" if len(text) > 200 else text or type(error).__name__

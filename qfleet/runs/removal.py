@@ -92,9 +92,10 @@ def _remove(folder: Path) -> None:
 
     It is renamed first, so that no reader finds it partly removed. Links in it are removed, not followed.
     """
-    hidden = temporary_name(folder.resolve())
+    place = folder.resolve()  # "." cannot be renamed
+    hidden = temporary_name(place)
     try:
-        folder.rename(hidden)
+        place.rename(hidden)
     except OSError as error:
         raise UserError(f"{folder} cannot be removed: {error.strerror}") from None
     shutil.rmtree(hidden, ignore_errors=True)

@@ -98,10 +98,12 @@ def test_a_training_that_fails_is_stored_as_failed(store):
     assert stored(store)[0].info.status == "FAILED"
 
 
-@pytest.mark.parametrize("uri", ["nonsense://x", "sqlite:////proc/none/x.db", "http://127.0.0.1:9"])
-def test_a_store_that_cannot_be_used_is_refused_before_the_training(store, monkeypatch, uri):
+@pytest.mark.parametrize(("uri", "why"), [
+    ("nonsense://x", ".*nonsense.*"), ("sqlite:////proc/none/x.db", "No such file or directory"),
+    ("http://127.0.0.1:9", "Connection refused")])
+def test_a_store_that_cannot_be_used_is_refused_before_the_training(store, monkeypatch, uri, why):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with pytest.raises(UserError, match=rf"run.mlflow=true: {uri} cannot be used .* set MLFLOW_TRACKING_URI to"):
+    with pytest.raises(UserError, match=rf"run.mlflow=true: {uri} cannot be used \({why}\): set MLFLOW_TRACKING_URI"):
         MlflowWriter(new_directory(), CONFIG)
 
 

@@ -99,6 +99,12 @@ def test_without_a_best_policy_checkpoints_are_kept(run):
     assert len(os.listdir(run.checkpoints)) == 3
 
 
+def test_the_working_directory_can_be_removed(run, monkeypatch):
+    monkeypatch.chdir(run.path)
+    remove_run(RunDirectory.open("."))
+    assert list(run.path.parent.iterdir()) == []
+
+
 def test_what_cannot_be_removed_is_told(run, monkeypatch):
     monkeypatch.setattr("qfleet.runs.removal.shutil.rmtree", lambda folder, ignore_errors: None)
     with pytest.raises(UserError, match=r"could not be removed completely: the rest is in .*\.tmp-x~"):
