@@ -101,7 +101,7 @@ def candidates(words: Sequence[str], commands: Sequence[Command]) -> Candidates:
               if word in options and options[word].nargs is None}
     plain = [word for word in before[1:] if not word.startswith("-") and "=" not in word and word not in values]
     root = _after(before, "--root") or "runs"
-    found = _plain(_positionals(command.name, plain, root))
+    found = _plain(_positionals(command, plain, root))
     if command.overrides and (plain or "." in current or "=" in current):
         found |= _plain(_config_words(current, command.name, plain, before, root))
     return found
@@ -118,8 +118,9 @@ def _after(words: Sequence[str], option: str) -> str | None:
     return found[-1] if found else None
 
 
-def _positionals(name: str, plain: Sequence[str], root: str) -> list[str]:
+def _positionals(command: Command, plain: Sequence[str], root: str) -> list[str]:
     """Recipes, runs or fixed words that a command takes next."""
+    name = command.name
     if name in FIRST_WORDS and not plain:
         return list(FIRST_WORDS[name])
     if name == "ls":
@@ -128,7 +129,7 @@ def _positionals(name: str, plain: Sequence[str], root: str) -> list[str]:
     if len(plain) > (name in FIRST_WORDS) and not several:
         return []
     runs = _runs(root) if name in (*RUN_ARGUMENTS, *BOTH_ARGUMENTS) else []
-    return runs + (_recipes() if name in ("train", "check-env", *BOTH_ARGUMENTS) else [])
+    return runs + (_recipes() if command.overrides and name not in RUN_ARGUMENTS else [])
 
 
 def _recipes() -> list[str]:

@@ -87,7 +87,7 @@ def smoke_plan(args: Namespace, folder: Path) -> Resolved:
         raise UserError("--smoke makes one short run: leave out --seeds, --show and --record")
     config = resolution.resolve(args.words[0], args.overrides).config
     overrides = [*args.overrides, *smoke_overrides(config), f"run.root={json.dumps(str(folder))}", "run.name=smoke"]
-    if config.init_from and (run := match_run(config.init_from, config.run.root)):
+    if config.init_from and (run := match_run(config.init_from, config.run.root)):  # the root is another one now
         overrides.append(f"init_from={json.dumps(str(run.absolute()))}")
     return resolution.resolve(args.words[0], overrides)
 

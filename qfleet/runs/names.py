@@ -71,6 +71,16 @@ def match_run(where: str | Path, root: str | Path = "runs") -> Path | None:
     return named.with_name(begun[0]) if begun else None
 
 
+def settled_name(where: str, root: str | Path = "runs") -> str:
+    """Return the path of a run that is named by `last` or a prefix; anything else unchanged.
+
+    What these words mean changes with the next run, so a config stores the path.
+    """
+    if Path(where).expanduser().exists() or is_run(Path(root).expanduser() / where):
+        return where
+    return str(match_run(where, root) or where)
+
+
 def newest_run(root: str | Path = "runs") -> Path | None:
     """Return the run under root that was started or resumed last; None if there are no runs."""
     folder = Path(root).expanduser()

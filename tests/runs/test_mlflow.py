@@ -168,7 +168,8 @@ def test_a_training_and_its_resume_log_every_record(store):
              "stop_at=null", "run.log_period_steps=50", "run.name=x", "run.mlflow=true", "run.threads=1",
              "run.tensorboard=false"]
     result = api.train("cartpole", words)
-    api.resume("x", ["total_steps=500"])
+    api.resume("last", ["total_steps=500"])
+    assert api.load("x").config.total_steps == api.load("last").config.total_steps
     [run] = stored(store)
     records = [record for record in read_metrics(result.directory / "metrics.jsonl") if "eval/mean_reward" in record]
     points = store.get_metric_history(run.info.run_id, "eval/mean_reward")

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from qfleet.core.errors import UserError
-from qfleet.runs.names import find_run, match_run, newest_run
+from qfleet.runs.names import find_run, match_run, newest_run, settled_name
 
 
 @pytest.fixture
@@ -70,6 +70,14 @@ def test_a_broken_record_hides_no_other_run(runs, record):
     (runs / "broken" / "run.json").write_text(record)
     os.utime(runs / "broken", (1, 1))
     assert newest_run(runs).name == "cartpole-1" and find_run("broken").name == "broken"
+
+
+def test_a_config_stores_the_path_of_what_last_and_a_prefix_mean(runs):
+    assert settled_name("last", "runs") == "runs/cartpole-1" and settled_name("po", "runs") == "runs/pong"
+    for unchanged in ("pong", "runs/pong", "nothing", str(runs / "pong")):
+        assert settled_name(unchanged, "runs") == unchanged
+    (runs.parent / "po").mkdir()
+    assert settled_name("po", "runs") == "po", "an exported policy, for example"
 
 
 def test_without_runs_there_is_no_last_one(tmp_path):
