@@ -26,9 +26,10 @@ from speed.peers import ABSENT, PEERS
 from speed.rounds import OURS, contenders, measure
 from speed.workloads import DEFAULT, WORKLOADS, RoundSpec, Workload
 
-from qfleet.cli.commands import OVERRIDE, report_error
+from qfleet.cli.commands import report_error
 from qfleet.cli.options import as_json, at_least
 from qfleet.cli.output import clean_stdout, print_error, print_result
+from qfleet.cli.parsing import OVERRIDE
 from qfleet.core.errors import UserError
 
 EXAMPLES = """examples:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "RolloutStep", "Run", "RunConfig",
-           "RunControl", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "__version__", "evaluate",
-           "export", "load", "resume", "rollout", "train"]
+           "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "__version__",
+           "evaluate", "export", "list_runs", "load", "resume", "rollout", "train"]
 
 if TYPE_CHECKING:
     from qfleet.api import (
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
         Run,
         RunConfig,
         RunControl,
+        RunSummary,
         SavedCheckpoint,
         TrainedAgent,
         TrainResult,
         UserError,
         evaluate,
         export,
+        list_runs,
         load,
         resume,
         rollout,

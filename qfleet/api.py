@@ -44,12 +44,13 @@ from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import export_policy
 from qfleet.runs.find import StrPath, Which, find_checkpoint
+from qfleet.runs.listing import RunSummary, list_runs
 from qfleet.training.callbacks import Callback, CheckedCallback, Evaluation, RunControl, SavedCheckpoint
 from qfleet.training.meter import Sink
 
 __all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "RolloutStep", "Run", "RunConfig",
-           "RunControl", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "evaluate", "export", "load",
-           "plan", "resume", "rollout", "train"]
+           "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "evaluate",
+           "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
 
 SinkLike = Sink | Callable[[Mapping[str, Any]], object]
 """Receiver of metric records: an object with write(record), flush() and close(), or a function of a record."""
@@ -115,7 +116,7 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: Any = None, w
     """Resume a run from its newest valid checkpoint.
 
     Args:
-        run: Path of the run, or its name under `root`.
+        run: Path of the run, or its name under `root`, a prefix of it, or `last`.
         overrides: Texts of the form `key=value`. Keys that affect what is learned cannot change.
         env: The environment, if the run was started with an object that cannot be imported.
         wrappers: Its wrappers, likewise.
@@ -196,7 +197,7 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
     """Evaluate a run or checkpoint on full episodes.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         epsilon: Probability of a random action; 0 is greedy.
@@ -237,7 +238,7 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     """Play greedy episodes step by step.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         which: Checkpoint of a run: the best by evaluation, or the latest.
@@ -279,7 +280,7 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     """Load a trained agent from a run or checkpoint.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
         env: The environment, if the run was started with an object that cannot be imported.
@@ -309,7 +310,7 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, root: StrPath 
     """Write a checkpoint with only the policy: weights, config and environment.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
         out: Path of the new checkpoint directory; it must not exist.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         root: Directory in which runs are looked up by name.

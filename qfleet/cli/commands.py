@@ -6,52 +6,25 @@ the user with the state saved. Results go to stdout, everything else to stderr. 
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import gc
 import importlib
 import os
-import re
-import shlex
-import shutil
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from qfleet import __version__
-from qfleet.cli import hub, info, join, options, pages, play, submit, top, train
-from qfleet.cli.foreign_options import unknown_options
+from qfleet.cli import completion, hub, info, join, options, pages, play, runs, submit, top, train
 from qfleet.cli.output import is_reader_gone, print_error, print_line
+from qfleet.cli.parsing import Command, parse
 from qfleet.core import tracebacks
 
-OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=")
 SYNONYMS = {"enjoy": "play", "live": "watch", "evaluate": "eval", "test": "eval", "video": "record", "list": "recipes",
-            "continue": "resume", "check": "check-env", "info": "doctor"}
+            "continue": "resume", "check": "check-env", "info": "doctor", "runs": "ls", "delete": "rm", "remove": "rm"}
 MOVED = dict.fromkeys(("bench", "benchmark", "profile"),
                       "speed is measured by a script of the source tree, `python benchmarks/bench.py`")
 """Commands of earlier versions, and their synonyms, with their replacement."""
-
-Options = Callable[[argparse.ArgumentParser], None]
-CommandFunction = Callable[[argparse.Namespace], int]
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command. `words` is the minimum and maximum number of positional arguments."""
-
-    name: str
-    summary: str
-    usage: str
-    words: tuple[int, int]
-    run: CommandFunction
-    examples: Sequence[str] = ()
-    options: Options = lambda parser: None
-    overrides: bool = False
-    details: str = ""
-    hidden: bool = False
-
 
 SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
 OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet config explain RECIPE` lists all keys."
@@ -59,11 +32,23 @@ COMMANDS = (
     Command("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
         ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
          "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
-        SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
+        SOURCES + OVERRIDES + " The last line of stdout is the run directory.", source=0),
     Command("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
         "those that can."),
+    Command("ls", "list runs with state, score, age and size", "[WORD ...] [options]", (0, 99), runs.ls,
+        ("qfleet ls", "qfleet ls cartpole --sort score", "qfleet ls running --json"), options.ls, False,
+        "Lists the runs under --root, the newest first. With words, lists only runs that contain all of them in their "
+        "name, environment, agent or state: running, finished, interrupted, failed (by an error), crashed (without a "
+        "record of why), pruned, or elsewhere (locked by another host). The best score is that of an evaluation "
+        "during training."),
+    Command("rm", "remove runs, or their checkpoints", "[RUN ...] [options]", (0, 999), runs.rm,
+        ("qfleet rm my-run", "qfleet rm --failed --older-than 7d", "qfleet rm my-run --keep-best --yes"),
+        options.rm, False,
+        "Asks before it removes anything. Without RUN it selects runs under --root by --failed and --older-than; with "
+        "RUN these options restrict the selection. Running runs and directories that are not runs are refused, and "
+        "links are not followed."),
     Command("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), top.top,
         ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
         "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "
@@ -102,7 +87,7 @@ COMMANDS = (
         "the value comes from, and its meaning or why it has no effect."),
     Command("check-env", "check whether an agent can be trained on an environment",
         "ENV_ID|RECIPE [key=value ...] [options]", (1, 1), info.check_env,
-        ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True),
+        ("qfleet check-env CartPole-v1", "qfleet check-env my_env:MyEnv env.stack=4"), options.as_json, True, source=0),
     Command("doctor", "check the installation, plan a run or diagnose one", "[RECIPE|RUN [key=value ...]] [options]",
         (0, 1), info.doctor,
         ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
@@ -126,6 +111,12 @@ COMMANDS = (
          "qfleet submit slurm pong sync=allreduce --nodes 2 --gpus-per-node 8 --dry-run"), options.submit, True,
         "Writes an sbatch script and submits it. Shortly before its time limit the job saves a checkpoint, is "
         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
+    Command("completion", "print the tab completion script of a shell", "bash|zsh|fish", (1, 1), completion.completion,
+        ("qfleet completion bash > ~/.local/share/bash-completion/completions/qfleet",
+         "qfleet completion fish > ~/.config/fish/completions/qfleet.fish"),
+        options.as_json, False,
+        "Completes commands, options, recipes, runs and config keys. For zsh put `eval \"$(qfleet completion zsh)\"` "
+        "into ~/.zshrc, after compinit."),
     Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
     Command("_member", "run one process of a fleet", "", (2, 4), join.run_member, options=options.member, hidden=True),
     Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
@@ -143,53 +134,6 @@ def overview() -> str:
     return "\n".join(["usage: qfleet COMMAND [arguments] [key=value ...] [options]", "", "Train, evaluate and "
                       "inspect deep Q-learning agents.", "", *rows, "", "Start with: qfleet train cartpole",
                       "Details:    qfleet COMMAND --help"])
-
-
-def make_parser(command: Command) -> argparse.ArgumentParser:
-    """Return the parser of a command. It takes any number of positional arguments; `parse` checks them."""
-    examples = "\n".join(f"  {line}" for line in command.examples)
-    parser = argparse.ArgumentParser(
-        prog=f"qfleet {command.name}", usage=f"qfleet {command.name} {command.usage}", allow_abbrev=False,
-        description=_description(command),
-        epilog=f"examples:\n{examples}" if examples else None, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    command.options(parser)
-    return parser
-
-
-def _description(command: Command) -> str:
-    width = min(shutil.get_terminal_size().columns, 100) - 2
-    details = textwrap.fill(command.details, max(width, 20))
-    return "\n\n".join(filter(None, [f"qfleet {command.name}: {command.summary}.", details]))
-
-
-def parse(command: Command, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse options, positional arguments (`args.words`) and overrides (`args.overrides`), in any order."""
-    parser = make_parser(command)
-    args, unknown = parser.parse_known_intermixed_args(list(argv))
-    words = list(args.words)
-    args.overrides = [word for word in words if OVERRIDE.match(word)]
-    args.words = [word for word in words if not OVERRIDE.match(word)]
-    least, most = command.words
-    if unknown:
-        plain = len(args.words) + sum(not (word.startswith("-") or OVERRIDE.match(word)) for word in unknown)
-        parser.error(unknown_options(parser, unknown, argv, most - plain, command.overrides))
-    if len(args.words) < least:
-        parser.error(f"{command.usage.split(' ')[least - 1]} is missing{_named_by_key(parser, argv, args.overrides)}")
-    if len(args.words) > most:
-        parser.error(f"unexpected argument {args.words[most]!r} (an override is written key=value, without spaces)")
-    if args.overrides and not command.overrides:
-        parser.error(f"{command.name} takes no overrides such as {args.overrides[0]}")
-    return args
-
-
-def _named_by_key(parser: argparse.ArgumentParser, argv: Sequence[str], overrides: Sequence[str]) -> str:
-    """Suggest the right command line if the environment is given as env.id=NAME only."""
-    found = next((word for word in overrides if word.startswith("env.id=")), None)
-    if found is None:
-        return ""
-    words = [word.removeprefix("env.id=") if word == found else word for word in argv]
-    return f": write `{parser.prog} {shlex.join(words)}`"
 
 
 def find_command(name: str) -> Command:
@@ -225,6 +169,8 @@ def _dispatch(arguments: Sequence[str], own: bool) -> int:
         return 0 if arguments else 2
     if arguments[0] == "help":
         return _dispatch([*arguments[1:2], "--help"], own)
+    if arguments[0] == "__complete":
+        return completion.complete(arguments[1:], COMMANDS)
     if arguments[0] in ("-V", "--version"):
         print_line(f"qfleet {__version__}")
         return 0

@@ -146,14 +146,27 @@ def _config_diff(args: Namespace, sources: Sequence[str]) -> None:
 
 
 def _run(args: Namespace, word: str) -> RunDirectory | None:
-    """Return the run of that path or name, or None; a recipe of the same name takes precedence."""
+    """Return the run that a word names, or None; a recipe of the same name takes precedence."""
     from qfleet.runconfig.resolution import recipe_names
-    from qfleet.runs.directory import RunDirectory, run_names
+    from qfleet.runs.directory import RunDirectory
 
     if word in recipe_names():
         return None
-    path = Path(args.root, word).expanduser() if word in run_names(args.root) else Path(word).expanduser()
+    path = _run_path(args, word)
     return RunDirectory(path) if (path / "config.yaml").is_file() else None
+
+
+def _run_path(args: Namespace, word: str) -> Path:
+    """Return the path of a run, or the word itself. Files and environment ids come before prefixes of run names."""
+    from qfleet.runconfig.resolution import names_env
+    from qfleet.runs.names import match_run, run_names
+
+    if word in run_names(args.root):
+        return Path(args.root, word).expanduser()
+    path = Path(word).expanduser()
+    if path.exists() or names_env(word):
+        return path
+    return match_run(word, args.root) or path
 
 
 def _source(args: Namespace, word: str) -> str:
@@ -162,12 +175,12 @@ def _source(args: Namespace, word: str) -> str:
     The config may name modules, which resolving imports: for a foreign run this needs --trust.
     """
     from qfleet.runconfig.resolution import recipe_names
-    from qfleet.runs.directory import RunDirectory, run_names
+    from qfleet.runs.directory import RunDirectory
     from qfleet.runs.find import require_trusted
 
     if word in recipe_names():
         return word
-    path = Path(args.root, word).expanduser() if word in run_names(args.root) else Path(word)
+    path = _run_path(args, word)
     run = RunDirectory(path.parent if path.name == "config.yaml" else path)
     if not run.config.is_file():
         return word

@@ -39,6 +39,17 @@ def fraction(text: str) -> float:
     return value
 
 
+UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def age(text: str) -> float:
+    """Argparse type: a duration such as 7d, in seconds."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS_S or not number.isascii() or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write a number and m, h, d or w, such as 7d")
+    return float(int(number) * UNITS_S[unit])
+
+
 def as_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, and nothing else")
 
@@ -84,6 +95,9 @@ def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N",
                         help="train N runs one after another, with seed, seed+1, ... (default: 1)")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and the plan without training")
+    parser.add_argument("--smoke", action="store_true",
+                        help="run all stages with tiny numbers, in seconds and in a temporary directory, to check a "
+                             "recipe or environment before a long run")
     fleet(parser)
     finish(parser)
     quiet(parser)
@@ -181,6 +195,28 @@ def share(parser: argparse.ArgumentParser) -> None:
 
 FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts": "fleet.learner_restarts"}
 """Option -> the config key that it abbreviates."""
+
+
+def ls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sort", choices=("age", "score", "size", "name"), default="age",
+                        help="age: the newest start or resume first; score: the best evaluation first; size: the "
+                             "largest first; name (default: age)")
+    parser.add_argument("--all", action="store_true", help="list all runs also in a terminal, not only the first 30")
+    root(parser)
+    as_json(parser)
+
+
+def rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--failed", action="store_true", help="only runs that failed or crashed")
+    parser.add_argument("--older-than", type=age, metavar="AGE",
+                        help="only runs without a new record for this long, such as 12h, 7d or 4w")
+    parser.add_argument("--keep-best", action="store_true",
+                        help="remove only checkpoints, and keep the best policy, metrics and report; such a run cannot "
+                             "be resumed")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be removed, and remove nothing")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    root(parser)
+    as_json(parser)
 
 
 def fleet(parser: argparse.ArgumentParser) -> None:

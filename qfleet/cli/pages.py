@@ -53,7 +53,8 @@ def watch(args: Namespace) -> int:
 
 def _named_or_newest(args: Namespace) -> RunDirectory:
     from qfleet.core.errors import UserError
-    from qfleet.runs.directory import RunDirectory, run_names
+    from qfleet.runs.directory import RunDirectory
+    from qfleet.runs.names import run_names
     from qfleet.runs.run_state import run_state
 
     if args.words:

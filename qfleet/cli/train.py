@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qfleet.cli.options import fleet_overrides
 from qfleet.cli.output import clean_stdout, print_error, print_result
 from qfleet.cli.play import RolloutFrames, describe_result, video_path, write_video
+from qfleet.cli.smoke import SMOKE_ROOT, smoke, smoke_plan
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
@@ -33,7 +34,9 @@ def train(args: Namespace) -> int:
 
     source = args.words[0]
     args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
-    plans = [resolution.resolve(source, args.overrides)]
+    if args.smoke and not args.dry_run:
+        return smoke(args)
+    plans = [smoke_plan(args, SMOKE_ROOT) if args.smoke else resolution.resolve(source, args.overrides)]
     restarted = _as_rank(args, plans[0].config.averages)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)

@@ -39,8 +39,9 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from qfleet.runs.directory import RunDirectory, default_name, run_names
+from qfleet.runs.directory import RunDirectory, default_name
 from qfleet.runs.membership import write_members_of
+from qfleet.runs.names import run_names
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
 from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.evaluation import EvaluatorSlot

@@ -31,6 +31,7 @@ from qfleet.runs.directory import RunDirectory, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
 from qfleet.runs.membership import remove_members_of_learners, write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
+from qfleet.runs.mlflow_writer import MlflowWriter
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.transfer import matching_weights
 from qfleet.training.callbacks import CheckedCallback
@@ -114,6 +115,9 @@ def open_for_resume(directory: RunDirectory, config: RunConfig,
             raise UserError(f"{checkpoint.path} is a checkpoint of another run: move it out of {directory.checkpoints} "
                             f"and resume, or start a new run with its weights, init_from={checkpoint.path}")
         return checkpoint, finished_result(directory, config, checkpoint)
+    if removed := directory.entry("checkpoints_removed"):
+        raise UserError(f"the checkpoints of {directory.path} were removed ({removed}), and its best policy cannot be "
+                        f"resumed: start a new run with its weights, init_from={directory.path}")
     if damaged := sorted(path.name for path in directory.checkpoints.glob("step-*")):
         raise UserError(f"{directory.path} has no valid checkpoint to resume from, only {', '.join(damaged)}: start "
                         f"a new run with `qfleet train {directory.config}` and another run.name")
@@ -262,6 +266,8 @@ class Attempt(Generic[RunT]):
         if self.config.run.wandb:  # first, since the package may be missing
             self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
                                           self.config.model_dump(mode="json")))
+        if self.config.run.mlflow:
+            self.sinks.append(MlflowWriter(self.directory, self.config.model_dump(mode="json")))
         self.id = _record_attempt(self.directory, self.config, origin, self.id)
         remove_members_of_learners(self.directory.path)
         if self.config.run.tensorboard:

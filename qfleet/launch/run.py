@@ -103,7 +103,7 @@ class Run:
         """Continue a run from its newest valid checkpoint.
 
         Args:
-            run: Path of the run, or its name under `root`.
+            run: Path of the run, or its name under `root`, a prefix of it, or `last`.
             overrides: Texts of the form `key=value`. Keys that affect what is learned cannot change.
             env: The environment, if the run was created with an object that cannot be imported.
             wrappers: Its wrappers, likewise.

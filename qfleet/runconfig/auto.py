@@ -22,6 +22,7 @@ from qfleet.runconfig.build import learner_cores, make_agent, make_layout
 from qfleet.runconfig.per_rank import per_rank
 from qfleet.runconfig.resource_check import free_bytes, replay_memory, require_memory
 from qfleet.runconfig.run_config import RunConfig
+from qfleet.runs.names import settled_name
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
     """The config with all automatic settings resolved: device, precision, threads, store and memory limit."""
     if config.eval.video_period:
         require_encoder()
+    if config.init_from is not None:
+        config = config.model_copy(update={"init_from": settled_name(config.init_from, config.run.root)})
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
                      elsewhere=config.on_ray and config.ray.learner_any_node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,38 @@ def diff(a: RunConfig, b: RunConfig) -> list[Difference]:
     left, right = flatten(a), flatten(b)
     keys = [*left, *(key for key in right if key not in left)]
     return [Difference(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
+
+
+def key_choices() -> dict[str, dict[str, list[str]]]:
+    """Every key with the words that are its values, if these are known: common keys under "", others by plugin."""
+    plugins = {"agent": ALGO, "explore": EXPLORE}
+    found = {"": _choices("", RunConfig)}
+    for name, field in RunConfig.model_fields.items():
+        if name in plugins:
+            package, key = plugins[name].package, plugins[name].key
+            found |= {f"{name}.{key}={kind}": _choices("", plugin_module(package, kind).Config)
+                      for kind in plugin_names(package)}
+        elif (model := section_model(field, None)) is not None:
+            found[""] |= _choices(f"{name}.", model)
+    return found
+
+
+def _choices(prefix: str, model: type[Config]) -> dict[str, list[str]]:
+    properties = model.model_json_schema()["properties"]
+    return {f"{prefix}{name}": list(_words(properties[name])) for name, field in model.model_fields.items()
+            if section_model(field, None) is None}
+
+
+def _words(schema: dict[str, Any]) -> Iterator[str]:
+    """Values that a JSON schema lists."""
+    if schema.get("type") == "boolean":
+        yield from ("true", "false")
+    yield from (_yaml_word(value) for value in (*schema.get("enum", ()), *([schema["const"]] if "const" in schema
+                                                                           else ())))
+    for branch in schema.get("anyOf", ()):
+        yield from _words(branch)
+    if schema.get("type") == "null":
+        yield "null"
 
 
 def key_table() -> str:

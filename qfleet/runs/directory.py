@@ -7,7 +7,6 @@ All paths in it are relative, so a run can be moved or renamed. Nothing is writt
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import platform
@@ -30,7 +29,7 @@ from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
 from qfleet.runs.lock import LockOwner
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_versions
-from qfleet.runs.safe_open import open_no_follow
+from qfleet.runs.names import find_run, read_record
 from qfleet.runs.trust import fingerprint, owned
 
 GIT_TIMEOUT_S = 5
@@ -52,6 +51,8 @@ class RunSection(Config):
         None, description="updates between metric records, instead of log_period_steps")
     tensorboard: bool = Field(True, description="write TensorBoard event files in addition to metrics.jsonl")
     wandb: bool = Field(False, description="log to Weights & Biases too; offline unless WANDB_MODE is set")
+    mlflow: bool = Field(
+        False, description="log to MLflow too: to MLFLOW_TRACKING_URI, or to mlflow.db in run.root")
     stall_timeout_s: Positive = Field(
         600.0, description="end a process whose environment does not answer, or whose learner is stuck, for this "
                            "long, seconds")
@@ -123,17 +124,8 @@ class RunDirectory:
 
     @staticmethod
     def open(where: str | Path, root: str | Path = "runs") -> RunDirectory:
-        """Find a run by its path, or by its name under root."""
-        here, named = Path(where).expanduser(), Path(root).expanduser() / where
-        for path in (here, named):
-            if str(where) and _is_run(path):
-                return RunDirectory(path)
-        if os.path.isfile(here):  # False for a name that is too long
-            raise UserError(f"{where} is a file, not a qfleet run: a run is a folder with config.yaml and "
-                            "checkpoints, and a checkpoint is a folder in checkpoints; models of other libraries "
-                            "cannot be read")
-        raise UserError(f"no run {str(where)!r}, neither as a path nor as a name under {root}; "
-                        f"{_similar_names(here.name, run_names(root), root)} (runs in another folder: --root DIR)")
+        """Find a run by its path, its name under root, a unique prefix of the name, or `last`."""
+        return RunDirectory(find_run(where, root))
 
     @property
     def name(self) -> str:
@@ -184,6 +176,14 @@ class RunDirectory:
         found = self._read_record().get("ended", {})
         return found if isinstance(found, dict) else None
 
+    def note(self, key: str, value: Any) -> None:
+        """Add an entry to run.json."""
+        self._write_record(self._read_record() | {key: value})
+
+    def entry(self, key: str) -> Any:
+        """Return an entry of run.json; None if there is none."""
+        return self._read_record().get(key)
+
     def has_id(self, run: str | None) -> bool:
         """True if this is the run of that id, or a copy of it.
 
@@ -220,11 +220,7 @@ class RunDirectory:
 
     def _read_record(self) -> dict[str, Any]:
         """Return run.json; empty if it is missing or unreadable."""
-        with suppress(OSError, ValueError, RecursionError):
-            with open_no_follow(self.record) as file:
-                found = json.load(file)
-            return found if isinstance(found, dict) else {}
-        return {}
+        return read_record(self.path)
 
     def _write_record(self, record: dict[str, Any]) -> None:
         replace_text(self.record, json.dumps(record, indent=2) + "\n")
@@ -269,23 +265,6 @@ class RunDirectory:
                     return
 
 
-def run_names(root: str | Path) -> list[str]:
-    """Names of the runs under root, most recently modified first."""
-    folder = Path(root).expanduser()
-    runs = [path for path in folder.iterdir() if _is_run(path)] if folder.is_dir() else []
-    return [path.name for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)]
-
-
-def _similar_names(name: str, names: list[str], root: str | Path) -> str:
-    """Suggest runs with a similar name and runs whose name begins with this one."""
-    begun = [other for other in names if name and other.casefold().startswith(name.casefold())]
-    close = list(dict.fromkeys(difflib.get_close_matches(name, names, n=3, cutoff=0.6) + begun))[:3]
-    if close:
-        return f"did you mean {', '.join(close)}?"
-    folder = Path(root).expanduser().resolve()
-    return f"{folder} contains no run with a similar name" if names else f"there are no runs in {folder} yet"
-
-
 def replace_text(path: Path, text: str) -> None:
     """Replace a file atomically: after a crash, and for any reader, it holds the old text or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -328,10 +307,6 @@ def _why_not(folder: Path, error: OSError) -> str:
     if not there.is_dir():
         return f"{there} is a file, not a folder"
     return f"no folder can be created in {there}" if isinstance(error, FileNotFoundError) else str(error.strerror)
-
-
-def _is_run(path: Path) -> bool:
-    return any(os.path.exists(path / mark) for mark in ("config.yaml", "run.json", "checkpoints"))
 
 
 def _in_use(path: Path, owner: LockOwner, unknown: bool) -> str:

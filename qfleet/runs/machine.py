@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qfleet import __version__
 
 
@@ -32,6 +30,8 @@ def memory_bytes() -> int | None:
 
 def gpus() -> list[dict[str, Any]]:
     """Name, memory in bytes and bfloat16 support of every GPU."""
+    import torch  # here, so that commands that only read runs need not import it
+
     found = []
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)

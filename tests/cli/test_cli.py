@@ -14,6 +14,7 @@ import pytest
 from qfleet.cli import commands
 from qfleet.cli.commands import COMMANDS, IMPORTS, main, parse
 from qfleet.cli.foreign_options import FOREIGN_OPTIONS
+from qfleet.cli.parsing import make_parser
 from qfleet.core.errors import EnvFault, UserError
 
 BY_NAME = {command.name: command for command in COMMANDS}
@@ -66,7 +67,7 @@ def test_the_overview_lists_all_public_verbs_and_no_hidden_one(capsys):
 
 
 def test_every_verb_that_reports_takes_json():
-    assert [command.name for command in PUBLIC if "--json" not in commands.make_parser(command).format_help()] == []
+    assert [command.name for command in PUBLIC if "--json" not in make_parser(command).format_help()] == []
 
 
 @pytest.mark.parametrize("argv", [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -43,12 +44,46 @@ def told(capsys, *argv, code=2):
     ("train cartpole --total-timesteps 50000 --learning-rate 1e-3",
      "qfleet train cartpole total_steps=50000 learner.learning_rate=1e-3"),
     ("train cartpole --track --seed=3 --quiet", "qfleet train cartpole run.wandb=true seed=3 --quiet"),
-    ("train env.id=CartPole-v1 --dry-run", "qfleet train CartPole-v1 --dry-run"),
     ("recipes --search pong", "qfleet recipes pong"),
     ("check-env --env-id CartPole-v1", "qfleet check-env CartPole-v1"),
 ])
 def test_all_unknown_options_are_answered_at_once_with_a_command_that_is_accepted(command, written, capsys):
     assert f"write `{written}`" in told(capsys, *command.split())
+
+
+def test_all_wrong_options_values_and_keys_are_told_at_once(capsys):
+    text = told(capsys, "train", "cartpole", "--sedes", "3", "agent.n_stp=3", "--dry_run", "--restarts", "many",
+                "learner.lr=1", "learner.batch_size=0")
+    assert text.startswith("usage: qfleet train") and "\nqfleet train: errors:\n  " in text
+    for answer in ("unknown option --sedes: did you mean --seeds?", "unknown option --dry_run: did you mean --dry-run?",
+                   "argument --restarts: 'many' is not an integer",
+                   "agent.n_stp: unknown key; did you mean agent.n_step?",
+                   "learner.lr: unknown key; did you mean learner.learning_rate?", "learner.batch_size: must be"):
+        assert answer in text
+    text = told(capsys, "eval", "x", "--wich", "best", "--epsilon", "7", "--lanes", "0", "seed=3")
+    for answer in ("did you mean --which?", "7 is not between 0 and 1", "0 is too small", "takes no overrides"):
+        assert answer in text
+
+
+def test_one_mistake_is_one_line(capsys):
+    last = told(capsys, "train", "cartpole", "--sedes", "3").splitlines()[-1]
+    assert last == "qfleet train: error: unknown option --sedes: did you mean --seeds?"
+
+
+@pytest.mark.parametrize("argv", [["train", "env.id=CartPole-v1", "--dry-run"], ["check-env", "env.id=CartPole-v1"]])
+def test_an_environment_may_be_given_by_its_key_alone(argv, capsys):
+    assert main([*argv, "--json"]) == 0
+    by_key = json.loads(capsys.readouterr().out)
+    assert main([argv[0], "CartPole-v1", *argv[2:], "--json"]) == 0
+    by_id = json.loads(capsys.readouterr().out)
+    if argv[0] == "train":
+        assert by_key["config"] == by_id["config"]
+    else:
+        assert len(by_key) == len(by_id) and "the agent chooses among 2 actions" in str(by_key)
+
+
+def test_a_key_that_names_no_environment_is_refused(capsys):
+    assert "cartpole" in told(capsys, "train", "env.id=cartpole", "--dry-run")
 
 
 def test_an_option_that_means_nothing_here_is_named_beside_those_that_do(capsys):

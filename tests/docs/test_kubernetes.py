@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from qfleet import __version__
-from qfleet.cli.commands import OVERRIDE, find_command, parse
+from qfleet.cli.commands import find_command, parse
 from qfleet.cli.options import fleet_overrides
+from qfleet.cli.parsing import OVERRIDE
 from qfleet.runconfig import resolution
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.cli import commands
+from qfleet.cli.parsing import make_parser
 from qfleet.runconfig import describe
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ def unknown_options(text: str) -> list[tuple[str, str]]:
     for verb, rest in re.findall(r"(?<![\w./-])qfleet ([a-z][\w-]*)([^#\n]*)", command_text(text)):
         if verb in commands.MOVED:
             continue  # whose options are those of a script
-        parser = commands.make_parser(commands.find_command(verb))
+        parser = make_parser(commands.find_command(verb))
         known = {option for action in parser._actions for option in action.option_strings}
         unknown += [(verb, option) for option in re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", rest) if option not in known]
     return unknown

@@ -25,9 +25,9 @@ from qfleet.runs.directory import (
     default_name,
     describe_machine,
     replace_text,
-    run_names,
 )
 from qfleet.runs.lock import LockOwner
+from qfleet.runs.names import run_names
 
 
 def section(root: Path, name: str | None = None) -> RunSection:
