@@ -7,7 +7,7 @@ from pathlib import Path
 from qfleet.core.env import EnvSpec
 from qfleet.learner.footprint import footprint
 from qfleet.replay import memory_plan
-from qfleet.runconfig.build import make_agent, make_layout
+from qfleet.runconfig.build import expected_updates, make_agent, make_layout
 from qfleet.runconfig.resource_check import describe_disk, network_bytes, replay_memory
 from qfleet.runconfig.run_config import RunConfig
 
@@ -19,8 +19,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
     """
     layout, network, learners = make_layout(config, spec), footprint(make_agent(config, spec)), config.learners
     memory, total = replay_memory(config, layout, network), config.total_steps
-    updates = max(0, total / learners - config.replay.min_steps) * (
-        config.replay.samples_per_insert / config.learner.batch_size) * (learners if config.has_server else 1)
+    updates = expected_updates(config)
     return [
         ("environment", f"{spec.id}, {_lanes(config)}, {spec.action_text}, observes {spec.observation_text}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
