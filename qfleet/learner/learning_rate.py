@@ -56,7 +56,7 @@ class LearningRate:
                 return lambda progress: 1 - (1 - final) * progress
             case "cosine":
                 return lambda progress: final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
-        function = load_attribute(self.cfg.schedule)
+        function: ScheduleFn = load_attribute(self.cfg.schedule)
         if not callable(function):
             raise UserError(f"learner.schedule={self.cfg.schedule}: must be a function of the progress from 0 to 1")
-        return function  # type: ignore[no-any-return]
+        return function

@@ -43,7 +43,7 @@ class ParamSlice:
 class ParamShape:
     """A parameter in the vector, or, with one dimension, the part of a parameter that lies in a slice of the vector.
 
-    `decays`: subject to weight decay, which leaves out biases, the scales of normalisation layers and frozen parameters.
+    `decays`: subject to weight decay. Biases, the scales of normalisation layers and frozen parameters are not.
     """
 
     span: slice

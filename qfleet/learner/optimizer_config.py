@@ -19,18 +19,18 @@ class OptimizerName(PluginName):
             return super().check(name)
         except UserError as error:
             of_torch = {found.lower(): found for found in vars(torch.optim) if found[0].isupper()}
-            known = of_torch.get(name.lower())
-            if known is None or "did you mean" in str(error):
+            if (known := of_torch.get(name.lower())) is None:
                 raise
-            raise UserError(f"{error}; did you mean torch.optim:{known}?") from None
+            text = str(error).partition("; did you mean")[0]
+            raise UserError(f"{text}; did you mean torch.optim:{known}?") from None
 
 
 class OptimizerConfig(Config):
     """Optimizer, learning rate and gradient clipping."""
 
     optimizer: Annotated[str, OptimizerName(None, ("adam", "adamw", "rmsprop"))] = Field(
-        "adam", description="adam, adamw (with decoupled weight decay), rmsprop (centred, as in Mnih et al. 2015), or a "
-                            "torch.optim.Optimizer, as module:attribute, such as torch.optim:NAdam")
+        "adam", description="adam, adamw (with decoupled weight decay), rmsprop (centred, as in Mnih et al. 2015), or "
+                            "a torch.optim.Optimizer, as module:attribute, such as torch.optim:NAdam")
     optimizer_options: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of an optimizer given as module:attribute, such as "
                                           "{momentum: 0.9}")

@@ -29,7 +29,7 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class StateKind:
-    """Kind of one entry of a parameter's state: per element or a single value; tensors of `dtype`, or Python numbers."""
+    """Kind of one entry of a parameter's state: one value per element or a single one, as a tensor or a number."""
 
     per_element: bool
     kind: torch.dtype | type
@@ -40,11 +40,9 @@ class StateKind:
         return torch.float64 if self.kind in (float, torch.float64, torch.int64) else torch.float32
 
     def restore(self, values: torch.Tensor, shape: Sequence[int]) -> Any:
-        if self.per_element:
-            return values.view(shape).to(self.kind)
-        if isinstance(self.kind, torch.dtype):
-            return values[0].to(self.kind)
-        return self.kind(values[0].item())
+        if not isinstance(self.kind, torch.dtype):
+            return self.kind(values[0].item())
+        return (values.view(list(shape)) if self.per_element else values[0]).to(self.kind)
 
 
 class TorchOptimizer:
@@ -123,7 +121,7 @@ def make_optimizer(cfg: OptimizerConfig, weights: torch.Tensor, param_slices: Se
 
 
 def check_optimizer(cfg: OptimizerConfig, divided: bool) -> None:
-    """Raise UserError if optimizer or schedule cannot be used; `divided`: the optimizer has slices of the parameters."""
+    """Raise UserError if optimizer or schedule cannot be used; `divided`: each optimizer has a slice of the vector."""
     rate = LearningRate(cfg)
     for progress in (0.0, 0.5, 1.0):
         rate.factor(progress)

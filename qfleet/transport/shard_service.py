@@ -95,7 +95,8 @@ def unpack_shard(message: State) -> dict[str, Any]:
     if "steps" not in tensors or tensors["steps"].shape != ():
         raise ValueError("a shard's state has no step count")
     for name, value in vectors.items():
-        if value.shape != vectors["weights"].shape or value.ndim != 1 or value.dtype not in (torch.float32, torch.float64):
+        floats = value.dtype in (torch.float32, torch.float64)
+        if value.shape != vectors["weights"].shape or value.ndim != 1 or not floats:
             raise ValueError(f"{name} of a shard is {value.dtype} {tuple(value.shape)}")
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} of a shard: not finite")
