@@ -1,4 +1,4 @@
-"""The updates of a learning-rate schedule: derived for every topology when a run starts, and kept when it is resumed."""
+"""The updates of a learning-rate schedule: derived for every topology when a run starts, and kept on resume."""
 
 import pytest
 
