@@ -109,7 +109,8 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
 
 def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | None = None,
            wrappers: Sequence[WrapperLike] | None = None, sinks: Sequence[SinkLike] = (),
-           callbacks: Sequence[object] = (), progress: bool = False, root: StrPath = "runs", trust: bool = False, **settings: Unpack[Settings]) -> TrainResult:
+           callbacks: Sequence[object] = (), progress: bool = False, root: StrPath = "runs", trust: bool = False,
+           **settings: Unpack[Settings]) -> TrainResult:
     """Resume a run from its newest valid checkpoint.
 
     Args:

@@ -26,7 +26,7 @@ from qfleet.core.timers import PhaseTimer
 from qfleet.core.weights import WeightStore
 from qfleet.learner.flat_params import Flat, is_finite
 from qfleet.learner.gradient import Autograd
-from qfleet.learner.learning_rate import LearningRate
+from qfleet.learner.optimizer import LearningRate
 from qfleet.learner.optimizer_config import OptimizerConfig
 from qfleet.sync.gradient_sync import GradientSync, Solo
 from qfleet.sync.outlier_filter import OutlierFilter

@@ -1,9 +1,11 @@
-"""Adam, AdamW and RMSProp on one vector or on a slice of it."""
+"""Adam, AdamW and RMSProp on one vector or on a slice of it, and the schedule of their learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,8 +13,9 @@ import torch
 from torch import nn
 
 from qfleet.accel.kernels.adam import AdamRule, AdamState, fused_adam
+from qfleet.config import load_attribute
 from qfleet.core.agent import ParamGroup
-from qfleet.learner.learning_rate import LearningRate
+from qfleet.core.errors import UserError
 from qfleet.learner.optimizer_config import OptimizerConfig
 
 BETAS = (0.9, 0.999)
@@ -120,6 +123,58 @@ def plan_step(size: int, frozen: Sequence[slice]) -> OptimizerPlan:
     spans = [slice(begin * SLICE_ALIGNMENT, min(size, end * SLICE_ALIGNMENT))
                  for begin, end in zip(edges[::2], edges[1::2], strict=True)]
     return OptimizerPlan(spans, (blocks.repeat_interleave(SLICE_ALIGNMENT) & ~updated)[:size].nonzero().flatten())
+
+
+ScheduleFn = Callable[[float], float]
+"""Progress from 0 to 1 -> factor of the learning rate."""
+
+
+class LearningRate:
+    """Learning rate of an optimizer by the number of steps that it has made.
+
+    `warmup_updates` steps rise linearly to the full rate; the schedule's progress is 0 until then, and 1 from step
+    `schedule_updates` on.
+    """
+
+    def __init__(self, cfg: OptimizerConfig) -> None:
+        self.cfg, self.peak = cfg, cfg.learning_rate
+        self.is_constant = cfg.schedule == "constant" and cfg.warmup_updates == 0
+        if cfg.schedule != "constant" and cfg.schedule_updates is None:
+            raise UserError(f"learner.schedule={cfg.schedule} needs the number of updates over which the learning rate "
+                            "changes: set learner.schedule_updates")
+
+    def at(self, steps: int) -> float:
+        """Learning rate of the step after `steps` steps."""
+        if self.is_constant:
+            return self.peak
+        return self.peak * min(1.0, (steps + 1) / max(1, self.cfg.warmup_updates)) * self.factor(self.progress(steps))
+
+    def progress(self, steps: int) -> float:
+        warmup, end = self.cfg.warmup_updates, self.cfg.schedule_updates
+        return 0.0 if end is None else min(1.0, max(0.0, (steps - warmup) / max(1, end - warmup)))
+
+    def factor(self, progress: float) -> float:
+        """Value of the schedule; UserError if it is not a finite number of at least 0."""
+        found = self._function(progress)
+        if not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise UserError(f"learner.schedule={self.cfg.schedule}: returned {found} at progress {progress:g}; it must "
+                            "return a factor of the learning rate, a number of at least 0")
+        return float(found)
+
+    @cached_property
+    def _function(self) -> ScheduleFn:
+        final = self.cfg.final_rate_fraction
+        match self.cfg.schedule:
+            case "constant":
+                return lambda progress: 1.0
+            case "linear":
+                return lambda progress: 1 - (1 - final) * progress
+            case "cosine":
+                return lambda progress: final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
+        function: ScheduleFn = load_attribute(self.cfg.schedule)
+        if not callable(function):
+            raise UserError(f"learner.schedule={self.cfg.schedule}: must be a function of the progress from 0 to 1")
+        return function
 
 
 def clip_(gradient: torch.Tensor, norm: float, clip_norm: float) -> None:

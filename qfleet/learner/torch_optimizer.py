@@ -17,8 +17,7 @@ from torch import nn
 from qfleet.config import load_attribute
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
-from qfleet.learner.learning_rate import LearningRate
-from qfleet.learner.optimizer import Optimizer, ParamShape, ParamSlice, clip_
+from qfleet.learner.optimizer import LearningRate, Optimizer, ParamShape, ParamSlice, clip_
 from qfleet.learner.optimizer_config import OptimizerConfig
 
 PREFIX, PRESENT, STATE = "optimizer.", "optimizer.present", "optimizer.state"

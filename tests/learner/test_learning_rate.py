@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from qfleet.core.errors import UserError
 from qfleet.learner.learner import LearnerConfig
-from qfleet.learner.learning_rate import LearningRate
+from qfleet.learner.optimizer import LearningRate
 from qfleet.learner.torch_optimizer import check_optimizer
 
 HALF = 0.5 * (1 + math.cos(math.pi / 4))
