@@ -2,6 +2,7 @@
 
 import pytest
 
+from qfleet import api
 from qfleet.core.errors import UserError
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_env
@@ -38,6 +39,17 @@ def horizon(*words):
 ])
 def test_a_schedule_ends_with_the_updates_of_the_run(words, expected):
     assert horizon(*words) == expected
+
+
+def test_the_plan_states_a_schedule_and_no_constant_rate():
+    def planned(*words):
+        config = resolve("toy/Catch-v0", [*RUN, "learner.learning_rate=0.002", *words]).config
+        return dict(api.plan(config)).get("learning rate")
+
+    assert planned() is None
+    assert planned("learner.warmup_updates=1500") == "0.002, reached after a warm-up of 1,500 updates"
+    assert planned("learner.schedule=cosine", "learner.warmup_updates=50", "learner.final_rate_fraction=0.1") == (
+        "0.002, reached after a warm-up of 50 updates, cosine to 0.0002 at update 2,000")
 
 
 def test_a_constant_rate_needs_no_number_of_updates():
