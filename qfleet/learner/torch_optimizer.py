@@ -53,7 +53,7 @@ class TorchOptimizer:
 
     def __init__(self, cfg: OptimizerConfig, weights: torch.Tensor, param_slices: Sequence[ParamSlice] = (),
                  shapes: Sequence[ParamShape] = (), divided: bool = False) -> None:
-        self.cfg, self.weights, self.count = cfg, weights, 0
+        self.cfg, self.weights, self.divided, self.count = cfg, weights, divided, 0
         self.rate, self.kinds = LearningRate(cfg), state_kinds(cfg)
         if divided and self.kinds is None:
             raise UserError(_not_divisible(cfg))
@@ -80,25 +80,33 @@ class TorchOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """The step count, and vectors as long as the weights if the state is elementwise."""
         state: dict[str, Any] = {"steps": torch.tensor(float(self.count))}
-        if self.kinds is None:
-            assert self.optimizer is not None
+        if self.optimizer is not None and (self.kinds is None or not self._is_as_in_trial(self.kinds)):
+            if self.divided:
+                raise UserError(_not_divisible(self.cfg))
             return state | {STATE: self.optimizer.state_dict()}
+        kinds = self.kinds or {}
         state[PRESENT] = torch.zeros_like(self.weights)
         state |= {PREFIX + name: torch.zeros_like(self.weights, dtype=kind.saved_as)
-                  for name, kind in self.kinds.items()}
+                  for name, kind in kinds.items()}
         for shape, parameter in zip(self.shapes, self.parameters, strict=True):
             held = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})
             state[PRESENT][shape.span] = float(bool(held))
-            for name in self.kinds if held else ():
+            for name in kinds if held else ():
                 value = held[name]
                 state[PREFIX + name][shape.span] = value.reshape(-1) if isinstance(value, torch.Tensor) else value
         return state
+
+    def _is_as_in_trial(self, kinds: Mapping[str, StateKind]) -> bool:
+        """True if parameters have the entries of the trial step; an optimizer may add others later."""
+        assert self.optimizer is not None
+        names = [{name for name, value in held.items() if value is not None} for held in self.optimizer.state.values()]
+        return all(found == kinds.keys() for found in names if found)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count = int(state["steps"])
         if self.optimizer is None:
             return
-        if self.kinds is None:
+        if STATE in state or self.kinds is None:
             self.optimizer.load_state_dict(state[STATE])
             return
         present = state[PRESENT]

@@ -37,6 +37,7 @@ ELEMENTWISE = {
     "torch.optim:AdamW": {"betas": [0.8, 0.9], "amsgrad": True}, "torch.optim:ASGD": {},
     "test_optimizers:Numbers": {"factor": 0.3}}
 WHOLE = {"torch.optim:Adafactor": {}, "test_optimizers:Shared": {}}
+LATE = "test_optimizers:Late"
 
 
 class Numbers(torch.optim.Optimizer):
@@ -73,6 +74,21 @@ class Shared(torch.optim.SGD):
             group["seen"] += sum(float(each.grad.norm()) for each in group["params"])
             group["lr"] = group["lr"] / (1 + group["seen"])
         super().step()
+
+
+class Late(torch.optim.SGD):
+    """Keeps a copy of the weights from its third step on, and returns halfway to it."""
+
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            for each in group["params"]:
+                state = self.state[each]
+                state["made"] = state.get("made", 0) + 1
+                if state["made"] == 3:
+                    state["copy"] = each.clone()
+                elif "copy" in state:
+                    each.lerp_(state["copy"], 0.5)
 
 
 def config(optimizer, options=None, **more):
@@ -165,10 +181,10 @@ def test_an_optimizer_by_name_is_torchs_to_the_bit(name):
     assert torch.equal(trained_flat(flat, optimizer), trained_by_torch(net, make))
 
 
-@pytest.mark.parametrize("name", [*ELEMENTWISE, *WHOLE])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *WHOLE, LATE])
 def test_a_restored_optimizer_continues_to_the_bit(name):
-    agent = DQN if name in WHOLE else TD3
-    cfg, net = config(name, (ELEMENTWISE | WHOLE)[name]), agent.network()
+    agent = TD3 if name in ELEMENTWISE else DQN
+    cfg, net = config(name, (ELEMENTWISE | WHOLE).get(name)), agent.network()
     whole = trained_flat(*flat_of(net, cfg, agent.param_groups), steps=9)
     for cut in (0, 1, 4):
         flat, optimizer = flat_of(net, cfg, agent.param_groups)
@@ -298,6 +314,18 @@ def test_a_slice_without_elements_has_nothing_to_update():
     assert float(state["steps"]) == 1 and state["optimizer.exp_avg"].shape == (0,)
     empty.load_state_dict(state)
     assert isinstance(make_optimizer(config("adam"), torch.zeros(0)), Optimizer)
+
+
+def test_state_that_appears_later_is_saved_by_torch_or_refused():
+    for divided in (False, True):
+        weights = torch.ones(4)
+        optimizer = make_optimizer(config(LATE), weights, divided=divided)
+        for step in range(4):
+            state = optimizer.state_dict() if not divided or step < 3 else {}
+            assert ("optimizer.state" in state) == (step == 3 and not divided)
+            optimizer.step(torch.ones(4), 0.0)
+    with pytest.raises(UserError, match="cannot be divided"):
+        optimizer.state_dict()
 
 
 class Closure(torch.optim.Optimizer):
