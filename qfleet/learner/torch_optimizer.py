@@ -58,10 +58,16 @@ class TorchOptimizer:
         if divided and self.kinds is None:
             raise UserError(_not_divisible(cfg))
         shapes = shapes or [ParamShape(slice(0, len(weights)), (len(weights),))]
-        self.shapes = [shape for shape in shapes if shape.trained and shape.span.stop > shape.span.start]
+        grouped: dict[ParamGroup, list[ParamShape]] = {}
+        for each in shapes:
+            if each.trained and each.span.stop > each.span.start:
+                grouped.setdefault(_group_of(each, param_slices), []).append(each)
+        self.shapes = [each for members in grouped.values() for each in members]  # in the order of torch's state
         self.parameters = [nn.Parameter(weights[each.span].view(each.shape)) for each in self.shapes]
-        self.param_groups = [_group_of(each, param_slices) for each in self.shapes]
-        self.optimizer = _build(cfg, [{"params": [each]} for each in self.parameters]) if self.parameters else None
+        self.param_groups = list(grouped)
+        rest = iter(self.parameters)
+        groups = [{"params": [next(rest) for _ in members]} for members in grouped.values()]
+        self.optimizer = _build(cfg, groups) if groups else None
 
     @torch.no_grad()
     def step(self, gradient: torch.Tensor, norm: float) -> None:
@@ -71,10 +77,12 @@ class TorchOptimizer:
         self.count += 1
         if self.optimizer is None:
             return
-        for options, group, shape, parameter in zip(
-                self.optimizer.param_groups, self.param_groups, self.shapes, self.parameters, strict=True):
+        for shape, parameter in zip(self.shapes, self.parameters, strict=True):
+            parameter.grad = gradient[shape.span].view(shape.shape)
+        for options, group in zip(self.optimizer.param_groups, self.param_groups, strict=True):
             options["lr"] = rate * group.lr_factor
-            parameter.grad = None if self.count % group.period else gradient[shape.span].view(shape.shape)
+            for parameter in options["params"] if self.count % group.period else ():
+                parameter.grad = None
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

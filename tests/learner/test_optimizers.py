@@ -167,7 +167,7 @@ def test_an_optimizer_by_name_is_torchs_to_the_bit(name):
         kind = type("Same", (Shared,), {})
 
     def make(mine):
-        made = kind([{"params": [each]} for each in mine.parameters()], lr=0.02, **options)
+        made = kind(list(mine.parameters()), lr=0.02, **options)
 
         class Fixed:
             def step(self):
