@@ -32,14 +32,14 @@ if TYPE_CHECKING:
         train,
     )
 
+if not TYPE_CHECKING:  # checkers would take any name for one of the API
+    def __getattr__(name: str) -> Any:
+        """Import `qfleet.train` and the other names of the API on first use, which keeps `import qfleet` fast."""
+        if name in __all__:
+            from qfleet import api
 
-def __getattr__(name: str) -> Any:
-    """Import `qfleet.train` and the other names of the API on first use, which keeps `import qfleet` fast."""
-    if name in __all__:
-        from qfleet import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module 'qfleet' has no attribute {name!r}")
+            return getattr(api, name)
+        raise AttributeError(f"module 'qfleet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

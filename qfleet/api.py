@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run import Run
 from qfleet.launch.scoring import EvalResult, check_protocol, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
+from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto, resolve_device
 from qfleet.runconfig.build import make_env, with_step_limit
@@ -52,9 +53,6 @@ __all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "
            "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "evaluate",
            "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
 
-SinkLike = Sink | Callable[[Mapping[str, Any]], object]
-"""Receiver of metric records: an object with write(record), flush() and close(), or a function of a record."""
-
 
 @dataclass(frozen=True)
 class RolloutStep:
@@ -66,9 +64,9 @@ class RolloutStep:
     done: bool
 
 
-def train(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides: Sequence[str] = (), *,
-          env: Any = None, wrappers: Sequence[Any] | None = None, sinks: Sequence[SinkLike] = (),
-          callbacks: Sequence[Any] = (), progress: bool = False, provenance: Mapping[str, str] | None = None,
+def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[str] = (), *,
+          env: EnvLike | None = None, wrappers: Sequence[WrapperLike] | None = None, sinks: Sequence[SinkLike] = (),
+          callbacks: Sequence[object] = (), progress: bool = False, provenance: Mapping[str, str] | None = None,
           **settings: Unpack[Settings]) -> TrainResult:
     """Train a new run.
 
@@ -110,9 +108,10 @@ def train(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, override
         return driver.start(config, [*receivers, *views], resolved.provenance)
 
 
-def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: Any = None, wrappers: Sequence[Any] | None = None,
-           sinks: Sequence[SinkLike] = (), callbacks: Sequence[Any] = (), progress: bool = False,
-           root: StrPath = "runs", trust: bool = False, **settings: Unpack[Settings]) -> TrainResult:
+def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | None = None,
+           wrappers: Sequence[WrapperLike] | None = None, sinks: Sequence[SinkLike] = (),
+           callbacks: Sequence[object] = (), progress: bool = False, root: StrPath = "runs", trust: bool = False,
+           **settings: Unpack[Settings]) -> TrainResult:
     """Resume a run from its newest valid checkpoint.
 
     Args:
@@ -158,7 +157,7 @@ def _is_rank(config: RunConfig) -> bool:
     return config.has_ranks and (not config.has_driver or allreduce_run.is_rank(config))
 
 
-def _prepared(config: RunConfig, callbacks: Sequence[Any]) -> tuple[RunConfig, list[CheckedCallback]]:
+def _prepared(config: RunConfig, callbacks: Sequence[object]) -> tuple[RunConfig, list[CheckedCallback]]:
     """Config and callbacks of a run of several processes, checked before anything is built."""
     require_importable(config)
     return assign_callbacks(config, callbacks, elsewhere=not _is_rank(config))
@@ -191,8 +190,8 @@ def plan(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: float = 0.0, which: Which = "best",
-             lanes: int | None = None, device: str | None = None, env: Any = None,
-             wrappers: Sequence[Any] | None = None, root: StrPath = "runs", trust: bool = False,
+             lanes: int | None = None, device: str | None = None, env: EnvLike | None = None,
+             wrappers: Sequence[WrapperLike] | None = None, root: StrPath = "runs", trust: bool = False,
              on_episode: Callable[[int], None] = lambda episodes: None) -> EvalResult:
     """Evaluate a run or checkpoint on full episodes.
 
@@ -233,7 +232,7 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
 
 
 def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which = "best", render: bool = True,
-            env: Any = None, wrappers: Sequence[Any] | None = None, root: StrPath = "runs",
+            env: EnvLike | None = None, wrappers: Sequence[WrapperLike] | None = None, root: StrPath = "runs",
             trust: bool = False) -> Iterator[RolloutStep]:
     """Play greedy episodes step by step.
 
@@ -275,8 +274,8 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
             episode += done
 
 
-def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", env: Any = None,
-         wrappers: Sequence[Any] | None = None, root: StrPath = "runs", trust: bool = False) -> TrainedAgent:
+def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", env: EnvLike | None = None,
+         wrappers: Sequence[WrapperLike] | None = None, root: StrPath = "runs", trust: bool = False) -> TrainedAgent:
     """Load a trained agent from a run or checkpoint.
 
     Args:

@@ -42,6 +42,8 @@ class UpdateOptions(Protocol):
     @property
     def compile(self) -> bool: ...
     @property
+    def has_own_optimizer(self) -> bool: ...
+    @property
     def capture(self) -> bool | Literal["auto"]: ...
 
 
@@ -72,12 +74,14 @@ def graph_update_for(cfg: UpdateOptions, replay: Replay, autograd: NetworkGradie
                      optimizer: DeviceOptimizer | None, filters_outliers: bool) -> GraphUpdate | None:
     """Whole updates as one CUDA graph; None if they run in steps, with a warning where capture was requested.
 
-    `optimizer` is None if gradients are synchronised with other learners.
+    `optimizer` is None if its step needs other learners or the host.
     """
     device = flat.master.device
     if cfg.capture is not True or device.type != "cuda":
         return None
     why = why_not_whole(replay, flat, optimizer, filters_outliers)
+    if cfg.has_own_optimizer:
+        why = "an optimizer given as module:attribute steps operation by operation"
     if why is None and isinstance(replay, DeviceReplay) and optimizer is not None:
         return GraphUpdate(replay, autograd, flat, optimizer, cfg.batch_size)
     log.warning("learner.capture: updates are not recorded as one CUDA graph, because %s%s", why,

@@ -59,6 +59,7 @@ class GraphUpdate:
 
     def update(self, with_metrics: bool) -> None:
         self.replay.prepare()
+        self.optimizer.prepare()
         if self._graphs:
             self._graphs[with_metrics].replay()
         elif self.device.type != "cuda":

@@ -43,6 +43,7 @@ class FlatParams(Protocol):
 class DeviceOptimizer(Protocol):
     """An optimizer that steps without the host; see `Optimizer.step_if`."""
 
+    def prepare(self) -> None: ...
     def step_if(self, ok: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor,
                 bf16_target: tuple[torch.Tensor, torch.Tensor] | None = None) -> bool: ...
 

@@ -38,6 +38,7 @@ from qfleet.launch.attempt import (
 from qfleet.launch.remote_evaluator import RemoteEvaluatorFactory
 from qfleet.launch.scoring import EvalResult, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
+from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.replay.view import ReplayView
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
@@ -83,9 +84,9 @@ class Run:
     _result: TrainResult | None = None
 
     def __init__(self, config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides: Sequence[str] = (), *,
-                 env: Any = None, wrappers: Sequence[Any] | None = None, sinks: Sequence[Any] = (),
-                 callbacks: Sequence[Any] = (), progress: bool = False, provenance: Mapping[str, str] | None = None,
-                 **settings: Unpack[Settings]) -> None:
+                 env: EnvLike | None = None, wrappers: Sequence[WrapperLike] | None = None,
+                 sinks: Sequence[SinkLike] = (), callbacks: Sequence[object] = (), progress: bool = False,
+                 provenance: Mapping[str, str] | None = None, **settings: Unpack[Settings]) -> None:
         """Create a run. The arguments are those of `qfleet.train`; nothing is trained yet.
 
         Raises:
@@ -96,8 +97,9 @@ class Run:
         self._open(prepared, partial(self._start, prepared, resolved.provenance))
 
     @classmethod
-    def resume(cls, run: StrPath, /, overrides: Sequence[str] = (), *, env: Any = None,
-               wrappers: Sequence[Any] | None = None, sinks: Sequence[Any] = (), callbacks: Sequence[Any] = (),
+    def resume(cls, run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | None = None,
+               wrappers: Sequence[WrapperLike] | None = None, sinks: Sequence[SinkLike] = (),
+               callbacks: Sequence[object] = (),
                progress: bool = False, root: StrPath = "runs", trust: bool = False,
                **settings: Unpack[Settings]) -> Run:
         """Continue a run from its newest valid checkpoint.

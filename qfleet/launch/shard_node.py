@@ -18,7 +18,15 @@ from qfleet.launch.attempt import EXIT_CODES
 from qfleet.launch.coordinator import shard_socket
 from qfleet.launch.learner_node import RunRequest
 from qfleet.learner.flat_params import is_finite
-from qfleet.learner.optimizer import ParamSlice, param_slices_of, slices_within, split_evenly
+from qfleet.learner.optimizer import (
+    ParamShape,
+    ParamSlice,
+    param_shapes_of,
+    param_slices_of,
+    shapes_within,
+    slices_within,
+    split_evenly,
+)
 from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
 from qfleet.runconfig import resolution
@@ -52,11 +60,11 @@ def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: 
     """Hold a slice of the weights until the run ends. A restarted shard loads the last snapshot in the folder."""
     torch.set_num_threads(1)
     snapshot_file, optimizer, server = folder / f"shard-{index}.state", config.learner, config.parameter_server
-    slices = _param_slices(config, EnvSpec.from_json(spec), index)
+    slices, shapes = _params_of_shard(config, EnvSpec.from_json(spec), index)
     writing = threading.Lock()
 
     def build(state: Mapping[str, Any]) -> Shard:
-        shard = Shard(f"shard {index}", state["weights"], optimizer, server, slices)
+        shard = Shard(f"shard {index}", state["weights"], optimizer, server, slices, shapes)
         shard.load_state_dict(state)
         return shard
 
@@ -83,15 +91,17 @@ def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: 
     return 0 if service.leaving else EXIT_CODES["preempted"]
 
 
-def _param_slices(config: RunConfig, spec: EnvSpec, index: int) -> tuple[ParamSlice, ...]:
-    """Slices of this shard whose parameters have their own learning rates, as the agent defines."""
+def _params_of_shard(config: RunConfig, spec: EnvSpec,
+                     index: int) -> tuple[tuple[ParamSlice, ...], tuple[ParamShape, ...]]:
+    """Parameters of this shard with their own learning rates, and all of them; both empty if they do not matter."""
     agent = make_agent(config, spec)
-    if not agent.param_groups:
-        return ()
+    if not agent.param_groups and config.learner.optimizer in ("adam", "rmsprop"):
+        return (), ()
     net = agent.network()
     size = sum(parameter.numel() for parameter in net.parameters())
-    slices = split_evenly(size, config.parameter_server.shards)
-    return slices_within(param_slices_of(net, agent.param_groups), slices[index])
+    piece = split_evenly(size, config.parameter_server.shards)[index]
+    return (slices_within(param_slices_of(net, agent.param_groups), piece),
+            shapes_within(param_shapes_of(net), piece))
 
 
 class ShardSnapshotter:

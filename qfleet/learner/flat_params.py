@@ -18,7 +18,7 @@ from qfleet.accel.kernels.aligned import aligned_views, gather_index, scatter_in
 from qfleet.accel.kernels.gradients import gather_bf16
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
-from qfleet.learner.optimizer import param_slices_of
+from qfleet.learner.optimizer import param_shapes_of, param_slices_of
 
 
 class Flat:
@@ -26,12 +26,12 @@ class Flat:
 
     Invariant: `master` holds the float32 weights; after `copy_to_network`, `data` equals them
     rounded to `dtype`. `grad` is the float32 gradient last gathered and `grad_views` its views, one
-    per parameter. `param_slices` are the parameters with their own `ParamGroup`.
+    per parameter. `param_slices` are the parameters with their own `ParamGroup`, `param_shapes` all of them.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32,
                  groups: Mapping[str, ParamGroup] = MappingProxyType({})) -> None:
-        self.net, self.param_slices = net, param_slices_of(net, groups)
+        self.net, self.param_slices, self.param_shapes = net, param_slices_of(net, groups), param_shapes_of(net)
         self.parameters = list(net.parameters())
         if not self.parameters:
             raise UserError("the network has no parameters, so there is nothing to train: check agent.torso and "

@@ -26,7 +26,8 @@ from qfleet.core.timers import PhaseTimer
 from qfleet.core.weights import WeightStore
 from qfleet.learner.flat_params import Flat, is_finite
 from qfleet.learner.gradient import Autograd
-from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.learner.optimizer import LearningRate
+from qfleet.learner.optimizer_config import OptimizerConfig
 from qfleet.sync.gradient_sync import GradientSync, Solo
 from qfleet.sync.outlier_filter import OutlierFilter
 
@@ -62,7 +63,8 @@ class LearnerConfig(OptimizerConfig):
         10, description="stop the run after this many consecutive updates with a non-finite loss or gradient")
 
     def inactive(self) -> dict[str, str]:
-        return {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
+        idle = {"target_tau": "unless learner.target_period_updates=0"} if self.target_period_updates else {}
+        return idle | super().inactive()
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Learner:
         self.flat = Flat(seeded_network(agent, network_seed).to(device), dtype, agent.param_groups)
         self.target = Flat(seeded_network(agent, network_seed).to(device).requires_grad_(False).eval(), dtype)
         compile_networks(cfg, self.flat.net, self.target.net)
+        self.rate = LearningRate(cfg)
         self.gradient_sync = context.gradient_sync or Solo(cfg)
         self.gradient_sync.attach(self.flat)
         if context.gradient_sync is not None:  # it may have loaded other weights
@@ -252,7 +255,7 @@ class Learner:
         before = self._count_update()
         self._update_target(before)
         if with_metrics and (report := graph_update.report()) is not None:
-            self.metrics.write(report.metrics | {"train/learning_rate": self.cfg.learning_rate})
+            self.metrics.write(report.metrics | {"train/learning_rate": self.rate.at(before)})
             if report.bad:
                 self._handle_bad(report)
         return True
@@ -306,7 +309,7 @@ class Learner:
         if self._outlier_filter is not None and (dropped := self._outlier_filter.update(result.per_item)):
             self.metrics.count("server/outliers", dropped)
         if self._crossed(self.cfg.metrics_period_updates, before):
-            self._write_metrics(result, loss, norm)
+            self._write_metrics(result, loss, norm, before)
 
     def _update_target(self, before: int) -> None:
         """Update the target network by the run's update count, including updates of other learners.
@@ -337,6 +340,6 @@ class Learner:
                 f"loss or gradient was not finite in {consecutive} updates in a row (loss {loss}, after "
                 f"{self.updates} good ones); lower learner.learning_rate, set learner.clip_norm, or check the rewards")
 
-    def _write_metrics(self, result: GradientResult, loss: float, norm: float) -> None:
-        values = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.cfg.learning_rate}
+    def _write_metrics(self, result: GradientResult, loss: float, norm: float, before: int) -> None:
+        values = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.rate.at(before)}
         self.metrics.write(values | {tag: float(x.mean()) for tag, x in result.metrics.items()})

@@ -16,9 +16,10 @@ from qfleet.core.errors import UserError
 from qfleet.core.extras import require_encoder
 from qfleet.core.units import format_bytes
 from qfleet.learner.footprint import footprint
+from qfleet.learner.torch_optimizer import check_optimizer
 from qfleet.replay import memory_plan
 from qfleet.replay.layout import Layout
-from qfleet.runconfig.build import learner_cores, make_agent, make_layout
+from qfleet.runconfig.build import expected_updates, learner_cores, make_agent, make_layout
 from qfleet.runconfig.per_rank import per_rank
 from qfleet.runconfig.resource_check import free_bytes, replay_memory, require_memory
 from qfleet.runconfig.run_config import RunConfig
@@ -69,6 +70,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
                      elsewhere=config.on_ray and config.ray.learner_any_node)
     if config.averages:
         config = per_rank(config, config.learners)
+    config = _with_schedule(config)
     precision = config.learner.precision
     if precision == "auto":
         precision = "bf16" if images and bf16_is_fast_on(device) else "fp32"
@@ -92,6 +94,19 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
         return resolved  # a limit that is never reached would only prevent resuming with less free memory
     replay = resolved.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return resolved.model_copy(update={"replay": replay})
+
+
+def _with_schedule(config: RunConfig) -> RunConfig:
+    """The config with the updates over which the learning rate changes; UserError for an unusable optimizer."""
+    learner = config.learner
+    if learner.schedule != "constant" and learner.schedule_updates is None:
+        learner = learner.model_copy(update={"schedule_updates": max(1, round(expected_updates(config)))})
+    end = learner.schedule_updates
+    if end is not None and learner.warmup_updates >= end:
+        raise UserError(f"learner.warmup_updates={learner.warmup_updates} leaves nothing of the {end} updates of "
+                        f"learner.schedule={learner.schedule}: lower it, or set learner.schedule_updates")
+    check_optimizer(learner, config.has_server or (config.averages and config.allreduce.shard_optimizer))
+    return config.model_copy(update={"learner": learner})
 
 
 def _capture(config: RunConfig, device: torch.device) -> bool:

@@ -74,6 +74,15 @@ def make_plan(config: RunConfig) -> TrainingPlan:
         slack_samples=_slack_samples(config), decode_threads=decoders)
 
 
+def expected_updates(config: RunConfig) -> float:
+    """Updates of the optimizer in `total_steps`, by the replay ratio; with a server, the pushes of all learners."""
+    samples = max(0, config.total_steps / config.learners - config.replay.min_steps) * config.replay.samples_per_insert
+    updates = samples / config.learner.batch_size
+    if config.has_server:
+        updates *= config.learners / config.parameter_server.push_period_updates
+    return updates if config.total_updates is None else min(updates, config.total_updates)
+
+
 def _slack_samples(config: RunConfig) -> float:
     return max(config.waiting_steps(config.lanes) * config.replay.samples_per_insert, 2.0 * config.learner.batch_size)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from qfleet.core.env import EnvSpec
 from qfleet.learner.footprint import footprint
+from qfleet.learner.optimizer import LearningRate
 from qfleet.replay import memory_plan
-from qfleet.runconfig.build import make_agent, make_layout
+from qfleet.runconfig.build import expected_updates, make_agent, make_layout
 from qfleet.runconfig.resource_check import describe_disk, network_bytes, replay_memory
 from qfleet.runconfig.run_config import RunConfig
 
@@ -19,8 +20,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
     """
     layout, network, learners = make_layout(config, spec), footprint(make_agent(config, spec)), config.learners
     memory, total = replay_memory(config, layout, network), config.total_steps
-    updates = max(0, total / learners - config.replay.min_steps) * (
-        config.replay.samples_per_insert / config.learner.batch_size) * (learners if config.has_server else 1)
+    updates = expected_updates(config)
     return [
         ("environment", f"{spec.id}, {_lanes(config)}, {spec.action_text}, observes {spec.observation_text}"),
         ("agent", f"{config.agent.algo} on {config.device}, {config.learner.precision}, threads {config.run.threads}"),
@@ -34,9 +34,22 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
             + (f", {memory_plan.format_bytes(memory.available)} left" if memory.available else ""),
         ),
         ("disk", describe_disk(config, layout, network, where or Path(config.run.root))),
+        *_learning_rate(config),
         *_ranks(config),
         *_servers(config),
     ]
+
+
+def _learning_rate(config: RunConfig) -> list[tuple[str, str]]:
+    """The schedule of the learning rate, unless it is constant."""
+    learner = config.learner
+    parts = [f"{learner.learning_rate:g}"]
+    if learner.warmup_updates:
+        parts.append(f"reached after a warm-up of {learner.warmup_updates:,} updates")
+    if learner.schedule_updates is not None:
+        factor = LearningRate(learner).factor(1.0)
+        parts.append(f"{learner.schedule} to {learner.learning_rate * factor:g} at update {learner.schedule_updates:,}")
+    return [("learning rate", ", ".join(parts))] if len(parts) > 1 else []
 
 
 def _ranks(config: RunConfig) -> list[tuple[str, str]]:

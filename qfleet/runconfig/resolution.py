@@ -49,6 +49,7 @@ EXCLUSIVE_KEYS = (
 
 HINTS = {
     "lr": "learner.learning_rate", "batch": "learner.batch_size", "max_grad_norm": "learner.clip_norm",
+    "lr_schedule": "learner.schedule", "lr_scheduler": "learner.schedule", "warmup_steps": "learner.warmup_updates",
     "target_update_interval": "learner.target_period_updates", "tau": "learner.target_tau",
     "target_network_frequency": "learner.target_period_updates",
     "n_envs": "env.lanes", "num_envs": "env.lanes", "env_id": "env.id",

@@ -19,7 +19,7 @@ from qfleet.transport.ray_config import RayConfig
 
 RESUMABLE = frozenset({
     "total_steps", "total_updates", "stop_at", "callbacks", "device", "replay.max_bytes", "replay.store",
-    "learner.capture", "actors", "learners", "launcher", "env.groups",
+    "learner.capture", "learner.schedule_updates", "actors", "learners", "launcher", "env.groups",
     "allreduce.shard_optimizer", "allreduce.timeout_s", "allreduce.max_restarts",
     "parameter_server.shards", "parameter_server.snapshot_period_updates",
     *(f"fleet.{name}" for name in FleetConfig.model_fields),
@@ -32,8 +32,8 @@ RESUMABLE = frozenset({
 
 
 EXACT_RESUME_KEYS = frozenset({
-    "device", "replay.max_bytes", "replay.store", "learner.capture", "actors", "learners", "launcher", "env.groups",
-    "run.threads", "eval.process",
+    "device", "replay.max_bytes", "replay.store", "learner.capture", "learner.schedule_updates", "actors", "learners",
+    "launcher", "env.groups", "run.threads", "eval.process",
     "checkpoint.period_steps", "checkpoint.period_updates", "checkpoint.replay",
 })
 """Keys of RESUMABLE that an exact resume must keep: they change the results, or where episodes are truncated."""

@@ -69,7 +69,10 @@ def refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
 
 
 def foreign_names(config: Mapping[str, Any]) -> list[str]:
-    """Texts in a config that may name code outside of the package."""
+    """Texts in a config that may name code outside of the package; optimizers of torch are not the user's code."""
+    learner = config.get("learner")
+    if isinstance(learner, Mapping) and str(learner.get("optimizer")).startswith(("torch.optim:", "torch.optim.")):
+        config = {**config, "learner": {key: value for key, value in learner.items() if key != "optimizer"}}
     # The config of a run never contains `extends`, and the file it names could name any code.
     return [text for name, part in config.items() if name not in HARMLESS for text in texts_of(part)
             if (":" in text and not is_object(text)) or name == "extends"]

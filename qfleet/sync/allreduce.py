@@ -17,7 +17,9 @@ from pydantic import Field
 
 from qfleet.config import Config, Count, Positive, PositiveCount
 from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import Optimizer, OptimizerConfig, all_frozen, slices_within, split_evenly
+from qfleet.learner.optimizer import all_frozen, shapes_within, slices_within, split_evenly, vectors_of
+from qfleet.learner.optimizer_config import OptimizerConfig
+from qfleet.learner.torch_optimizer import make_optimizer
 from qfleet.sync.gradient_sync import Grads, norm_of
 from qfleet.sync.overlap import OverlappedAllReduce
 
@@ -97,8 +99,9 @@ class AllReduce:
         parts = self.peers.size if self.sharded else 1
         self.flat, self.rank_slices = flat, split_evenly(len(flat.master), parts)
         self.own_slice = self.rank_slices[self.peers.rank if self.sharded else 0]
-        param_slices = slices_within(flat.param_slices, self.own_slice)
-        self.optimizer = Optimizer(self.cfg, flat.master[self.own_slice], param_slices)
+        self.optimizer = make_optimizer(
+            self.cfg, flat.master[self.own_slice], slices_within(flat.param_slices, self.own_slice),
+            shapes_within(flat.param_shapes, self.own_slice), divided=self.sharded)
         self._overlapped = OverlappedAllReduce(flat, self.peers.start_allreduce) if self.overlap else None
 
     def update_count(self, before: int, made: int) -> int:
@@ -172,16 +175,18 @@ class AllReduce:
         With a sharded optimizer all ranks must call this at the same time.
         """
         state = self.optimizer.state_dict()
-        for name in ("mean", "square") if self.sharded else ():
-            full = torch.zeros_like(self.flat.master)
-            full[self.own_slice] = state[name]
+        own = vectors_of(state, self.own_slice.stop - self.own_slice.start) if self.sharded else {}
+        for name, vector in own.items():
+            full = torch.zeros_like(self.flat.master, dtype=vector.dtype)
+            full[self.own_slice] = vector
             self.peers.all_gather_slices(full, self.rank_slices)
             state[name] = full
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict({"steps": state["steps"], "mean": state["mean"][self.own_slice],
-                                        "square": state["square"][self.own_slice]})
+        vectors = vectors_of(state, len(self.flat.master))
+        self.optimizer.load_state_dict(
+            {**state, **{name: vector[self.own_slice] for name, vector in vectors.items()}})
 
 
 def bytes_per_update(parameters: int, ranks: int, sharded: bool, words: int) -> float:

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import Optimizer, OptimizerConfig, all_frozen
+from qfleet.learner.optimizer import Optimizer, all_frozen
+from qfleet.learner.optimizer_config import OptimizerConfig
+from qfleet.learner.torch_optimizer import make_optimizer
 
 __all__ = ["GradientSync", "OptimizerConfig", "Solo"]
 
@@ -32,7 +34,7 @@ class GradientSync(Protocol):
 
     @property
     def local_optimizer(self) -> Optimizer | None:
-        """The optimizer, if its step needs no other learner; None if gradients are synchronised."""
+        """The optimizer, if its step needs neither other learners nor the host; else None."""
 
     def agree(self, max_weight: float | None) -> float | None:
         """Agree on the next update: None = no learner updates now, else a factor for the batch's weights.
@@ -65,14 +67,15 @@ class Solo:
 
     def attach(self, flat: Flat) -> None:
         """Create the optimizer for the network's float32 vector."""
-        self.flat, self.optimizer = flat, Optimizer(self.cfg, flat.master, flat.param_slices)
+        self.flat = flat
+        self.optimizer = make_optimizer(self.cfg, flat.master, flat.param_slices, flat.param_shapes)
 
     def update_count(self, before: int, made: int) -> int:
         return before + made
 
     @property
     def local_optimizer(self) -> Optimizer | None:
-        return self.optimizer
+        return self.optimizer if isinstance(self.optimizer, Optimizer) else None
 
     def agree(self, max_weight: float | None) -> float | None:
         return None if max_weight is None else 1.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -23,7 +23,16 @@ from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.learner.flat_params import is_finite
-from qfleet.learner.optimizer import Optimizer, OptimizerConfig, ParamSlice, slices_within, split_evenly
+from qfleet.learner.optimizer import (
+    ParamShape,
+    ParamSlice,
+    shapes_within,
+    slices_within,
+    split_evenly,
+    vectors_of,
+)
+from qfleet.learner.optimizer_config import OptimizerConfig
+from qfleet.learner.torch_optimizer import PREFIX, make_optimizer
 from qfleet.maths.delay_compensation import compensate
 
 
@@ -117,11 +126,11 @@ class Shard:
     """Holds a slice of the weights. Thread-safe: every call is atomic and takes effect once."""
 
     def __init__(self, name: str, weights: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
-                 param_slices: Sequence[ParamSlice] = ()) -> None:
+                 param_slices: Sequence[ParamSlice] = (), shapes: Sequence[ParamShape] = ()) -> None:
         self.name, self.cfg = name, cfg
         self.epoch = secrets.token_hex(8)
         self.weights = weights.detach().clone()
-        self.optimizer = Optimizer(optimizer, self.weights, param_slices)
+        self.optimizer = make_optimizer(optimizer, self.weights, param_slices, shapes, divided=True)
         self.version = 0
         self.staleness: Counter[int] = Counter()  # of all pushes, dropped ones included: staleness -> count
         self.stale = self.refused = 0
@@ -216,14 +225,18 @@ class Shard:
             self._snapshot = self._make_snapshot()
 
 
-VECTORS = ("weights", "mean", "square", "compensation")
+def is_shard_state(names: Iterable[str]) -> bool:
+    """True if vectors of these names are the state of a shard with some optimizer."""
+    names = set(names)
+    own = {name for name in names if name.startswith(PREFIX)}
+    return names - own - {"compensation"} == {"weights"} | (set() if own else {"mean", "square"})
 
 
 def split_state(full: Mapping[str, Any], version: int, shards: int) -> list[dict[str, Any]]:
     """Split the state of the full vector into states of `shards` shards. Undivided values go to the first."""
     counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0, "buffers": {}}
-    vectors = [name for name in VECTORS if name in full]
-    return [{name: full[name][piece].clone() for name in vectors}
+    vectors = vectors_of(full, len(full["weights"]))
+    return [{name: vector[piece].clone() for name, vector in vectors.items()}
             | {"steps": full["steps"].clone(), "version": version, "sequences": {}}
             | {name: full.get(name, empty) if index == 0 else empty for name, empty in counts.items()}
             for index, piece in enumerate(split_evenly(len(full["weights"]), shards))]
@@ -231,7 +244,7 @@ def split_state(full: Mapping[str, Any], version: int, shards: int) -> list[dict
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the states of shards into that of the full vector, with the sums of their counters."""
-    vectors = [name for name in VECTORS if name in states[0]]
+    vectors = vectors_of(states[0], len(states[0]["weights"]))
     staleness = sum((Counter(state["staleness"]) for state in states), Counter[int]())
     return {name: torch.cat([state[name] for state in states]) for name in vectors} | {
         "steps": max(state["steps"] for state in states), "staleness": dict(staleness),
@@ -240,7 +253,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def make_shards(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
-                param_slices: Sequence[ParamSlice] = ()) -> list[Shard]:
+                param_slices: Sequence[ParamSlice] = (), shapes: Sequence[ParamShape] = ()) -> list[Shard]:
     """Create the shards of a parameter vector."""
-    return [Shard(f"shard {index}", master[piece], optimizer, cfg, slices_within(param_slices, piece))
+    return [Shard(f"shard {index}", master[piece], optimizer, cfg, slices_within(param_slices, piece),
+                  shapes_within(shapes, piece))
             for index, piece in enumerate(split_evenly(len(master), cfg.shards))]

@@ -19,8 +19,8 @@ from qfleet.algos import dqn
 GPU = torch.device("cuda")
 
 
-def options(capture=True, compile=False):
-    return SimpleNamespace(batch_size=16, compile=compile, capture=capture)
+def options(capture=True, compile=False, own_optimizer=False):
+    return SimpleNamespace(batch_size=16, compile=compile, capture=capture, has_own_optimizer=own_optimizer)
 
 
 def gradient_on(device):
@@ -64,6 +64,14 @@ def test_what_prevents_whole_updates_is_said_and_whether_gradients_are_captured(
     assert choose.graph_update_for(options(compile=compile), autograd=learner._autograds[0], flat=flat, **given) is None
     assert why in caplog.text
     assert ("; their losses and gradients will be" in caplog.text) == (not compile)
+
+
+def test_an_optimizer_of_torch_steps_after_captured_gradients(caplog):
+    learner = learner_of(*AGENTS[0], optimizer="torch.optim:NAdam", optimizer_options={})
+    assert learner.gradient_sync.local_optimizer is None and learner.cfg.has_own_optimizer
+    found = choose.graph_update_for(options(own_optimizer=True), learner.replay, learner._autograds[0],
+                                    flat_on(GPU, learner), learner.gradient_sync.local_optimizer, False)
+    assert found is None and "module:attribute steps operation by operation; their losses and" in caplog.text
 
 
 def test_a_learner_on_a_cpu_updates_in_steps_whatever_is_requested():

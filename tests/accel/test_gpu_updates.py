@@ -85,7 +85,17 @@ def test_captured_updates_stay_near_the_eager_ones_with_the_fastest_kernels(case
     assert_near(moved(whole, WARM_UP + 1)[1], wanted, begin, LATER[precision])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+def test_captured_updates_follow_the_schedule(same_kernels, optimizer):
+    options = {"optimizer": optimizer, "schedule": "cosine", "warmup_updates": 2, "schedule_updates": 8}
+    eager, whole = (learner_on_gpu(VALUE_BASED[0], "fp32", capture=it, **options) for it in (False, True))
+    begin, wanted = moved(eager, WARM_UP + 5)
+    assert_near(moved(whole, WARM_UP + 5)[1], wanted, begin, LATER["fp32"])
+    constant = learner_on_gpu(VALUE_BASED[0], "fp32", capture=True, optimizer=optimizer)
+    assert distance(moved(constant, WARM_UP + 5)[1], wanted, begin) > LATER["fp32"]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 def test_captured_updates_clip_and_step_as_eager_ones(same_kernels, optimizer):
     eager, whole = (learner_on_gpu(VALUE_BASED[0], "fp32", capture=it, optimizer=optimizer, clip_norm=0.01)
                     for it in (False, True))

@@ -41,6 +41,25 @@ def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
     other.replay.check_valid()
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+def test_schedules_and_weight_decay_are_the_learners_own(optimizer):
+    options = {"optimizer": optimizer, "optimizer_eps": 1e-2, "clip_norm": 0.5, "learning_rate": 0.01,
+               "schedule": "cosine", "warmup_updates": 2, "schedule_updates": 6, "metrics_period_updates": 1}
+    options |= {"weight_decay": 0.5} if optimizer == "adamw" else {}
+    metrics, plain = (ListMetrics(), ListMetrics()), learner_of(*AGENTS[0])
+    one, other = learner_of(*AGENTS[0], metrics=metrics[0], **options), in_one(
+        learner_of(*AGENTS[0], metrics=metrics[1], **options))
+    for learner in (one, other):
+        learner.max_updates_per_step = 7
+        learner.step()
+    torch.testing.assert_close(one.flat.master, other.flat.master, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(one.flat.master, plain.flat.master)
+    rates = [[values["train/learning_rate"] for values in each.values if "train/learning_rate" in values]
+             for each in metrics]
+    assert rates[0][:3] == [0.005, 0.01, 0.01] and rates[0][-1] == 0.0
+    assert rates[1] == rates[0][1:], "reported one update late"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("works", [True, False])
@@ -71,7 +90,7 @@ def test_figures_are_those_of_the_period_before():
     assert len(told) == 2 and all(tags <= set(values) for values in told)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 def test_a_bad_batch_moves_nothing_and_many_end_the_run(optimizer):
     metrics = ListMetrics()
     learner = in_one(learner_of(*AGENTS[0], metrics=metrics, reward=np.nan, optimizer=optimizer, max_bad_updates=4))

@@ -21,7 +21,8 @@ from qfleet.runconfig.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "custom_algorithm": "custom-algorithm.md"}
+PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "custom_algorithm": "custom-algorithm.md",
+         "custom_optimizer": "optimizers.md"}
 TINY = ["total_steps=300", "env.lanes=2", "agent.hidden=[16]", "replay.chunk_steps=8", "replay.min_steps=64",
         "learner.batch_size=8", "replay.samples_per_insert=2", "eval.period_steps=null", "eval.episodes=2",
         "checkpoint.period_steps=null", "stop_at=null", "run.tensorboard=false"]
@@ -71,7 +72,7 @@ def test_examples_are_short_and_name_their_command(name):
 
 
 @pytest.mark.parametrize(("name", "opening"), [("custom_env", "class Dock"), ("custom_torso", "def residual"),
-                                               ("custom_algorithm", "def loss(")])
+                                               ("custom_algorithm", "def loss("), ("custom_optimizer", "class Lion")])
 def test_excerpts_are_those_of_the_example(name, opening):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / PAGES[name]).read_text(), re.M | re.S)
     excerpt = next(block for block in blocks if block.startswith(opening))
