@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from qfleet.accel.threads import usable_cores
 from qfleet.core.clock import Progress, RunClock
 from qfleet.core.episode import Episode
 from qfleet.core.replay import Segment
@@ -32,7 +31,7 @@ from qfleet.launch.learner_node import GrpcServing, RunRequest
 from qfleet.learner.learner import Diverged
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 from qfleet.replay.store import ReplayStore
-from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan, with_env_threads
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state
@@ -263,7 +262,7 @@ def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_ac
 
 def _acting_setup(config: RunConfig, client: FleetClient, stack: ExitStack) -> ActingSetup:
     """Environments of a worker that acts; the stack closes them."""
-    config = _with_shared_cores(config)
+    config = with_env_threads(config)
     env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
     stack.callback(env.close)
     client.require_spec(env.spec)
@@ -288,12 +287,6 @@ def _build(config: RunConfig, setup: RunSetup, client: FleetClient, directory: R
     worker = WorkerRun(setup, config, plan, client, clock, stop, shard_clients, directory)
     worker.restore_part(checkpoint)
     return worker
-
-
-def _with_shared_cores(config: RunConfig) -> RunConfig:
-    """Config with the host's cores divided among the workers."""
-    threads = config.env.threads or max(1, usable_cores() // config.learners)
-    return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
 def _worker_plan(config: RunConfig, client: FleetClient, fresh: bool) -> TrainingPlan:

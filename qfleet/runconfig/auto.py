@@ -18,7 +18,7 @@ from qfleet.core.units import format_bytes
 from qfleet.learner.footprint import footprint
 from qfleet.replay import memory_plan
 from qfleet.replay.layout import Layout
-from qfleet.runconfig.build import learner_cores, make_agent, make_layout
+from qfleet.runconfig.build import cores_per_learner, make_agent, make_layout
 from qfleet.runconfig.per_rank import per_rank
 from qfleet.runconfig.resource_check import free_bytes, replay_memory, require_memory
 from qfleet.runconfig.run_config import RunConfig
@@ -57,8 +57,11 @@ def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunCo
     return new
 
 
-def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
-    """The config with all automatic settings resolved: device, precision, threads, store and memory limit."""
+def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = None) -> RunConfig:
+    """The config with all automatic settings resolved: device, precision, threads, store and memory limit.
+
+    `learners_here` of the learners are on this host, all of them by default.
+    """
     if config.eval.video_period:
         require_encoder()
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
@@ -74,7 +77,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "device": str(device),
         "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={
-            "threads": _threads(config, images and device.type == "cpu"), "settled": auto_keys}),
+            "threads": _threads(config, images and device.type == "cpu", learners_here), "settled": auto_keys}),
     })
     network = require_memory(resolved, footprint(make_agent(resolved, spec)))
     layout = make_layout(resolved, spec)
@@ -96,14 +99,14 @@ def _capture(config: RunConfig, device: torch.device) -> bool:
     return resolve_capture(config.learner.capture, device, config.averages and config.allreduce.overlap)
 
 
-def _threads(config: RunConfig, convolutions: bool) -> int:
+def _threads(config: RunConfig, convolutions: bool, learners_here: int | None) -> int:
     """Number of threads set by the user, or else the planned number."""
     requested, cores = config.run.threads, usable_cores()
     if requested and requested > MAX_THREADS_PER_CORE * cores and not config.on_ray and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={requested}: this process may use {cores} core{'s' * (cores > 1)}, and threads "
                         f"that share a core slow each other down; set run.threads={cores} or less, or leave it out")
-    return requested or thread_plan(convolutions, learner_cores(config)).torch
+    return requested or thread_plan(convolutions, cores_per_learner(config, learners_here)).torch
 
 
 def _store(config: RunConfig, layout: Layout) -> str:
