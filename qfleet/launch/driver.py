@@ -33,6 +33,7 @@ from qfleet.launch.attempt import (
 )
 from qfleet.launch.launcher import Launcher, launcher_class
 from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.new_run import new_run
 from qfleet.launch.topology import Node, Role, actor_node, topology, with_actors
 from qfleet.process.handle import ChildSpec, ProcessHandle
 from qfleet.process.restart_group import RestartGroup
@@ -43,7 +44,7 @@ from qfleet.runconfig.build import make_env
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
-from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
+from qfleet.runs.directory import RunDirectory, describe_machine, replace_text
 from qfleet.runs.membership import record_exit
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.tail import MetricsTail
@@ -78,17 +79,10 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
     spec = _env_spec(config)
     config = require_startable(resolve_auto(config, spec))
     initial_weights(config, spec)  # raises before the run directory is created
-    with ExitStack() as stack:
-        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
-        stack.callback(directory.unlock)
-        try:
-            replace_text(directory.config, to_yaml(config))
-            driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
-            return record_outcome(directory, driver.run)
-        except BaseException as error:
-            if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # it names a log in there
-                directory.discard()  # otherwise its name would stay taken by a run that never started
-            raise
+    with new_run(config) as directory:
+        replace_text(directory.config, to_yaml(config))
+        driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
+        return record_outcome(directory, driver.run)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
