@@ -27,14 +27,14 @@ from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
 from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
-from qfleet.launch.learner_node import RunRequest, Serving
 from qfleet.launch.new_run import new_run
-from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
+from qfleet.launch.remote_evaluator import RemoteEvaluator, supervised_evaluator
+from qfleet.launch.run_request import RunRequest
+from qfleet.launch.serving import RunServing, Serving
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.memory import retain_freed_memory
 from qfleet.process.parent_watch import on_parent_exit
 from qfleet.process.signals import stop_on_signal
-from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan, with_env_threads
 from qfleet.runconfig.run_config import RunConfig
@@ -125,14 +125,13 @@ class RankContext:
     rank_info: RankInfo | None
     heartbeat: Heartbeat | None = None
     spec: EnvSpec | None = None
-    serving: Serving | None = None
+    serving: RunServing | None = None
     callbacks: Sequence[CheckedCallback] = ()
 
 
 def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
     """Train as one rank of a run that a driver has prepared, from its newest checkpoint if there is one."""
-    directory = RunDirectory(Path(run_request.directory))
-    config = resolution.resolve(str(directory.config), []).config
+    directory, config = run_request.run, run_request.config()
     with connect_ranks(config, context.rank_info) as peers, ExitStack() as stack:
         env = stack.enter_context(open_env(config, local_size(context.rank_info))) if config.learners_act else None
         context = replace(context, spec=EnvSpec.from_json(run_request.spec))
@@ -303,8 +302,8 @@ class Replica:
         def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
             if self.peers.rank or self.service is not None or not self.config.evaluator_process:
                 return None
-            serve: ServeEvaluator = self.context.serving or supervised_evaluator(self.directory)
-            remote = RemoteEvaluator(self.config, setup.spec, core, serve)
+            serving: Serving = self.context.serving or supervised_evaluator(self.directory)
+            remote = RemoteEvaluator(self.config, setup.spec, core, serving)
             stack.callback(remote.close)
             return remote
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
-from qfleet.core.errors import ProcessFault, UserError
+from qfleet.core.errors import ProcessFault
 from qfleet.launch.allreduce_run import rank_sync_builder
 from qfleet.launch.attempt import (
     EXIT_CODES,
@@ -32,8 +32,8 @@ from qfleet.launch.attempt import (
     show_plan,
 )
 from qfleet.launch.launcher import Launcher, launcher_class
-from qfleet.launch.learner_node import RunRequest
 from qfleet.launch.new_run import new_run
+from qfleet.launch.run_request import RunRequest
 from qfleet.launch.topology import Node, Role, actor_node, topology, with_actors
 from qfleet.process.handle import ChildSpec, ProcessHandle
 from qfleet.process.restart_group import RestartGroup
@@ -248,7 +248,7 @@ class Driver:
         """Let the learner save a checkpoint, then raise the failure."""
         if failure.name != self.main_child:
             self.supervisor.terminate(60.0)
-        raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+        raise failure.error()
 
     def _result(self, failure: ChildFailure | None) -> TrainResult:
         """The learner's result, with the reason of a received signal: the learner is asked to stop without one."""

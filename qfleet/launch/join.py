@@ -10,8 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from qfleet.core.errors import ProcessFault, UserError
-from qfleet.launch.actor_node import GrpcEndpoint
+from qfleet.launch.endpoint import GrpcEndpoint
 from qfleet.process.handle import child_environment
 from qfleet.process.signals import stop_on_signal
 from qfleet.process.supervisor import ChildSpec, RestartPolicy, Supervisor
@@ -53,7 +52,7 @@ class JoinedActors:
             self.supervisor.terminate(GRACE_S)
         failure = self.supervisor.failure
         if failure is not None and self.reason is None:
-            raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+            raise failure.error()
         shutil.rmtree(self.logs, ignore_errors=True)
         return self.reason
 

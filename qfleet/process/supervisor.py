@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qfleet.core.errors import ProcessFault, UserError
 from qfleet.process.handle import ChildSpec, LocalProcess, ProcessHandle
 from qfleet.process.heartbeat import ORPHAN_GRACE_S
 from qfleet.process.reaper import OrphanReaper
@@ -57,6 +58,10 @@ class ChildFailure:
     name: str
     code: int
     text: str
+
+    def error(self) -> UserError | ProcessFault:
+        """The failure as an exception."""
+        return UserError(self.text) if self.code == EXIT_USER_ERROR else ProcessFault(self.text)
 
 
 class ChildState:

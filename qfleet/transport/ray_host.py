@@ -81,6 +81,10 @@ class RayHost:
         sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
         _redirect_output(log_path)
 
+    def report(self, message: str) -> None:
+        """Set the message that `look` returns."""
+        self.message = message
+
     def begin(self, number: int, job: Callable[..., int], *args: Any) -> None:
         """Start a job, unless it has been started: repeated calls arrive while the first one still imports the job."""
         with self._start_lock:
