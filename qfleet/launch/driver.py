@@ -223,7 +223,7 @@ class Driver:
     def _make_supervisor(self) -> Supervisor:
         fleet = self.config.fleet
         policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
-        return Supervisor([self.child(nodes) for nodes in self.nodes.values()], log.warning, policy, lambda name: None,
+        return Supervisor([self.child(nodes) for nodes in self.nodes.values()], log.warning, policy,
                           self.launcher.folder, self._start, partial(record_exit, self.directory.path))
 
     def _start(self, child: ChildSpec, attempt: int, now: float) -> ProcessHandle:

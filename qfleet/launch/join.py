@@ -40,7 +40,7 @@ class JoinedActors:
         children = [ChildSpec(actor.name, [*argv, *actor.to_argv()], child_environment(),
                               self.logs / f"actor-{index}.log") for index, actor in enumerate(endpoints)]
         policy = RestartPolicy(heartbeat_timeout_s=SILENCE_S)
-        self.supervisor = Supervisor(children, log.warning, policy, lambda name: None, self.logs)
+        self.supervisor = Supervisor(children, log.warning, policy, self.logs)
 
     def run(self) -> str | None:
         """Run until the end; returns the reason if a signal stopped it."""

@@ -71,7 +71,7 @@ def supervised_evaluator(directory: RunDirectory) -> Serving:
                 child_environment(), directory.path / "logs" / f"{NAME}.log",
                 silence_s=heartbeat_timeout_of(config))
             policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
-            supervisor = Supervisor([child], log.warning, policy, lambda name: None, private)
+            supervisor = Supervisor([child], log.warning, policy, private)
             stack.callback(supervisor.terminate, GRACE_S)
 
             def check() -> None:

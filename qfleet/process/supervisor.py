@@ -123,19 +123,18 @@ class ChildState:
 class Supervisor:
     """Keeps children running; a Worker for `drive`. `failure` is None unless the run failed. End with `terminate`.
 
-    `log` receives a line for each event, `on_restart` the name of a restarted child. `cleanup_dir` is a folder that is
-    removed when this process is killed. `start_child` starts an instance, a process of this host by default. `on_death`
-    gets name, pid and exit text of a child that exited unexpectedly.
+    `log` receives a line for each event. `cleanup_dir` is a folder that is removed when this process is killed.
+    `start_child` starts an instance, a process of this host by default. `on_death` gets name, pid and exit text of a
+    child that exited unexpectedly.
     """
 
     def __init__(self, children: Iterable[ChildSpec], log: Callable[[str], object], policy: RestartPolicy,
-                 on_restart: Callable[[str], object], cleanup_dir: Path | None = None,
+                 cleanup_dir: Path | None = None,
                  start_child: Callable[[ChildSpec, int, float], ProcessHandle] = LocalProcess,
                  on_death: Callable[[str, int, str], object] = lambda name, pid, how: None) -> None:
         self.policy = policy
         self.failure: ChildFailure | None = None
-        self.total_restarts = 0
-        self._log, self._on_restart, self._start_child, self._on_death = log, on_restart, start_child, on_death
+        self._log, self._start_child, self._on_death = log, start_child, on_death
         self._states: dict[str, ChildState] = {}
         self._reaper = OrphanReaper(int(ORPHAN_GRACE_S), cleanup_dir)
         self._clock, self._turned = 0.0, time.monotonic() - TURN_S
@@ -244,10 +243,6 @@ class Supervisor:
             self._restart_or_fail(state, EXIT_NOT_STARTED, "could not be started", str(error),
                                   state.child.log_path)
             return
-        finally:
-            if state.starts > 1:
-                self.total_restarts += 1
-                self._on_restart(state.child.name)
         self._update_reaper()
 
     def _kill_if_overdue(self, state: ChildState, handle: ProcessHandle) -> None:

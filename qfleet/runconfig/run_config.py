@@ -23,10 +23,6 @@ from qfleet.transport.ray_config import RayConfig
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
-SUPERVISION = ("heartbeat_timeout_s", "actor_restarts", "learner_restarts", "reconnect_timeout_s", "max_message_mb",
-               "inbox_messages")
-"""Keys of the fleet section that apply to all child processes."""
-
 LISTEN_KEYS = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
 """Keys of the fleet section for actors that join from other hosts."""
 
