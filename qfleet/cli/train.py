@@ -34,7 +34,7 @@ def train(args: Namespace) -> int:
     source = args.words[0]
     args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
     plans = [resolution.resolve(source, args.overrides)]
-    restarted = _as_rank(args, plans[0].config.averages)
+    restarted = _as_rank(args, plans[0].config.synchronous)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]

@@ -54,7 +54,7 @@ from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 def is_rank(config: RunConfig) -> bool:
     """True if the user's torchrun or srun started this process as a rank."""
-    return config.averages and config.is_local and RankInfo.from_environment() is not None
+    return config.synchronous and config.is_local and RankInfo.from_environment() is not None
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], callbacks: Sequence[CheckedCallback],

@@ -32,7 +32,7 @@ from qfleet.training.loop import TrainingPlan, drive
 from qfleet.training.remote_actors import (
     ACTORS,
     EvaluatorMember,
-    LearnerCallbacks,
+    MemberHandlers,
     RemoteActors,
     RemoteActorsSetup,
     merge_actor_metrics,
@@ -89,7 +89,7 @@ class Coordinator:
                  connect: Callable[[Wait], Sequence[RemoteShard]], workers: int, folder: Path) -> None:
         self.setup, self.workers, self.folder = setup, workers, folder
         self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.published, Components.single(plan))
-        self.acting = RemoteActors(setup, self.core, TimeShares(), LearnerCallbacks(
+        self.acting = RemoteActors(setup, self.core, TimeShares(), MemberHandlers(
             self._take_part, self._take_metrics, self._publish_member_steps))
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
         self.evaluator = EvaluatorMember(self.acting)

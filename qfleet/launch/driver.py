@@ -114,7 +114,7 @@ def _env_spec(config: RunConfig) -> EnvSpec:
 def require_startable(config: RunConfig) -> RunConfig:
     """Check settings that would otherwise only fail in a child process."""
     fleet = config.fleet
-    if config.averages:
+    if config.synchronous:
         rank_sync_builder(config)
     if fleet.token_file is not None:
         read_token(fleet.token_file)

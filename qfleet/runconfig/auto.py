@@ -67,7 +67,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = N
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
                      elsewhere=config.on_ray and config.ray.learner_any_node)
-    if config.averages:
+    if config.synchronous:
         config = per_rank(config, config.learners)
     precision = config.learner.precision
     if precision == "auto":
@@ -96,7 +96,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = N
 
 def _capture(config: RunConfig, device: torch.device) -> bool:
     """True if updates are captured as CUDA graphs."""
-    return resolve_capture(config.learner.capture, device, config.averages and config.allreduce.overlap)
+    return resolve_capture(config.learner.capture, device, config.synchronous and config.allreduce.overlap)
 
 
 def _threads(config: RunConfig, convolutions: bool, learners_here: int | None) -> int:

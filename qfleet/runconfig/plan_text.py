@@ -40,7 +40,7 @@ def describe_plan(config: RunConfig, spec: EnvSpec, where: Path | None = None) -
 
 
 def _ranks(config: RunConfig) -> list[tuple[str, str]]:
-    if not config.averages:
+    if not config.synchronous:
         return []
     learner, learners = config.learner, config.learners
     text = (f"{learners} with a batch of {learner.batch_size} each, {learners * learner.batch_size} together, learning "

@@ -58,7 +58,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
     found += _noise_on_discrete_actions(cfg)
     found += _topology(cfg)
     captured = cfg.learner.capture is True and not cfg.learner.compile
-    if cfg.averages and cfg.allreduce.overlap and captured:
+    if cfg.synchronous and cfg.allreduce.overlap and captured:
         found.append("allreduce.overlap=true with learner.capture=true: a captured update returns all gradients at "
                      "once; set learner.capture=false")
     if cfg.has_server:
