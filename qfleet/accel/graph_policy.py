@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from qfleet.accel.graph_update import capture_graph, fast_math, first_line, on_side_stream
+from qfleet.accel.cuda_graph import capture_graph, fast_math, first_line, on_side_stream
 from qfleet.accel.protocols import EagerPolicy
 from qfleet.core.agent import Decision, ExplorationParams, Memory
 from qfleet.core.env import EnvSpec, Obs
