@@ -94,7 +94,7 @@ class GraphPolicy:
         if self._recurrent is not None and self._memory is not None:
             for name, value in self.policy.persistent().items():
                 self._memory[name].copy_(value)
-            self.policy.memory = self._memory
+            self.policy.share_memory(self._memory)
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """Take rewards [N] and episode ends [N] of a step."""

@@ -57,7 +57,7 @@ class FleetClient:
         self.spec = EnvSpec.from_json(json.loads(welcome.spec_json))
         self.index, self.incarnation = welcome.index, welcome.incarnation
         self._stop_requested = threading.Event()
-        self.connection.stop_waiting = self.is_over  # also beats while an evaluator waits for weights
+        self.connection.stop_waiting_if(self.is_over)  # which also beats
         torch.set_num_threads(1)
         retain_freed_memory()
         if self.heartbeat is not None:

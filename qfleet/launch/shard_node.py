@@ -25,7 +25,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.sync.ps_shard import Shard
 from qfleet.transport.security import read_token
 from qfleet.transport.shard_pb2 import State
-from qfleet.transport.shard_service import ShardServer, ShardService, pack_shard, unpack_shard
+from qfleet.transport.shard_service import ShardServer, ShardService, pack_shard
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,9 @@ def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: 
 
     service = ShardService(build, save_snapshot)
     if snapshot_file.exists():
-        service.shard = build(unpack_shard(State.FromString(snapshot_file.read_bytes())))
-        log.info("restored at version %d", service.shard.version)
+        snapshot = State.FromString(snapshot_file.read_bytes())
+        service.restore(snapshot)
+        log.info("restored at version %d", snapshot.version)
     stop_requested = threading.Event()
     if heartbeat is not None:
         heartbeat.on_orphan(stop_requested.set)
