@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/concepts.md", "docs/design.md")
+PAGES = ("docs/concepts.md", "docs/design.md", "docs/kubernetes.md")
 FOREIGN = {"None", "Config"}
 
 CLASS = re.compile(r"(?<![\w/.-])([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+)(?:\.(\w+))?\b")

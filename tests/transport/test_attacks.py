@@ -148,7 +148,8 @@ def test_members_that_are_silent_for_long_are_forgotten(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [
     {"name": "a b"}, {"name": "actor/x"}, {"name": "<script>"}, {"name": "x" * 200}, {"session": ""}, {"session": "s"},
-    {"session": "g" * 32}, {"host": "a\nb"}, {"host": "x" * 300}, {"role": "boss"}, {"role": "supervisor"}, {"role": ""}])
+    {"session": "g" * 32}, {"host": "a\nb"}, {"host": "x" * 300}, {"role": "boss"}, {"role": "supervisor"},
+    {"role": ""}])
 def test_names_and_roles_are_checked(tmp_path, wrong):
     with fake_learner(tmp_path / "c") as here:
         code, _ = said(here, joined(**{"name": "actor/0", **wrong}), TOKEN)
