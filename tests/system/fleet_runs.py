@@ -67,7 +67,7 @@ class FleetRun:
         for pid, words in processes(self.head.pid):
             if "_member" in words:
                 role, _, *name = words[words.index("_member") + 1:]
-                found[name[0] if name else role] = pid  # a learner and a coordinator have no name
+                found[name[0] or role] = pid  # a learner and a coordinator have no name: the line ends there
         return found
 
     def everybody(self) -> list[int]:
