@@ -10,7 +10,7 @@ from typing import NoReturn
 from qfleet.cli.commands import main
 from qfleet.process.signals import ignore_late, keep_exit_code
 
-FINAL_EXIT_CODES = (2, 75)
+NO_RESTART_CODES = (2, 75)
 """Usage error, or stopped by the scheduler: a restart would end in the same way, or is not wanted."""
 
 
@@ -25,7 +25,7 @@ def leave(code: int, code_file: str | None = None) -> NoReturn:
     """
     of_srun = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS") != "1"
     if of_srun or {"QFLEET_RANK", "TORCHELASTIC_RUN_ID"} & os.environ.keys():
-        if code_file and code in FINAL_EXIT_CODES:
+        if code_file and code in NO_RESTART_CODES:
             Path(code_file).write_text(f"{code}\n")
             code = 0
         sys.stdout.flush()

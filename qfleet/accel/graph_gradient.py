@@ -13,7 +13,7 @@ import logging
 
 import torch
 
-from qfleet.accel.graph_update import WARM_UP, capture_graph, fast_math, first_line, on_side_stream
+from qfleet.accel.cuda_graph import WARM_UP, capture_graph, fast_math, first_line, on_side_stream
 from qfleet.core.gradient import GradientResult, NetworkGradient
 from qfleet.core.replay import Sample
 

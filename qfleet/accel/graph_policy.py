@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from qfleet.accel.graph_update import capture_graph, fast_math, first_line, on_side_stream
+from qfleet.accel.cuda_graph import capture_graph, fast_math, first_line, on_side_stream
 from qfleet.accel.protocols import EagerPolicy
 from qfleet.core.agent import Decision, ExplorationParams, Memory
 from qfleet.core.env import EnvSpec, Obs
@@ -94,7 +94,7 @@ class GraphPolicy:
         if self._recurrent is not None and self._memory is not None:
             for name, value in self.policy.persistent().items():
                 self._memory[name].copy_(value)
-            self.policy.memory = self._memory
+            self.policy.share_memory(self._memory)
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """Take rewards [N] and episode ends [N] of a step."""

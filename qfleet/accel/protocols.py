@@ -61,7 +61,6 @@ class ActingPolicy(Protocol):
 class EagerPolicy(ActingPolicy, Protocol):
     """A `Policy`, of which an accelerated version can be made; those made are kept in `graph_policies`."""
 
-    memory: Memory
     graph_policies: dict[tuple[int, tuple[str, ...]], Any]
 
     @property
@@ -75,3 +74,4 @@ class EagerPolicy(ActingPolicy, Protocol):
     @property
     def version(self) -> int: ...
     def persistent(self) -> Mapping[str, torch.Tensor]: ...
+    def share_memory(self, memory: Memory) -> None: ...

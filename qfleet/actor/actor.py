@@ -25,8 +25,8 @@ from qfleet.core.env import OBS_PREFIX, Obs, StepResult, VectorEnv
 from qfleet.core.episode import Episode
 from qfleet.core.exploration import AdaptiveExplorer, Explorer
 from qfleet.core.metrics import Metrics
+from qfleet.core.phase_timer import PhaseTimer
 from qfleet.core.replay import Chunk, ExperienceSink
-from qfleet.core.timers import PhaseTimer
 from qfleet.core.weights import WeightSource
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.layout import Layout

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,24 @@ class Policy:
         if (recurrent := self.agent.recurrent_state) is not None:
             persistent = {name: value.to(self.device) for name, value in self.persistent().items()}
             self.memory = recurrent.initial(lanes, self.device) | persistent
+
+    def end_episodes(self) -> None:
+        """Drop the recurrent state: the next action starts an episode in every lane."""
+        self.memory = None
+
+    @contextmanager
+    def other_episodes(self) -> Iterator[None]:
+        """While inside, the policy plays other episodes; afterwards it continues those that it interrupted."""
+        memory = self.memory
+        self.end_episodes()
+        try:
+            yield
+        finally:
+            self.memory = memory
+
+    def share_memory(self, memory: Memory) -> None:
+        """Use a recurrent state that an accelerated version of this policy updates in place."""
+        self.memory = memory
 
     def observe(self, reward: np.ndarray, over: np.ndarray) -> None:
         """Feed the rewards [N] of the last step to the recurrent state; reset lanes [N] whose episode ended."""

@@ -11,7 +11,7 @@ from qfleet.cli.output import print_error, print_result
 def join(args: Namespace) -> int:
     """Run actors on this host for a fleet."""
     from qfleet.accel.threads import usable_cores
-    from qfleet.launch.actor_node import GrpcEndpoint
+    from qfleet.launch.endpoint import GrpcEndpoint
     from qfleet.launch.join import JoinedActors, probe
 
     contact = GrpcEndpoint(args.words[0], "", args.token_file, args.patience, args.tls_ca, args.tls_cert, args.tls_key,
@@ -31,14 +31,15 @@ def join(args: Namespace) -> int:
 def run_member(args: Namespace) -> int:
     """Run one process of a fleet."""
     from qfleet.core.errors import BadOutput
+    from qfleet.launch.coordinator_node import run_coordinator
     from qfleet.launch.learner_node import run_learner
     from qfleet.launch.rank_node import run_rank
     from qfleet.launch.shard_node import run_shard
     from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 
     role, place, *name = args.words
-    if role == "learner":
-        return run_learner(Path(place))
+    if role in ("learner", "coordinator"):
+        return (run_learner if role == "learner" else run_coordinator)(Path(place))
     if role == "shard":
         return run_shard(Path(place), int(name[0].removeprefix("shard/")))
     try:
@@ -52,7 +53,9 @@ def run_member(args: Namespace) -> int:
 
 def _run_client(args: Namespace, role: str, place: str, name: str) -> int:
     """Run a process that connects to a learner or coordinator at the address `place`."""
-    from qfleet.launch.actor_node import GrpcEndpoint, run_actor, run_evaluator
+    from qfleet.launch.actor_node import run_actor
+    from qfleet.launch.endpoint import GrpcEndpoint
+    from qfleet.launch.evaluator_node import run_evaluator
     from qfleet.launch.worker_node import run_worker
 
     tls = (args.tls_ca, args.tls_cert, args.tls_key)

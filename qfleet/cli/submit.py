@@ -98,9 +98,9 @@ def _name(args: Namespace, config: RunConfig) -> str:
 def _layout(config: RunConfig, tasks: int) -> JobLayout:
     if config.on_ray:  # Ray places the learners itself
         return "ray"
-    if config.averages and config.learners_act:
+    if config.synchronous and config.learners_act:
         return "ranks"
-    return "fleet" if tasks > 1 and not config.averages and not config.has_server else "node"
+    return "fleet" if tasks > 1 and not config.synchronous and not config.has_server else "node"
 
 
 def _size(args: Namespace, config: RunConfig) -> JobSize:
@@ -109,7 +109,7 @@ def _size(args: Namespace, config: RunConfig) -> JobSize:
 
     nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
     if per_node is None:
-        each = max(1, args.gpus_per_node) if config.averages else _learners(config)
+        each = max(1, args.gpus_per_node) if config.synchronous else _learners(config)
         per_node = each if tasks is None else -(-tasks // nodes)
     tasks = nodes * per_node if tasks is None else tasks
     if not nodes <= tasks <= nodes * per_node:
@@ -141,7 +141,7 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
         if tasks not in (1, learners):
             problems.append(f"--ntasks {tasks} with learners={learners}: each task is one learner; leave out "
                             "one of them")
-    if layout == "node" and config.averages and tasks > 1:
+    if layout == "node" and config.synchronous and tasks > 1:
         problems.append(f"--ntasks {tasks} with sync={config.sync} and actors={actors}: learners and actors share one "
                         "task; use --nodes 1 --ntasks 1, or set actors=0, so that each task is a learner that acts")
     if layout == "fleet" and actors < tasks - 1:

@@ -37,7 +37,7 @@ def train(args: Namespace) -> int:
     if args.smoke and not args.dry_run:
         return smoke(args)
     plans = [smoke_plan(args, SMOKE_ROOT) if args.smoke else resolution.resolve(source, args.overrides)]
-    restarted = _as_rank(args, plans[0].config.averages)
+    restarted = _as_rank(args, plans[0].config.synchronous)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -14,6 +14,8 @@ from qfleet.core.agent import ExplorationParams
 
 
 class Config(Section):
+    epsilon_key: ClassVar = "start"
+
     kind: Literal["exponential"] = Field(
         "exponential", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     start: Fraction = Field(1.0, description="ε at the first step")

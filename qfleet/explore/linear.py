@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -13,6 +13,8 @@ from qfleet.core.agent import ExplorationParams
 
 
 class Config(Section):
+    epsilon_key: ClassVar = "start"
+
     kind: Literal["linear"] = Field(
         "linear", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     start: Fraction = Field(1.0, description="ε at the first step")

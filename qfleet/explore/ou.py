@@ -6,7 +6,7 @@ deviation is σ / √(1 − (1 − θ)²). It starts at 0 in every episode.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from qfleet.explore.gaussian import ActionNoise, sigma_ladder
 
 
 class Config(Section):
+    continuous: ClassVar = True
+
     kind: Literal["ou"] = Field(
         "ou", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
     sigma: NonNegative = Field(0.2, description="σ of the noise in the first lane, per step; actions lie within ±1")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from qfleet.config import to_yaml
 from qfleet.core.agent import Agent
@@ -15,9 +13,6 @@ from qfleet.training.remote_actors import RemoteActorsSetup
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState
 from qfleet.transport.registry import Registry
-
-Serve = Callable[[PublishedState, Registry, Inbox, RunConfig], AbstractContextManager[object]]
-"""Answers the calls of members while the context is open."""
 
 LEAVE_TIMEOUT_S = 3.0
 """Seconds that a finished learner waits for its members to receive STOP."""

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from qfleet.accel.threads import usable_cores
 from qfleet.config import load_attribute
 from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import UserError
@@ -28,18 +27,19 @@ from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
 from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
-from qfleet.launch.learner_node import RunRequest, Serving
-from qfleet.launch.remote_evaluator import RemoteEvaluator, ServeEvaluator, supervised_evaluator
+from qfleet.launch.new_run import new_run
+from qfleet.launch.remote_evaluator import RemoteEvaluator, supervised_evaluator
+from qfleet.launch.run_request import RunRequest
+from qfleet.launch.serving import RunServing, Serving
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.memory import retain_freed_memory
 from qfleet.process.parent_watch import on_parent_exit
 from qfleet.process.signals import stop_on_signal
-from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto
-from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan, with_env_threads
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from qfleet.runs.directory import RunDirectory, default_name
+from qfleet.runs.directory import RunDirectory
 from qfleet.runs.membership import write_members_of
 from qfleet.runs.names import run_names
 from qfleet.sync.process_group import ProcessGroup, RankInfo, process_group
@@ -55,19 +55,19 @@ from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 def is_rank(config: RunConfig) -> bool:
     """True if the user's torchrun or srun started this process as a rank."""
-    return config.averages and config.is_local and RankInfo.from_environment() is not None
+    return config.synchronous and config.is_local and RankInfo.from_environment() is not None
 
 
 def start(config: RunConfig, sinks: Sequence[Sink], callbacks: Sequence[CheckedCallback],
           provenance: Mapping[str, str]) -> TrainResult:
     """Train a new run: as a rank that torchrun or srun started, or as the only one. Rank 0 calls the callbacks."""
     rank_info = RankInfo.from_environment()
-    size = _size(config, rank_info)
+    size, learners_here = _size(config, rank_info), local_size(rank_info)
     if rank_info and config.learners not in (1, size):
         raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
                         "qfleet without torchrun or srun, so that it starts the ranks itself")
-    with connect_ranks(config, rank_info) as peers, open_env(config, size) as env:
-        config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
+    with connect_ranks(config, rank_info) as peers, open_env(config, learners_here) as env:
+        config = resolve_auto(config.model_copy(update={"learners": size}), env.spec, learners_here)
         source = initial_weights(config, env.spec)
         with ExitStack() as stack:
             directory = _run_directory(config, peers, stack)
@@ -82,13 +82,13 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
            callbacks: Sequence[CheckedCallback]) -> TrainResult:
     """Continue a run from its newest valid checkpoint, with the current number of ranks."""
     rank_info = RankInfo.from_environment()
-    size = _size(config, rank_info)
+    size, learners_here = _size(config, rank_info), local_size(rank_info)
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
         checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
         if any(peers.exchange(b"" if finished is None else b"ended")):
             return finished or _follower_result(directory, "total_steps")
-        with open_env(config, size) as env:
-            config = resolve_auto(config.model_copy(update={"learners": size}), env.spec)
+        with open_env(config, learners_here) as env:
+            config = resolve_auto(config.model_copy(update={"learners": size}), env.spec, learners_here)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
             context = RankContext(rank_info, callbacks=callbacks)
             return Replica(config, env, directory, peers, checkpoint, context).run(sinks, _job(), source)
@@ -126,16 +126,15 @@ class RankContext:
     rank_info: RankInfo | None
     heartbeat: Heartbeat | None = None
     spec: EnvSpec | None = None
-    serving: Serving | None = None
+    serving: RunServing | None = None
     callbacks: Sequence[CheckedCallback] = ()
 
 
 def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
     """Train as one rank of a run that a driver has prepared, from its newest checkpoint if there is one."""
-    directory = RunDirectory(Path(run_request.directory))
-    config = resolution.resolve(str(directory.config), []).config
+    directory, config = run_request.run, run_request.config()
     with connect_ranks(config, context.rank_info) as peers, ExitStack() as stack:
-        env = stack.enter_context(open_env(config, peers.size)) if config.learners_act else None
+        env = stack.enter_context(open_env(config, local_size(context.rank_info))) if config.learners_act else None
         context = replace(context, spec=EnvSpec.from_json(run_request.spec))
         source = initial_weights(config, EnvSpec.from_json(run_request.spec))
         replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
@@ -149,17 +148,16 @@ def connect_ranks(config: RunConfig, rank_info: RankInfo | None) -> Iterator[Pro
 
 
 @contextmanager
-def open_env(config: RunConfig, ranks: int) -> Iterator[VectorEnv]:
-    """First environment of this rank; ranks share the CPU cores."""
-    with closing(make_env(_shared_cores(config, ranks).env, config.env.lanes,
+def open_env(config: RunConfig, learners_here: int) -> Iterator[VectorEnv]:
+    """First environment of this rank; the ranks of a host share its CPU cores."""
+    with closing(make_env(with_env_threads(config, learners_here).env, config.env.lanes,
                           stall_timeout_s=config.run.stall_timeout_s)) as env:
         yield env
 
 
-def _shared_cores(config: RunConfig, ranks: int) -> RunConfig:
-    cores = int(config.ray.learner_cpus) if config.on_ray else usable_cores() // ranks
-    threads = config.env.threads or max(1, cores)
-    return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
+def local_size(rank_info: RankInfo | None) -> int:
+    """Number of ranks on this host."""
+    return rank_info.local_size if rank_info else 1
 
 
 def _device(config: RunConfig, rank_info: RankInfo | None) -> torch.device:
@@ -178,11 +176,11 @@ def _run_directory(config: RunConfig, peers: ProcessGroup, stack: ExitStack) -> 
     if peers.rank == 0:
         place = RankInfo.from_environment()
         directory = _directory_of_earlier_attempt(config) if place is not None and place.attempt else None
-        if directory is not None:
-            directory.lock()
+        if directory is None:
+            directory = stack.enter_context(new_run(config))
         else:
-            directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
-        stack.callback(directory.unlock)
+            directory.lock()
+            stack.callback(directory.unlock)
         path = str(directory.path).encode()
     return RunDirectory(Path(peers.exchange(path)[0].decode()))
 
@@ -291,7 +289,8 @@ class Replica:
         if self.service is not None:
             return self.service.setup(make_agent(self.config, self.spec))
         assert self.env is not None
-        setup = make_acting_setup(_shared_cores(self.config, self.peers.size), self.env, self.peers.rank)
+        setup = make_acting_setup(with_env_threads(self.config, local_size(self.context.rank_info)), self.env,
+                                  self.peers.rank)
         stack.callback(setup.close)
         return setup
 
@@ -304,8 +303,8 @@ class Replica:
         def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
             if self.peers.rank or self.service is not None or not self.config.evaluator_process:
                 return None
-            serve: ServeEvaluator = self.context.serving or supervised_evaluator(self.directory)
-            remote = RemoteEvaluator(self.config, setup.spec, core, serve)
+            serving: Serving = self.context.serving or supervised_evaluator(self.directory)
+            remote = RemoteEvaluator(self.config, setup.spec, core, serving)
             stack.callback(remote.close)
             return remote
 
@@ -322,6 +321,7 @@ class Replica:
 
     def _plan(self) -> TrainingPlan:
         """Training plan of this rank. Ranks draw from different seeds; rank 0 draws as a single-process run would."""
-        plan, rank = make_plan(self.config), self.peers.rank
+        rank_info, rank = self.context.rank_info, self.peers.rank
+        plan = make_plan(self.config, local_size(rank_info))
         seed = seed_for(plan.seed, "rank", rank) if rank else plan.seed
-        return replace(plan, seed=seed, device=_device(self.config, self.context.rank_info))
+        return replace(plan, seed=seed, device=_device(self.config, rank_info))

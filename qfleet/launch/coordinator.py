@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.core.clock import Schedule
+from qfleet.launch.run_request import RunRequest, shard_socket
 from qfleet.learner.learner import Diverged
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import StagingArea, unpack_state
@@ -31,7 +32,7 @@ from qfleet.training.loop import TrainingPlan, drive
 from qfleet.training.remote_actors import (
     ACTORS,
     EvaluatorMember,
-    LearnerCallbacks,
+    MemberHandlers,
     RemoteActors,
     RemoteActorsSetup,
     merge_actor_metrics,
@@ -60,10 +61,6 @@ AGES = {"server/staleness_0": 1, "server/staleness_1": 2, "server/staleness_2_3"
 """Staleness histogram: upper bound of each bin."""
 
 
-def shard_socket(private: Path, index: int) -> Path:
-    return private / f"shard-{index}.sock"
-
-
 Wait = Callable[[float], object]
 """Called with a number of seconds while a shard does not answer; may raise to give up."""
 
@@ -71,11 +68,15 @@ ConnectShards = Callable[[RunConfig, Wait], list[RemoteShard]]
 """Returns the clients of the shards of a config."""
 
 
-def connect_shards(config: RunConfig, wait: Wait, private: Path) -> list[RemoteShard]:
-    token = read_token(private / "token")
-    addresses = [socket_address(shard_socket(private, index)) for index in range(config.parameter_server.shards)]
-    return [RemoteShard(GrpcShardChannel(address, token), config.fleet.reconnect_timeout_s, wait)
-            for address in addresses]
+def connect_shards(private: Path) -> ConnectShards:
+    """Connects to shards on this host, whose sockets are in the private folder of the run."""
+    def connect(config: RunConfig, wait: Wait) -> list[RemoteShard]:
+        token = read_token(private / RunRequest.TOKEN_FILE)
+        addresses = [socket_address(shard_socket(private, index)) for index in range(config.parameter_server.shards)]
+        return [RemoteShard(GrpcShardChannel(address, token), config.fleet.reconnect_timeout_s, wait)
+                for address in addresses]
+
+    return connect
 
 
 class Coordinator:
@@ -88,7 +89,7 @@ class Coordinator:
                  connect: Callable[[Wait], Sequence[RemoteShard]], workers: int, folder: Path) -> None:
         self.setup, self.workers, self.folder = setup, workers, folder
         self.core = LearnerCore(setup.agent, setup.spec, plan, hooks, setup.published, Components.single(plan))
-        self.acting = RemoteActors(setup, self.core, TimeShares(), LearnerCallbacks(
+        self.acting = RemoteActors(setup, self.core, TimeShares(), MemberHandlers(
             self._take_part, self._take_metrics, self._publish_member_steps))
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
         self.evaluator = EvaluatorMember(self.acting)

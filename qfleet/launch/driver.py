@@ -20,7 +20,7 @@ from typing import Any
 
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
-from qfleet.core.errors import ProcessFault, UserError
+from qfleet.core.errors import ProcessFault
 from qfleet.launch.allreduce_run import rank_sync_builder
 from qfleet.launch.attempt import (
     EXIT_CODES,
@@ -32,7 +32,8 @@ from qfleet.launch.attempt import (
     show_plan,
 )
 from qfleet.launch.launcher import Launcher, launcher_class
-from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.new_run import new_run
+from qfleet.launch.run_request import RunRequest
 from qfleet.launch.topology import Node, Role, actor_node, topology, with_actors
 from qfleet.process.handle import ChildSpec, ProcessHandle
 from qfleet.process.restart_group import RestartGroup
@@ -43,7 +44,7 @@ from qfleet.runconfig.build import make_env
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
-from qfleet.runs.directory import RunDirectory, default_name, describe_machine, replace_text
+from qfleet.runs.directory import RunDirectory, describe_machine, replace_text
 from qfleet.runs.membership import record_exit
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.tail import MetricsTail
@@ -78,17 +79,10 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
     spec = _env_spec(config)
     config = require_startable(resolve_auto(config, spec))
     initial_weights(config, spec)  # raises before the run directory is created
-    with ExitStack() as stack:
-        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
-        stack.callback(directory.unlock)
-        try:
-            replace_text(directory.config, to_yaml(config))
-            driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
-            return record_outcome(directory, driver.run)
-        except BaseException as error:
-            if not directory.metrics.exists() and not isinstance(error, ProcessFault):  # it names a log in there
-                directory.discard()  # otherwise its name would stay taken by a run that never started
-            raise
+    with new_run(config) as directory:
+        replace_text(directory.config, to_yaml(config))
+        driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
+        return record_outcome(directory, driver.run)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
@@ -120,7 +114,7 @@ def _env_spec(config: RunConfig) -> EnvSpec:
 def require_startable(config: RunConfig) -> RunConfig:
     """Check settings that would otherwise only fail in a child process."""
     fleet = config.fleet
-    if config.averages:
+    if config.synchronous:
         rank_sync_builder(config)
     if fleet.token_file is not None:
         read_token(fleet.token_file)
@@ -229,7 +223,7 @@ class Driver:
     def _make_supervisor(self) -> Supervisor:
         fleet = self.config.fleet
         policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
-        return Supervisor([self.child(nodes) for nodes in self.nodes.values()], log.warning, policy, lambda name: None,
+        return Supervisor([self.child(nodes) for nodes in self.nodes.values()], log.warning, policy,
                           self.launcher.folder, self._start, partial(record_exit, self.directory.path))
 
     def _start(self, child: ChildSpec, attempt: int, now: float) -> ProcessHandle:
@@ -254,7 +248,7 @@ class Driver:
         """Let the learner save a checkpoint, then raise the failure."""
         if failure.name != self.main_child:
             self.supervisor.terminate(60.0)
-        raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+        raise failure.error()
 
     def _result(self, failure: ChildFailure | None) -> TrainResult:
         """The learner's result, with the reason of a received signal: the learner is asked to stop without one."""

@@ -10,8 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from qfleet.core.errors import ProcessFault, UserError
-from qfleet.launch.actor_node import GrpcEndpoint
+from qfleet.launch.endpoint import GrpcEndpoint
 from qfleet.process.handle import child_environment
 from qfleet.process.signals import stop_on_signal
 from qfleet.process.supervisor import ChildSpec, RestartPolicy, Supervisor
@@ -41,7 +40,7 @@ class JoinedActors:
         children = [ChildSpec(actor.name, [*argv, *actor.to_argv()], child_environment(),
                               self.logs / f"actor-{index}.log") for index, actor in enumerate(endpoints)]
         policy = RestartPolicy(heartbeat_timeout_s=SILENCE_S)
-        self.supervisor = Supervisor(children, log.warning, policy, lambda name: None, self.logs)
+        self.supervisor = Supervisor(children, log.warning, policy, self.logs)
 
     def run(self) -> str | None:
         """Run until the end; returns the reason if a signal stopped it."""
@@ -53,7 +52,7 @@ class JoinedActors:
             self.supervisor.terminate(GRACE_S)
         failure = self.supervisor.failure
         if failure is not None and self.reason is None:
-            raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+            raise failure.error()
         shutil.rmtree(self.logs, ignore_errors=True)
         return self.reason
 

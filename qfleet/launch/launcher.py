@@ -8,9 +8,9 @@ from typing import Protocol
 
 from qfleet.config import load_attribute
 from qfleet.core.errors import UserError
-from qfleet.launch.learner_node import RunRequest
 from qfleet.launch.local_launcher import LocalLauncher
 from qfleet.launch.ray_launcher import RayLauncher
+from qfleet.launch.run_request import RunRequest
 from qfleet.launch.topology import Node
 from qfleet.process.handle import ProcessHandle
 from qfleet.runconfig.run_config import RunConfig

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qfleet.launch.actor_node import GrpcEndpoint
-from qfleet.launch.learner_node import RunRequest, learner_socket
+from qfleet.launch.endpoint import GrpcEndpoint
+from qfleet.launch.run_request import RunRequest, learner_socket
 from qfleet.launch.topology import Node, Role, count
 from qfleet.process.handle import ChildSpec, LocalProcess, ProcessHandle, child_environment
 from qfleet.runconfig.run_config import RunConfig
@@ -54,7 +54,7 @@ class LocalLauncher:
         """Arguments of the main function of a node, on the command line."""
         if node.main == "rank":
             return [str(self.folder), f"{node.index}/{count(self._nodes, Role.LEARNER)}", str(attempt)]
-        if node.main in ("learner", "shard"):
+        if node.main in ("learner", "coordinator", "shard"):
             return [str(self.folder), *([node.name] if node.main == "shard" else [])]
         videos = node.role is Role.EVALUATOR and self._config.eval.video_period
         return [*self._endpoint(node).to_argv(), *(

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from qfleet.core.errors import RunLost
-from qfleet.launch.actor_node import heartbeat_thread
 from qfleet.launch.allreduce_run import RankContext, train_rank
-from qfleet.launch.learner_node import GrpcServing, RunRequest, Serving, exclusive_writer
-from qfleet.learner.learner import Diverged
-from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
-from qfleet.process.restart_group import EXIT_PEER_LOST
-from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
-from qfleet.sync.process_group import RankInfo, RankLost
+from qfleet.launch.learner_main import exclusive_writer, exit_code
+from qfleet.launch.run_request import RunRequest
+from qfleet.launch.serving import GrpcServing, RunServing
+from qfleet.process.heartbeat import Heartbeat, HeartbeatSender, heartbeat_thread
+from qfleet.process.supervisor import EXIT_OK
+from qfleet.sync.process_group import RankInfo
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +27,20 @@ def run_rank(private: Path, place: str, attempt: int) -> int:
     return serve_rank(RunRequest.read(private), rank_info, HeartbeatSender.from_env(), serving, log.error)
 
 
-def serve_rank(run_request: RunRequest, rank_info: RankInfo, heartbeat: Heartbeat | None, serving: Serving,
+def serve_rank(run_request: RunRequest, rank_info: RankInfo, heartbeat: Heartbeat | None, serving: RunServing,
                report_error: Callable[[str], object]) -> int:
     """Train as a rank until the run ends; returns the exit code.
 
     Rank 0 owns directory, metrics and checkpoints, and serves the evaluator. Every rank serves its own actors, if they
     are other processes.
     """
-    first = rank_info.rank == 0
+    def work() -> int:
+        with nullcontext() if rank_info.rank else exclusive_writer(run_request.run.path):
+            train_rank(run_request, RankContext(rank_info, heartbeat, serving=serving))
+        return EXIT_OK
+
     stop_heartbeat = heartbeat_thread(heartbeat, math.inf)  # ranks detect each other's hangs
     try:
-        with exclusive_writer(Path(run_request.directory)) if first else nullcontext():
-            train_rank(run_request, RankContext(rank_info, heartbeat, serving=serving))
-    except (Diverged, RunLost) as error:
-        report_error(f"training failed: {error}")
-        return EXIT_UNRECOVERABLE
-    except RankLost as error:
-        report_error(str(error))
-        return EXIT_PEER_LOST
+        return exit_code(work, report_error)
     finally:
         stop_heartbeat.set()
-    return EXIT_OK

@@ -33,7 +33,7 @@ class RayActorSlot:
     def __init__(self, create: Callable[[], Any], job: Callable[..., int], *args: Any) -> None:
         self._create, self.job, self.args = create, job, args
         self._handle: Any = None
-        self.killed_process = ""  # token of the process killed last: it may answer once more
+        self._killed_process = ""
 
     @property
     def handle(self) -> Any:
@@ -47,10 +47,17 @@ class RayActorSlot:
     def kill(self, process: str, for_good: bool) -> None:
         import ray
 
-        self.killed_process = process
+        self.replace(process)
         if self._handle is not None:
             with contextlib.suppress(Exception):  # the actor is dead already, or Ray is
                 ray.kill(self._handle, no_restart=for_good)
+
+    def replace(self, process: str) -> None:
+        """Ignore a process, named by its token, that Ray replaces: it may answer once more."""
+        self._killed_process = process
+
+    def is_replaced(self, process: str) -> bool:
+        return process == self._killed_process
 
     def discard_handle(self) -> None:
         """Forget an actor that Ray will not restart: the next instance gets a new one."""
@@ -130,7 +137,7 @@ class RayProcessHandle:
         if for_good or self.kill_reason != GONE:
             self._slot.kill(self._process_token, for_good)
         else:
-            self._slot.killed_process = self._process_token  # its replacement runs already, without a job
+            self._slot.replace(self._process_token)  # its replacement runs already, without a job
 
     def reap(self) -> int:
         return -signal.SIGKILL if self._code is None else self._code
@@ -167,7 +174,7 @@ class RayProcessHandle:
                 self._call = self._slot.handle.look.remote()
 
     def _handle_status(self, status: HostStatus) -> None:
-        if self._code is not None or status.process_token == self._slot.killed_process:
+        if self._code is not None or self._slot.is_replaced(status.process_token):
             return
         if self._process_token and status.process_token != self._process_token:
             self._code, self.kill_reason = -signal.SIGKILL, GONE

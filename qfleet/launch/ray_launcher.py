@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qfleet.launch.learner_node import RunRequest
 from qfleet.launch.ray_handle import RayActorSlot, RayProcessHandle
 from qfleet.launch.ray_nodes import (
     SHARDS,
     RayEndpoint,
     actor_job,
+    coordinator_job,
     evaluator_job,
     learner_job,
     rank_job,
@@ -31,6 +31,7 @@ from qfleet.launch.ray_nodes import (
     worker_job,
 )
 from qfleet.launch.ray_session import MAX_FOLDER_BYTES, RaySession, require_ray
+from qfleet.launch.run_request import RunRequest
 from qfleet.launch.topology import Node, Role, count
 from qfleet.process.handle import ChildSpec, ProcessHandle
 from qfleet.runconfig.run_config import RunConfig
@@ -143,7 +144,9 @@ class RayLauncher:
     def _job(self, node: Node) -> tuple[Any, ...]:
         """Main function of a node and its arguments."""
         if node.main == "learner":
-            return learner_job, self._run_request, self._shards(node)
+            return learner_job, self._run_request
+        if node.main == "coordinator":
+            return coordinator_job, self._run_request, self._shards(node)
         if node.main == "rank":
             return rank_job, self._run_request, self._rank_info(node)
         if node.main == "shard":

@@ -1,7 +1,8 @@
 """Jobs of the Ray actors of a run: each function runs in a thread of its `RayHost`, and receives RPCs by Ray.
 
-A learner trains on what actors send (`learner_job`); ranks act, train and average gradients (`rank_job`);
-parameter-server workers act, train and push gradients (`worker_job`) to shards (`shard_job`).
+A learner trains on what actors send (`learner_job`); ranks train and average gradients (`rank_job`); workers of a
+parameter server train and push gradients (`worker_job`) to shards (`shard_job`), under a coordinator
+(`coordinator_job`).
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qfleet.core.errors import RunLost, UserError
-from qfleet.launch.actor_node import run_actor, run_evaluator
+from qfleet.core.errors import UserError
+from qfleet.launch.actor_node import run_actor
 from qfleet.launch.attempt import TrainResult
 from qfleet.launch.coordinator import ConnectShards
-from qfleet.launch.learner_node import RunRequest, exclusive_writer, learn, result_json
+from qfleet.launch.coordinator_node import serve_coordinator
+from qfleet.launch.evaluator_node import run_evaluator
+from qfleet.launch.learner_node import serve_learner
 from qfleet.launch.rank_node import serve_rank
 from qfleet.launch.ray_session import node_address
+from qfleet.launch.run_request import RunRequest
+from qfleet.launch.serving import result_json
 from qfleet.launch.shard_node import serve_shard
-from qfleet.launch.worker_node import train_worker
-from qfleet.learner.learner import Diverged
+from qfleet.launch.worker_node import serve_worker
 from qfleet.process.heartbeat import Heartbeat
-from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
-from qfleet.runconfig import resolution
 from qfleet.runconfig.run_config import RunConfig
-from qfleet.runs.directory import RunDirectory
 from qfleet.sync.process_group import RankInfo, network_interface
 from qfleet.transport.client import FleetConnection
 from qfleet.transport.fleet_server import FleetService
@@ -68,7 +69,7 @@ class RayEndpoint:
 
 
 class RayServing:
-    """`Serving` by Ray calls to the learner's actor, which keeps the result for the driver."""
+    """Implements `RunServing` by Ray calls to the learner's actor, which keeps the result for the driver."""
 
     def __init__(self, host: RayHost) -> None:
         self._host = host
@@ -82,7 +83,7 @@ class RayServing:
             yield
 
     def report_result(self, result: TrainResult) -> None:
-        self._host.message = result_json(result)
+        self._host.report(result_json(result))
 
 
 def ray_shard_clients(handles: Sequence[Any]) -> ConnectShards:
@@ -91,32 +92,29 @@ def ray_shard_clients(handles: Sequence[Any]) -> ConnectShards:
         for index, handle in enumerate(handles)]
 
 
-def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = ()) -> int:
-    """Job of the learner; with shards, of the coordinator."""
-    try:
-        with exclusive_writer(_require_directory(run_request)):
-            learn(run_request, host.heartbeat, RayServing(host), ray_shard_clients(shards))
-    except (Diverged, RunLost) as error:
-        host.message = f"training failed: {error}"
-        return EXIT_UNRECOVERABLE
-    return EXIT_OK
+def learner_job(host: RayHost, run_request: RunRequest) -> int:
+    _require_directory(run_request)
+    return serve_learner(run_request, host.heartbeat, RayServing(host), host.report)
+
+
+def coordinator_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any]) -> int:
+    _require_directory(run_request)
+    return serve_coordinator(run_request, host.heartbeat, RayServing(host), ray_shard_clients(shards), host.report)
 
 
 def rank_job(host: RayHost, run_request: RunRequest, rank_info: RankInfo) -> int:
-    """Job of a rank."""
     _require_directory(run_request)
     if (name := network_interface(node_address())) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host name may resolve to another interface
     return serve_rank(run_request, replace(rank_info, attempt=host.number), host.heartbeat, RayServing(host),
-                      lambda text: setattr(host, "message", text))
+                      host.report)
 
 
-def _require_directory(run_request: RunRequest) -> Path:
-    run = Path(run_request.directory)
+def _require_directory(run_request: RunRequest) -> None:
+    run = run_request.run.path
     if not run.is_dir():
         raise UserError(f"the node of the learner cannot read {run}: with ray.learner_any_node=true all nodes must "
                         "share the disk of run.root")
-    return run
 
 
 def actor_job(host: RayHost, endpoint: RayEndpoint) -> int:
@@ -124,16 +122,14 @@ def actor_job(host: RayHost, endpoint: RayEndpoint) -> int:
 
 
 def shard_job(host: RayHost, run_request: RunRequest, index: int) -> int:
-    run = Path(run_request.directory)
-    config = resolution.resolve(str(RunDirectory(run).config), []).config
     return serve_shard(
-        config, run_request.spec, index, run / SHARDS, host.heartbeat,
+        run_request.config(), run_request.spec, index, run_request.run.path / SHARDS, host.heartbeat,
         lambda service: serve_calls(host, service.methods))
 
 
 def worker_job(host: RayHost, endpoint: RayEndpoint, run_request: RunRequest, shards: Sequence[Any]) -> int:
-    return train_worker(replace(endpoint, host_heartbeat=host.heartbeat), Path(run_request.directory),
-                        ray_shard_clients(shards), RayServing(host))
+    return serve_worker(replace(endpoint, host_heartbeat=host.heartbeat), run_request.run, ray_shard_clients(shards),
+                        RayServing(host), host.report)
 
 
 def evaluator_job(host: RayHost, endpoint: RayEndpoint, videos: str | None) -> int:

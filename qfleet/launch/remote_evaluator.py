@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from qfleet.config import to_yaml
 from qfleet.core.clock import Schedule
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
-from qfleet.launch.actor_node import GrpcEndpoint
 from qfleet.launch.attempt import TrainResult
-from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.endpoint import GrpcEndpoint
+from qfleet.launch.run_request import RunRequest
+from qfleet.launch.serving import Serving
 from qfleet.launch.topology import heartbeat_timeout_of
 from qfleet.process.handle import child_environment
 from qfleet.process.supervisor import ChildSpec, RestartPolicy, Supervisor
@@ -46,14 +47,8 @@ NAME = "evaluator"
 GRACE_S = 5.0
 
 
-ServeEvaluator = Callable[
-    [PublishedState, Registry, Inbox, RunConfig], AbstractContextManager[Callable[[], object] | None]
-]
-"""Serves the evaluator's RPCs while the context is open; the yielded function is called on every turn."""
-
-
-def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
-    """`ServeEvaluator` that also starts and supervises the evaluator process."""
+def supervised_evaluator(directory: RunDirectory) -> Serving:
+    """`Serving` that also starts and supervises the evaluator process."""
 
     @contextmanager
     def serve(
@@ -76,13 +71,13 @@ def supervised_evaluator(directory: RunDirectory) -> ServeEvaluator:
                 child_environment(), directory.path / "logs" / f"{NAME}.log",
                 silence_s=heartbeat_timeout_of(config))
             policy = RestartPolicy(heartbeat_timeout_s=fleet.heartbeat_timeout_s, max_restarts=fleet.actor_restarts)
-            supervisor = Supervisor([child], log.warning, policy, lambda name: None, private)
+            supervisor = Supervisor([child], log.warning, policy, private)
             stack.callback(supervisor.terminate, GRACE_S)
 
             def check() -> None:
                 supervisor.step()
                 if (failure := supervisor.failure) is not None:
-                    raise UserError(failure.text) if failure.code == 2 else ProcessFault(failure.text)
+                    raise failure.error()
 
             yield check
 
@@ -95,7 +90,7 @@ class RemoteEvaluator:
     Weights are published whenever an evaluation is due and `promising()`; the evaluator takes the newest.
     """
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, core: LearnerCore, serve: ServeEvaluator,
+    def __init__(self, config: RunConfig, spec: EnvSpec, core: LearnerCore, serving: Serving,
                  promising: Callable[[], bool] = lambda: True) -> None:
         self.core, self.promising = core, promising
         self.schedule = Schedule(config.eval.period_steps, config.eval.period_updates)
@@ -103,7 +98,7 @@ class RemoteEvaluator:
         self.registry = Registry(0, config.fleet.heartbeat_timeout_s)
         inbox = Inbox(config.fleet.inbox_messages)
         self.message_handler = MessageHandler(core, self.registry, inbox, TimeShares())
-        self._serving = serve(self.published, self.registry, inbox, config)
+        self._serving = serving(self.published, self.registry, inbox, config)
         self._open = ExitStack()
         self._check: Callable[[], object] | None = None
         self._started = False

@@ -15,8 +15,7 @@ import torch
 
 from qfleet.core.env import EnvSpec
 from qfleet.launch.attempt import EXIT_CODES
-from qfleet.launch.coordinator import shard_socket
-from qfleet.launch.learner_node import RunRequest
+from qfleet.launch.run_request import RunRequest, shard_socket
 from qfleet.learner.flat_params import is_finite
 from qfleet.learner.optimizer import (
     ParamShape,
@@ -29,14 +28,12 @@ from qfleet.learner.optimizer import (
 )
 from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
-from qfleet.runconfig import resolution
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.run_config import RunConfig
-from qfleet.runs.directory import RunDirectory
 from qfleet.sync.ps_shard import Shard
 from qfleet.transport.security import read_token
 from qfleet.transport.shard_pb2 import State
-from qfleet.transport.shard_service import ShardServer, ShardService, pack_shard, unpack_shard
+from qfleet.transport.shard_service import ShardServer, ShardService, pack_shard
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +43,15 @@ QUIET_S = 2.0
 
 
 def run_shard(private: Path, index: int) -> int:
-    config = _config_of(private)
+    """Main function of a shard on this host."""
+    run_request = RunRequest.read(private)
+    config = run_request.config()
 
     def serve(service: ShardService) -> ShardServer:
         return ShardServer(service, shard_socket(private, index), read_token(private / RunRequest.TOKEN_FILE),
                            config.fleet.max_message_bytes)
 
-    return serve_shard(config, RunRequest.read(private).spec, index, private, HeartbeatSender.from_env(), serve)
+    return serve_shard(config, run_request.spec, index, private, HeartbeatSender.from_env(), serve)
 
 
 def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: Path, heartbeat: Heartbeat | None,
@@ -76,8 +75,9 @@ def serve_shard(config: RunConfig, spec: Mapping[str, Any], index: int, folder: 
 
     service = ShardService(build, save_snapshot)
     if snapshot_file.exists():
-        service.shard = build(unpack_shard(State.FromString(snapshot_file.read_bytes())))
-        log.info("restored at version %d", service.shard.version)
+        snapshot = State.FromString(snapshot_file.read_bytes())
+        service.restore(snapshot)
+        log.info("restored at version %d", snapshot.version)
     stop_requested = threading.Event()
     if heartbeat is not None:
         heartbeat.on_orphan(stop_requested.set)
@@ -129,7 +129,3 @@ class ShardSnapshotter:
                 self.save(state)
         except OSError as error:
             log.warning("the snapshot of the shard could not be written (%s); a restart would lose more updates", error)
-
-
-def _config_of(private: Path) -> RunConfig:
-    return resolution.resolve(str(RunDirectory(Path(RunRequest.read(private).directory)).config), []).config

@@ -44,8 +44,8 @@ class Node:
     """One process of a run.
 
     `main` names its main function: learner, rank (a learner of a process group, perhaps of one), worker (a learner of a
-    parameter server), shard, actor or evaluator. `calls` are the nodes whose services it uses; the first one receives
-    its messages. Nodes of one `group` start, fail and restart together.
+    parameter server), coordinator, shard, actor or evaluator. `calls` are the nodes whose services it uses; the first
+    one receives its messages. Nodes of one `group` start, fail and restart together.
 
     `max_restarts` limits all restarts of the node or its group; None applies the supervisor's limit of restarts in a
     row, and a `heartbeat_timeout_s` of None the supervisor's. `memory_hint` names the config keys to lower if it is
@@ -125,7 +125,7 @@ def _learner(config: RunConfig, index: int, services: tuple[str, ...]) -> Node:
 
 
 def _coordinator(config: RunConfig, shards: tuple[Node, ...]) -> Node:
-    return Node(Role.COORDINATOR, 0, "coordinator", "learner", tuple(shard.name for shard in shards),
+    return Node(Role.COORDINATOR, 0, "coordinator", "coordinator", tuple(shard.name for shard in shards),
                 config.ray.resources("server", config.device), PARAMETER_HINT, config.fleet.learner_restarts)
 
 

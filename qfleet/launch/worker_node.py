@@ -19,20 +19,22 @@ from typing import Any
 
 import torch
 
-from qfleet.accel.threads import usable_cores
 from qfleet.core.clock import Progress, RunClock
 from qfleet.core.episode import Episode
 from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
-from qfleet.launch.actor_node import Endpoint, FleetClient, GrpcEndpoint, heartbeat_thread
-from qfleet.launch.actor_service import ActorService, Serve
+from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
 from qfleet.launch.coordinator import ConnectShards, connect_shards
-from qfleet.launch.learner_node import GrpcServing, RunRequest
-from qfleet.learner.learner import Diverged
-from qfleet.process.supervisor import EXIT_UNRECOVERABLE
+from qfleet.launch.endpoint import Endpoint, GrpcEndpoint
+from qfleet.launch.fleet_client import FleetClient
+from qfleet.launch.learner_main import exit_code
+from qfleet.launch.run_request import RunRequest
+from qfleet.launch.serving import GrpcServing, Serving
+from qfleet.process.heartbeat import heartbeat_thread
+from qfleet.process.supervisor import EXIT_OK
 from qfleet.replay.store import ReplayStore
-from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan
+from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan, with_env_threads
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state
@@ -221,49 +223,50 @@ class WorkerRun(LearnerRun):
 
 
 def run_worker(endpoint: GrpcEndpoint) -> int:
+    """Main function of a worker on this host."""
     private, index = Path(parse_address(endpoint.address).path).parent, int(endpoint.name.removeprefix("learner/"))
-    return train_worker(endpoint, Path(RunRequest.read(private).directory),
-                        lambda config, wait: connect_shards(config, wait, private),
-                        GrpcServing(private, index, index + 1))
+    return serve_worker(endpoint, RunRequest.read(private).run, connect_shards(private),
+                        GrpcServing(private, index, index + 1), log.error)
 
 
-def train_worker(endpoint: Endpoint, run: Path, connect: ConnectShards, serve_actors: Serve) -> int:
-    """Train and push gradients until the run is over; act, or serve the worker's actors by `serve_actors`."""
+def serve_worker(endpoint: Endpoint, directory: RunDirectory, connect: ConnectShards, serving: Serving,
+                 report_error: Callable[[str], object]) -> int:
+    """Train and push gradients until the run is over; returns the exit code. `serving` serves the worker's actors."""
+    return exit_code(lambda: _train(endpoint, directory, connect, serving), report_error)
+
+
+def _train(endpoint: Endpoint, directory: RunDirectory, connect: ConnectShards, serving: Serving) -> int:
     client = FleetClient(endpoint, LEARNER, ORPHAN_PATIENCE_S)
     config = client.config
     torch.set_num_threads(config.run.threads or 1)
-    try:
-        with client.deregister_on_error(), advise_on_oom(config), ExitStack() as stack:
-            service = None if config.learners_act else ActorService(config, client.spec, client.index)
-            setup = _acting_setup(config, client, stack) if service is None else service.setup(
-                make_agent(config, client.spec), ends_members=False)
-            worker = _build(config, setup, client, RunDirectory(run), connect)
-            client.connection.start()
-            worker.coordinator.begin()
-            # The first update may take long, for capture and compilation, so a thread beats unless the loop hangs.
-            stall_s, stop = config.run.stall_timeout_s, worker.coordinator.stop
-            stack.callback(
-                heartbeat_thread(client.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
-            )
-            if service is not None:
-                stack.enter_context(serve_actors(service.published, service.registry, service.inbox, config))
-            with client.running():
-                worker.work()
-                if service is not None and client.connection.stopped:  # the run has ended, not only this process
-                    service.published.stop()
-                    service.end()
-    except Diverged as error:
-        log.error("training failed: %s", error)
-        return EXIT_UNRECOVERABLE
+    with client.deregister_on_error(), advise_on_oom(config), ExitStack() as stack:
+        service = None if config.learners_act else ActorService(config, client.spec, client.index)
+        setup = _acting_setup(config, client, stack) if service is None else service.setup(
+            make_agent(config, client.spec), ends_members=False)
+        worker = _build(config, setup, client, directory, connect)
+        client.connection.start()
+        worker.coordinator.begin()
+        # The first update may take long, for capture and compilation, so a thread beats unless the loop hangs.
+        stall_s, stop = config.run.stall_timeout_s, worker.coordinator.stop
+        stack.callback(
+            heartbeat_thread(client.heartbeat, math.inf, lambda: time.monotonic() - stop.asked_at < stall_s).set
+        )
+        if service is not None:
+            stack.enter_context(serving(service.published, service.registry, service.inbox, config))
+        with client.running():
+            worker.work()
+            if service is not None and client.connection.stopped:  # the run has ended, not only this process
+                service.published.stop()
+                service.end()
     client.connection.close()  # progress after the last checkpoint need not be reported
     if client.connection.failed is not None:
         raise client.connection.failed
-    return 0 if client.connection.stopped else EXIT_CODES["preempted"]
+    return EXIT_OK if client.connection.stopped else EXIT_CODES["preempted"]
 
 
 def _acting_setup(config: RunConfig, client: FleetClient, stack: ExitStack) -> ActingSetup:
     """Environments of a worker that acts; the stack closes them."""
-    config = _with_shared_cores(config)
+    config = with_env_threads(config)
     env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
     stack.callback(env.close)
     client.require_spec(env.spec)
@@ -288,12 +291,6 @@ def _build(config: RunConfig, setup: RunSetup, client: FleetClient, directory: R
     worker = WorkerRun(setup, config, plan, client, clock, stop, shard_clients, directory)
     worker.restore_part(checkpoint)
     return worker
-
-
-def _with_shared_cores(config: RunConfig) -> RunConfig:
-    """Config with the host's cores divided among the workers."""
-    threads = config.env.threads or max(1, usable_cores() // config.learners)
-    return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
 def _worker_plan(config: RunConfig, client: FleetClient, fresh: bool) -> TrainingPlan:

@@ -19,10 +19,10 @@ from qfleet.core.clock import RunClock
 from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
 from qfleet.core.gradient import GradientFn, GradientResult
 from qfleet.core.metrics import Metrics
+from qfleet.core.phase_timer import PhaseTimer
 from qfleet.core.replay import Replay, Sample
 from qfleet.core.rng import restore_rng
 from qfleet.core.seeds import seed_for
-from qfleet.core.timers import PhaseTimer
 from qfleet.core.weights import WeightStore
 from qfleet.learner.flat_params import Flat, is_finite
 from qfleet.learner.gradient import Autograd

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from qfleet.core.devices import is_on_host
-from qfleet.maths.compiled import HAS_NUMBA, jit
+from qfleet.core.jit import HAS_NUMBA, jit
 
 
 def knn_squared_distances(keys: torch.Tensor, count: torch.Tensor, key: torch.Tensor, k: int) -> torch.Tensor:

@@ -89,6 +89,24 @@ class HeartbeatSender:
             traceback.print_exc()
 
 
+def heartbeat_thread(
+    heartbeat: Heartbeat | None, limit_s: float, alive: Callable[[], bool] = lambda: True
+) -> threading.Event:
+    """Send heartbeats from a thread during long operations, for at most `limit_s` and only while `alive`.
+
+    Set the returned event to stop it.
+    """
+    over, deadline = threading.Event(), time.monotonic() + limit_s
+
+    def beat() -> None:
+        while not over.wait(0.5) and time.monotonic() < deadline:
+            if heartbeat is not None and alive():
+                heartbeat.beat()
+
+    threading.Thread(target=beat, name="beat", daemon=True).start()
+    return over
+
+
 class HeartbeatReceiver:
     """The parent's end of the pipes.
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qfleet.core.errors import ProcessFault, UserError
 from qfleet.process.handle import ChildSpec, LocalProcess, ProcessHandle
 from qfleet.process.heartbeat import ORPHAN_GRACE_S
 from qfleet.process.reaper import OrphanReaper
@@ -58,39 +59,82 @@ class ChildFailure:
     code: int
     text: str
 
+    def error(self) -> UserError | ProcessFault:
+        """The failure as an exception."""
+        return UserError(self.text) if self.code == EXIT_USER_ERROR else ProcessFault(self.text)
 
-@dataclass
+
 class ChildState:
-    """State of a child across its instances."""
+    """A child across its instances: the running one, its restarts, and when it is to be started or killed."""
 
-    child: ChildSpec
-    handle: ProcessHandle | None = None
-    due: float = 0.0  # time of the next start
-    starts: int = 0
-    streak: int = 0  # exits in a row without a healthy instance
-    doublings: int = 0  # of the pause before its next start
-    ends: int = 0  # all exits
-    first: tuple[int, str, str] | None = None  # first exit of the streak: code, description, output
-    kill_at: float | None = None  # removed: killed at this time if still running
-    done: bool = False
+    def __init__(self, child: ChildSpec) -> None:
+        self.child = child
+        self.handle: ProcessHandle | None = None
+        self.starts = self.exits = 0
+        self.streak = 0  # exits in a row without a healthy instance
+        self.first: tuple[int, str, str] | None = None  # first exit of the streak: code, description, output
+        self.kill_at: float | None = None  # removed: killed at this time if still running
+        self.done = False
+        self._doublings = 0  # of the pause before its next start
+        self._start_at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        return not self.done and now >= self._start_at
+
+    def start(self, start_child: Callable[[ChildSpec, int, float], ProcessHandle], now: float) -> None:
+        self.starts += 1
+        self.handle = start_child(self.child, self.starts, now)
+
+    def take_handle(self) -> ProcessHandle:
+        """The instance, which is not running any more."""
+        handle, self.handle = self.handle, None
+        assert handle is not None
+        return handle
+
+    def finish(self) -> None:
+        """The child exited with code 0 and is not started again."""
+        self.done = True
+
+    def kill_after(self, time: float) -> None:
+        self.kill_at = time
+
+    def reset_streak(self) -> None:
+        self.streak, self.first = 0, None
+
+    def reset_backoff(self) -> None:
+        """The instance had worked: earlier failures do not lengthen the next pause."""
+        self._doublings = -1
+
+    def add_exit(self, code: int, how: str, output: str) -> tuple[int, str, str]:
+        """Count an exit that was not asked for. Returns the first one of the streak."""
+        self._doublings = 0 if self.streak == 0 else self._doublings + 1
+        self.streak += 1
+        self.exits += 1
+        self.first = self.first or (code, how, output)
+        return self.first
+
+    def schedule(self, now: float, policy: RestartPolicy) -> float:
+        """Schedule the next start. Returns the pause before it in seconds."""
+        pause_s = min(policy.pause_s * 2.0 ** self._doublings, policy.longest_pause_s)
+        self._start_at = now + pause_s
+        return pause_s
 
 
 class Supervisor:
     """Keeps children running; a Worker for `drive`. `failure` is None unless the run failed. End with `terminate`.
 
-    `log` receives a line for each event, `on_restart` the name of a restarted child. `cleanup_dir` is a folder that is
-    removed when this process is killed. `start_child` starts an instance, a process of this host by default. `on_death`
-    gets name, pid and exit text of a child that exited unexpectedly.
+    `log` receives a line for each event. `cleanup_dir` is a folder that is removed when this process is killed.
+    `start_child` starts an instance, a process of this host by default. `on_death` gets name, pid and exit text of a
+    child that exited unexpectedly.
     """
 
     def __init__(self, children: Iterable[ChildSpec], log: Callable[[str], object], policy: RestartPolicy,
-                 on_restart: Callable[[str], object], cleanup_dir: Path | None = None,
+                 cleanup_dir: Path | None = None,
                  start_child: Callable[[ChildSpec, int, float], ProcessHandle] = LocalProcess,
                  on_death: Callable[[str, int, str], object] = lambda name, pid, how: None) -> None:
         self.policy = policy
         self.failure: ChildFailure | None = None
-        self.total_restarts = 0
-        self._log, self._on_restart, self._start_child, self._on_death = log, on_restart, start_child, on_death
+        self._log, self._start_child, self._on_death = log, start_child, on_death
         self._states: dict[str, ChildState] = {}
         self._reaper = OrphanReaper(int(ORPHAN_GRACE_S), cleanup_dir)
         self._clock, self._turned = 0.0, time.monotonic() - TURN_S
@@ -110,7 +154,7 @@ class Supervisor:
         if state.handle is None:
             del self._states[name]
         elif state.kill_at is None:
-            state.kill_at = self._clock + grace_s
+            state.kill_after(self._clock + grace_s)
             state.handle.request_stop()
 
     def request_stop(self, name: str) -> bool:
@@ -177,7 +221,7 @@ class Supervisor:
         """Start, check or reap one child. Returns True if anything was done."""
         handle = state.handle
         if handle is None:
-            if state.done or self.failure is not None or self._clock < state.due:
+            if self.failure is not None or not state.is_due(self._clock):
                 return False
             self._start(state)
             return True
@@ -185,7 +229,7 @@ class Supervisor:
         # With a limit on all restarts, a child need not be healthy first to be restarted soon.
         healthy_s = self.policy.healthy_s if state.child.max_restarts is None else 0.0
         if handle.beats and self._clock - handle.first_beat >= healthy_s:
-            state.streak, state.first = 0, None
+            state.reset_streak()
         if handle.exited:
             self._handle_exit(state, self._reap(state), handle)
             return True
@@ -193,17 +237,12 @@ class Supervisor:
         return False
 
     def _start(self, state: ChildState) -> None:
-        state.starts += 1
         try:
-            state.handle = self._start_child(state.child, state.starts, self._clock)
+            state.start(self._start_child, self._clock)
         except OSError as error:  # no such program, no memory for a process, or no disk space for its log
             self._restart_or_fail(state, EXIT_NOT_STARTED, "could not be started", str(error),
                                   state.child.log_path)
             return
-        finally:
-            if state.starts > 1:
-                self.total_restarts += 1
-                self._on_restart(state.child.name)
         self._update_reaper()
 
     def _kill_if_overdue(self, state: ChildState, handle: ProcessHandle) -> None:
@@ -222,8 +261,7 @@ class Supervisor:
 
     def _reap(self, state: ChildState) -> int:
         """Reap an exited instance. Its process group is killed first, while the process id cannot be reused."""
-        handle, state.handle = state.handle, None
-        assert handle is not None
+        handle = state.take_handle()
         handle.kill()
         self._update_reaper()
         return handle.reap()
@@ -237,7 +275,7 @@ class Supervisor:
         if state.kill_at is not None:
             del self._states[name]
         elif code == EXIT_OK:
-            state.done = True
+            state.finish()
         elif code in (EXIT_USER_ERROR, EXIT_UNRECOVERABLE):
             words = final_message(handle.log_tail())
             self._fail(name, code, f"{name} cannot continue:\n{words}\nIts log: {handle.log_path}")
@@ -246,27 +284,23 @@ class Supervisor:
             ours = handle.kill_reason if code == -signal.SIGKILL else None
             how = ours or describe_exit(code, state.child.memory_hint)
             if handle.last_beat - handle.first_beat >= self.policy.reset_backoff_s:
-                state.doublings = -1  # it had worked: earlier failures do not lengthen the pause
+                state.reset_backoff()
             self._on_death(name, handle.pid, how)
             self._restart_or_fail(state, code, how, first_traceback(written) or last_lines(written), handle.log_path)
 
     def _restart_or_fail(self, state: ChildState, code: int, how: str, words: str, path: Path) -> None:
         """Schedule a restart of a child that exited unexpectedly, or fail. `path` is the log of the failed process."""
         name, own = state.child.name, state.child.max_restarts
-        state.doublings = 0 if state.streak == 0 else state.doublings + 1
-        state.streak += 1
-        state.ends += 1
-        state.first = state.first or (code, how, words)
+        first = state.add_exit(code, how, words)
         spent, most, row = (state.streak, self.policy.max_restarts, " in a row") if own is None else (
-            state.ends, own, "")
+            state.exits, own, "")
         if spent > most:
-            code, how, words = state.first
+            code, how, words = first
             again = f", and {most} restart{'s' * (most != 1)} did not help; the first time" if most else ";"
             said = f" it wrote:\n{words}" if words else " it wrote nothing."
             self._fail(name, code, f"{name} {how}{again}{said}\nIts log: {path}")
             return
-        pause_s = min(self.policy.pause_s * 2.0 ** state.doublings, self.policy.longest_pause_s)
-        state.due = self._clock + pause_s
+        pause_s = state.schedule(self._clock, self.policy)
         self._log(f"{name} {how}; restart {spent} of at most {most}{row} in {pause_s:g} s; its log: {path}")
 
     def _fail(self, name: str, code: int, text: str) -> None:

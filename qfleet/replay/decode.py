@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from qfleet.maths.compiled import jit
+from qfleet.core.jit import jit
 from qfleet.replay.codec import Codec
 from qfleet.replay.layout import Column, Layout
 from qfleet.replay.thread_team import ThreadTeam

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qfleet.maths.compiled import HAS_NUMBA, jit
+from qfleet.core.jit import HAS_NUMBA, jit
 
 
 class SumTree:

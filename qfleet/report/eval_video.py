@@ -50,8 +50,7 @@ class EvalVideoRecorder:
 
     def _frames(self, policy: Policy, env: VectorEnv, index: int, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
         params = Constant(self.config.eval.epsilon, 1).params(0)
-        memory, policy.memory = policy.memory, None
-        try:
+        with policy.other_episodes():
             policy.begin(1)
             obs = env.reset(lane_seeds(seed_for(self.config.seed, "films", index), 1, "evaluation"))
             for _ in range(MAX_FRAMES):
@@ -67,5 +66,3 @@ class EvalVideoRecorder:
                     break
             if (frame := env.render()) is not None:
                 yield frame
-        finally:
-            policy.memory = memory

@@ -19,7 +19,7 @@ from qfleet.learner.footprint import footprint
 from qfleet.learner.torch_optimizer import check_optimizer
 from qfleet.replay import memory_plan
 from qfleet.replay.layout import Layout
-from qfleet.runconfig.build import expected_updates, learner_cores, make_agent, make_layout
+from qfleet.runconfig.build import cores_per_learner, expected_updates, make_agent, make_layout
 from qfleet.runconfig.per_rank import per_rank
 from qfleet.runconfig.resource_check import free_bytes, replay_memory, require_memory
 from qfleet.runconfig.run_config import RunConfig
@@ -59,8 +59,11 @@ def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunCo
     return new
 
 
-def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
-    """The config with all automatic settings resolved: device, precision, threads, store and memory limit."""
+def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = None) -> RunConfig:
+    """The config with all automatic settings resolved: device, precision, threads, store and memory limit.
+
+    `learners_here` of the learners are on this host, all of them by default.
+    """
     if config.eval.video_period:
         require_encoder()
     if config.init_from is not None:
@@ -68,7 +71,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
                      elsewhere=config.on_ray and config.ray.learner_any_node)
-    if config.averages:
+    if config.synchronous:
         config = per_rank(config, config.learners)
     config = _with_schedule(config)
     precision = config.learner.precision
@@ -79,7 +82,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec) -> RunConfig:
         "device": str(device),
         "learner": config.learner.model_copy(update={"precision": precision}),
         "run": config.run.model_copy(update={
-            "threads": _threads(config, images and device.type == "cpu"), "settled": auto_keys}),
+            "threads": _threads(config, images and device.type == "cpu", learners_here), "settled": auto_keys}),
     })
     network = require_memory(resolved, footprint(make_agent(resolved, spec)))
     layout = make_layout(resolved, spec)
@@ -105,23 +108,23 @@ def _with_schedule(config: RunConfig) -> RunConfig:
     if end is not None and learner.warmup_updates >= end:
         raise UserError(f"learner.warmup_updates={learner.warmup_updates} leaves nothing of the {end} updates of "
                         f"learner.schedule={learner.schedule}: lower it, or set learner.schedule_updates")
-    check_optimizer(learner, config.has_server or (config.averages and config.allreduce.shard_optimizer))
+    check_optimizer(learner, config.has_server or (config.synchronous and config.allreduce.shard_optimizer))
     return config.model_copy(update={"learner": learner})
 
 
 def _capture(config: RunConfig, device: torch.device) -> bool:
     """True if updates are captured as CUDA graphs."""
-    return resolve_capture(config.learner.capture, device, config.averages and config.allreduce.overlap)
+    return resolve_capture(config.learner.capture, device, config.synchronous and config.allreduce.overlap)
 
 
-def _threads(config: RunConfig, convolutions: bool) -> int:
+def _threads(config: RunConfig, convolutions: bool, learners_here: int | None) -> int:
     """Number of threads set by the user, or else the planned number."""
     requested, cores = config.run.threads, usable_cores()
     if requested and requested > MAX_THREADS_PER_CORE * cores and not config.on_ray and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={requested}: this process may use {cores} core{'s' * (cores > 1)}, and threads "
                         f"that share a core slow each other down; set run.threads={cores} or less, or leave it out")
-    return requested or thread_plan(convolutions, learner_cores(config)).torch
+    return requested or thread_plan(convolutions, cores_per_learner(config, learners_here)).torch
 
 
 def _store(config: RunConfig, layout: Layout) -> str:

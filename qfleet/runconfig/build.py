@@ -49,12 +49,21 @@ UNLIMITED_STEPS = 10_000
 """Step limit of evaluated or rendered episodes in an environment without a time limit."""
 
 
-def learner_cores(config: RunConfig) -> int:
-    """CPU cores of this host for one learner; those of local actor processes are subtracted."""
+def cores_per_learner(config: RunConfig, learners_here: int | None = None) -> int:
+    """CPU cores of one learner: those that Ray reserves for it, or its share of this host's.
+
+    `learners_here` of the learners are on this host, all of them by default. Each local actor process has a core.
+    """
     if config.on_ray:
         return max(1, int(config.ray.learner_cpus))
     actor_processes = config.actors if config.fleet.local_actors else 0
-    return max(1, (usable_cores() - actor_processes) // config.learners)
+    return max(1, (usable_cores() - actor_processes) // (learners_here or config.learners))
+
+
+def with_env_threads(config: RunConfig, learners_here: int | None = None) -> RunConfig:
+    """Config of a learner that acts beside others: its emulators run on its share of the cores."""
+    threads = config.env.threads or cores_per_learner(config, learners_here)
+    return config.model_copy(update={"env": config.env.model_copy(update={"threads": threads})})
 
 
 def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
@@ -62,10 +71,10 @@ def make_layout(config: RunConfig, spec: EnvSpec) -> Layout:
     return Layout(spec, agent.window, config.replay.chunk_steps, agent.columns, agent.stored_states, agent.state_rows)
 
 
-def make_plan(config: RunConfig) -> TrainingPlan:
-    """Training plan of a config with resolved auto values."""
+def make_plan(config: RunConfig, learners_here: int | None = None) -> TrainingPlan:
+    """Training plan of a config with resolved auto values, for a learner that shares its host with others."""
     decoders = decoding_threads(config.run.threads or 1, config.device.startswith("cuda"), not config.learners_act,
-                                learner_cores(config))
+                                cores_per_learner(config, learners_here))
     return TrainingPlan(
         seed=config.seed, device=torch.device(config.device), total_steps=config.total_steps,
         total_updates=config.total_updates, stop_at=config.stop_at, exact_resume=config.run.exact_resume,

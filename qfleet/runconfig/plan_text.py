@@ -53,7 +53,7 @@ def _learning_rate(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _ranks(config: RunConfig) -> list[tuple[str, str]]:
-    if not config.averages:
+    if not config.synchronous:
         return []
     learner, learners = config.learner, config.learners
     text = (f"{learners} with a batch of {learner.batch_size} each, {learners * learner.batch_size} together, learning "

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from qfleet.runconfig.run_config import RunConfig
 
 
-EPSILON_KEYS = {"constant": "epsilon", "exponential": "start", "linear": "start", "ladder": "epsilon"}
-"""Exploration strategy -> the key that sets its amount of random actions."""
-
-
 MAX_PORT = 65535
 
 EXACT_STEPS_PER_LANE = 1000
@@ -58,7 +54,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
     found += _noise_on_discrete_actions(cfg)
     found += _topology(cfg)
     captured = cfg.learner.capture is True and not cfg.learner.compile
-    if cfg.averages and cfg.allreduce.overlap and captured:
+    if cfg.synchronous and cfg.allreduce.overlap and captured:
         found.append("allreduce.overlap=true with learner.capture=true: a captured update returns all gradients at "
                      "once; set learner.capture=false")
     if cfg.has_server:
@@ -107,7 +103,7 @@ def _server(cfg: RunConfig) -> list[str]:
 
 def _noise_and_epsilon(cfg: RunConfig) -> list[str]:
     """Check that noisy layers and ε are combined only on request, and that there is exploration without them."""
-    noisy, key = getattr(cfg.agent, "noisy", None), EPSILON_KEYS.get(cfg.explore.kind)
+    noisy, key = getattr(cfg.agent, "noisy", None), getattr(cfg.explore, "epsilon_key", None)
     if noisy is None or (not noisy and key is None):
         return []
     explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
@@ -127,7 +123,7 @@ def _noise_and_epsilon(cfg: RunConfig) -> list[str]:
 
 def _noise_on_discrete_actions(cfg: RunConfig) -> list[str]:
     """Reject action noise for agents with discrete actions."""
-    if getattr(cfg.agent, "continuous", False) or cfg.explore.kind not in ("gaussian", "ou"):
+    if getattr(cfg.agent, "continuous", False) or not getattr(cfg.explore, "continuous", False):
         return []
     return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and agent.algo={cfg.agent.algo} "
             "has discrete ones: set agent.algo=ddpg, or explore.kind=linear if the environment's actions are discrete"]

@@ -23,10 +23,6 @@ from qfleet.transport.ray_config import RayConfig
 ALGO = plugin("qfleet.algos", "algo", "dqn")
 EXPLORE = plugin("qfleet.explore", "kind", "linear")
 
-SUPERVISION = ("heartbeat_timeout_s", "actor_restarts", "learner_restarts", "reconnect_timeout_s", "max_message_mb",
-               "inbox_messages")
-"""Keys of the fleet section that apply to all child processes."""
-
 LISTEN_KEYS = ("listen", "advertise", "token_file", "tls_cert", "tls_key", "tls_ca", "local_actors", "max_members")
 """Keys of the fleet section for actors that join from other hosts."""
 
@@ -85,19 +81,19 @@ class RunConfig(Config):
         return self.actors == 0
 
     @property
-    def group_lanes(self) -> int:
+    def process_lanes(self) -> int:
         """Lanes of one acting process."""
         return self.env.groups * self.env.lanes
 
     @property
     def lanes(self) -> int:
         """Lanes that feed one learner, the largest number if actors cannot be divided evenly."""
-        return max(1, -(-self.actors // self.learners)) * self.group_lanes
+        return max(1, -(-self.actors // self.learners)) * self.process_lanes
 
     @property
     def total_lanes(self) -> int:
         """Lanes of the whole run, without actors that join."""
-        return (self.actors or self.learners) * self.group_lanes
+        return (self.actors or self.learners) * self.process_lanes
 
     @property
     def evaluator_process(self) -> bool:
@@ -128,10 +124,10 @@ class RunConfig(Config):
     @property
     def has_ranks(self) -> bool:
         """True if learners are ranks of a process group; with another launcher than local, one that acts is a group."""
-        return self.averages or (not self.is_local and self.learners_act and not self.has_server)
+        return self.synchronous or (not self.is_local and self.learners_act and not self.has_server)
 
     @property
-    def averages(self) -> bool:
+    def synchronous(self) -> bool:
         """True if learners make every update together: sync=allreduce, or a rule of the user."""
         return self.sync not in ("none", "server")
 
@@ -159,7 +155,7 @@ class RunConfig(Config):
         idle = {} if self.init_from else {"init_partial": "without init_from"}
         idle |= self._inactive_ray() | self._inactive_fleet()
         rules: list[tuple[bool, str, str, type[Config]]] = [
-            (self.averages, "allreduce", "allreduce", AllReduceConfig),
+            (self.synchronous, "allreduce", "allreduce", AllReduceConfig),
             (self.has_server, "server", "parameter_server", ParameterServerConfig)]
         for active, rule, section, model in rules:
             if not active:
@@ -171,7 +167,7 @@ class RunConfig(Config):
     def _inactive_fleet(self) -> dict[str, str]:
         """Keys of the fleet section without effect: there are no other processes, or none that join."""
         # torchrun or srun may start more ranks than `learners` says.
-        children = self.evaluator_process or self.has_children or self.averages
+        children = self.evaluator_process or self.has_children or self.synchronous
         idle: dict[str, str] = {}
         if not children:
             return dict.fromkeys([f"fleet.{name}" for name in FleetConfig.model_fields],
@@ -181,7 +177,7 @@ class RunConfig(Config):
             idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], why)
         if self.on_ray:
             idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], "with launcher=ray nodes join the cluster")
-        if self.averages:
+        if self.synchronous:
             idle["fleet.learner_restarts"] = "learners are restarted up to allreduce.max_restarts times"
         elif not self.has_driver:
             idle["fleet.learner_restarts"] = "with actors=0 and one learner: this process trains"

@@ -48,7 +48,7 @@ EVALUATOR_GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
-class LearnerCallbacks:
+class MemberHandlers:
     """What to do with the checkpoint parts and the metrics (means) of members, by index, and after every round."""
 
     take_part: Callable[[int, Part], None] = lambda index, part: None
@@ -72,14 +72,14 @@ class MessageHandler:
     """Applies the messages in the inbox, each exactly once; pauses while the rate limiter does not allow inserts.
 
     After `close`, training has ended: experience is dropped, and evaluations and metrics are still taken.
-    `shares` records the time for which messages were held back (`fleet/backpressure_share`). `callbacks` receive what
+    `shares` records the time for which messages were held back (`fleet/backpressure_share`). `handlers` receive what
     further learners send.
     """
 
     def __init__(self, core: LearnerCore, registry: Registry, inbox: Inbox, shares: TimeShares,
-                 callbacks: LearnerCallbacks | None = None) -> None:
+                 handlers: MemberHandlers | None = None) -> None:
         self.core, self.registry, self.inbox, self.shares = core, registry, inbox, shares
-        self.callbacks = callbacks or LearnerCallbacks()
+        self.handlers = handlers or MemberHandlers()
         self.closing = False
         self.evaluated_version = -1
         self.member_steps: Counter[int] = Counter()  # environment steps by sender
@@ -140,7 +140,7 @@ class MessageHandler:
                     log.warning("a chunk of member %d was dropped: it does not decode", index)
             for episode in decoded.episodes:
                 meter.episode(episode)
-        self.callbacks.take_metrics(index, {tag: total / max(1, count)
+        self.handlers.take_metrics(index, {tag: total / max(1, count)
                                             for tag, (total, count) in decoded.metrics.items()})
         for tag, (total, count) in decoded.metrics.items():
             meter.add(tag, total, count)
@@ -150,7 +150,7 @@ class MessageHandler:
         if decoded.member_state:
             self.registry.set_member_state(index, decoded.member_state)
         if decoded.checkpoint_part is not None:
-            self.callbacks.take_part(index, decoded.checkpoint_part)
+            self.handlers.take_part(index, decoded.checkpoint_part)
         for score, weights in decoded.evaluations:
             if score.version > self.core.learner.updates:
                 continue  # from before a restart: this learner has not reached that update again
@@ -199,10 +199,10 @@ class RemoteActors:
     evaluates = False
 
     def __init__(self, setup: RemoteActorsSetup, core: LearnerCore, shares: TimeShares,
-                 callbacks: LearnerCallbacks | None = None) -> None:
+                 handlers: MemberHandlers | None = None) -> None:
         self.core, self.shares = core, shares
         self.published, self.registry, self.ends_members = setup.published, setup.registry, setup.ends_members
-        self.message_handler = MessageHandler(core, setup.registry, setup.inbox, shares, callbacks)
+        self.message_handler = MessageHandler(core, setup.registry, setup.inbox, shares, handlers)
         self._incarnations: dict[tuple[int, str], int] = {}
         self._members_written_at = -MEMBERS_PERIOD_S
 
@@ -215,7 +215,7 @@ class RemoteActors:
     def serve(self, sleep_s: float) -> None:
         """Publish progress, call the callback of a round, write the member list, sleep."""
         self.published.update_progress(*self.core.progress(), "ending" if self.message_handler.closing else "training")
-        self.message_handler.callbacks.on_round()
+        self.message_handler.handlers.on_round()
         self._write_members()
         if sleep_s:
             since = time.perf_counter()

@@ -85,13 +85,13 @@ class FleetConnection:
         # For a parameter-server worker, as the coordinator last replied.
         self.remote_steps = self.requested_checkpoint = self.saved_checkpoint = 0
         self.failed: Exception | None = None
-        self.stop_waiting: Callable[[], bool] = lambda: False  # polled while an evaluator waits for weights
+        self._stop_waiting: Callable[[], bool] = lambda: False
         self.metrics = Outbox()
         self.welcome = Welcome()
         self._channel = channel
         self.weights: RemoteWeights | NewestWeights = RemoteWeights(self._wake)
         if role != ACTOR:
-            self.weights = NewestWeights(self._channel, lambda: self._is_over or self.stop_waiting())
+            self.weights = NewestWeights(self._channel, lambda: self._is_over or self._stop_waiting())
         self._session, self._claim = secrets.token_hex(16), claim
         self._sequence = 0
         self._latest = (Progress(0, 0), -1)
@@ -105,6 +105,10 @@ class FleetConnection:
         self._thread = threading.Thread(target=self._run, name=f"connection {name}", daemon=True)
 
     # ---- For the main thread ----
+
+    def stop_waiting_if(self, condition: Callable[[], bool]) -> None:
+        """Poll `condition` while an evaluator waits for weights; if it is true, the evaluator gets none."""
+        self._stop_waiting = condition
 
     def hello(self) -> Welcome:
         """Register this process; retries until `patience_s` has passed. UserError if the fleet rejects it."""

@@ -59,7 +59,7 @@ class PublishedState:
     """Published state: written by the main thread, read by RPC threads. Each write is one assignment, so no locks.
 
     `epoch` is drawn by every learner process: members that registered with an earlier one must send hello again.
-    Implements `WeightSource`, the mailbox that the learner publishes to.
+    Implements `WeightStore`.
     """
 
     def __init__(self, config_yaml: str, spec_json: str, actors: int) -> None:

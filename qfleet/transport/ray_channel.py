@@ -212,8 +212,5 @@ def fleet_methods(service: FleetService) -> MethodTable:
 @contextmanager
 def serve_calls(host: RayHost, methods: MethodTable) -> Iterator[None]:
     """While inside, calls to the host are dispatched to `methods`."""
-    host.call_handler = RayCallHandler(methods)
-    try:
+    with host.answering(RayCallHandler(methods)):
         yield
-    finally:
-        host.call_handler = None

@@ -14,7 +14,8 @@ import secrets
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,7 +67,7 @@ class CallHandler(Protocol):
 
 
 class RayHost:
-    """The Ray actor. `call_handler` answers calls while it is set; `message` is reported by `look`.
+    """The Ray actor. `message` is reported by `look`.
 
     `number` counts the starts of the role: 3 for a role that was started for the third time.
     """
@@ -74,12 +75,25 @@ class RayHost:
     def __init__(self, log_path: str, paths: Sequence[str]) -> None:
         self.heartbeat = HostHeartbeat()
         self.message = ""
-        self.call_handler: CallHandler | None = None
+        self._call_handler: CallHandler | None = None
         self._process_token, self.number = secrets.token_hex(8), 0
         self._code: int | None = None
         self._start_lock = threading.Lock()
         sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
         _redirect_output(log_path)
+
+    @contextmanager
+    def answering(self, handler: CallHandler) -> Iterator[None]:
+        """While inside, `handler` answers calls."""
+        self._call_handler = handler
+        try:
+            yield
+        finally:
+            self._call_handler = None
+
+    def report(self, message: str) -> None:
+        """Set the message that `look` returns."""
+        self.message = message
 
     def begin(self, number: int, job: Callable[..., int], *args: Any) -> None:
         """Start a job, unless it has been started: repeated calls arrive while the first one still imports the job."""
@@ -97,9 +111,9 @@ class RayHost:
         self.heartbeat.leave()
 
     def call(self, method: str, data: bytes) -> Any:
-        if self.call_handler is None:
+        if self._call_handler is None:
             return "UNAVAILABLE", "the learner is not ready"
-        return self.call_handler.answer(method, data)
+        return self._call_handler.answer(method, data)
 
     def _run(self, job: Callable[..., int], args: Sequence[Any]) -> None:
         code: int | None = EXIT_OK

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-ROLES = ACTOR, LEARNER, EVALUATOR, SUPERVISOR = "actor", "learner", "evaluator", "supervisor"
+ROLES = ACTOR, LEARNER, EVALUATOR = "actor", "learner", "evaluator"
 MAX_PAST_INCARNATIONS = 64
 """Ended incarnations that are still known: their last messages may be in the inbox."""
 

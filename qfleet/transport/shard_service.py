@@ -173,6 +173,10 @@ class ShardService:
         self.leaving = True
         return DismissReply().SerializeToString()
 
+    def restore(self, state: State) -> None:
+        """Continue from a snapshot."""
+        self.shard = self.build(unpack_shard(state))
+
     def load(self, request: State) -> bytes:
         try:
             shard = self.build(unpack_shard(request))

@@ -20,8 +20,8 @@ from fakes import ListMetrics
 from gpu_learners import CONTROL, EVERY_AGENT, GPU, PIXELS, VALUE_BASED, distance, make_updates, named, same_kernels
 from image_learners import learner_of
 
+from qfleet.accel.cuda_graph import WARM_UP
 from qfleet.accel.graph_gradient import GraphGradient
-from qfleet.accel.graph_update import WARM_UP
 from qfleet.algos import c51, ddpg, dqn
 from qfleet.learner.learner import Diverged
 from qfleet.sync.gradient_sync import Solo

@@ -9,8 +9,8 @@ from image_learners import AGENTS, CPU, CURIOUS, RECURRENT, learner_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qfleet.accel import graph_gradient as tapes
+from qfleet.accel.cuda_graph import WARM_UP
 from qfleet.accel.graph_gradient import GraphGradient
-from qfleet.accel.graph_update import WARM_UP
 from qfleet.actor.policy import Policy
 from qfleet.algos import ngu
 from qfleet.core.agent import ExplorationParams

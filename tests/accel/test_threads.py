@@ -88,6 +88,18 @@ def test_nobody_gets_more_threads_than_there_are_cores(monkeypatch, gpu, cores, 
             assert learner == (cores - actors) // learners, "and no core is left idle"
 
 
+@pytest.mark.parametrize(("words", "learners_here", "cores", "given"), [
+    (["sync=allreduce", "learners=4"], None, 16, 4), (["sync=allreduce", "learners=4"], 2, 16, 8),
+    (["sync=server", "learners=4"], None, 16, 4), (["sync=server", "learners=4"], None, 2, 1),
+    (["sync=server", "learners=4", "launcher=ray", "ray.learner_cpus=3"], None, 16, 3)])
+def test_learners_share_the_cores_of_their_host_or_have_those_that_ray_reserves(monkeypatch, words, learners_here,
+                                                                                cores, given):
+    monkeypatch.setattr(build, "usable_cores", lambda: cores)
+    config = resolve("cartpole", words).config
+    assert build.cores_per_learner(config, learners_here) == given
+    assert build.with_env_threads(config, learners_here).env.threads == given
+
+
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
 def test_the_plan_that_the_doctor_shows_is_within_the_cores(monkeypatch, cores):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

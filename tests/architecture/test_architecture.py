@@ -34,6 +34,7 @@ from architecture_rules import (
     unfinished,
     unread,
     unsafe,
+    unused_edges,
     wide_constructors,
 )
 from pydantic import Field
@@ -71,6 +72,10 @@ def test_every_config_field_is_read():
 def test_every_package_of_the_graph_exists():
     assert {package_of(file.module) for file in library()} == set(PACKAGES)
     assert len(sections()) >= 6
+
+
+def test_the_graph_has_no_edge_that_nobody_uses():
+    assert unused_edges(library()) == []
 
 
 def test_the_graph_has_no_cycle_but_between_learner_and_sync():
@@ -133,6 +138,11 @@ def test_rules_accept_what_is_right(rule):
     sources(attic="x = 1"), sources(attic__box="x = 1")])
 def test_misdirected_imports_are_found(files):
     assert len(misdirected(files)) == 1
+
+
+def test_unused_edges_are_found():
+    without = [file for file in library() if file.inner != "__main__"]
+    assert unused_edges(without) == ["__main__: imports nothing of cli", "__main__: imports nothing of process"]
 
 
 def test_circles_are_found():

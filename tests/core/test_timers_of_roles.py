@@ -8,9 +8,9 @@ from fakes import SPEC, ListClock, ListMetrics, TapeEnv, TapeReplay, linear_agen
 
 from qfleet.actor.actor import TIMED_STEPS, Actor, Recorder
 from qfleet.actor.policy import Policy
-from qfleet.core import timers as module
+from qfleet.core import phase_timer as module
+from qfleet.core.phase_timer import PhaseTimer
 from qfleet.core.replay import Window
-from qfleet.core.timers import PhaseTimer
 from qfleet.explore.constant import Constant
 from qfleet.learner.learner import Learner, LearnerConfig
 from qfleet.learner.weight_store import Mailbox

@@ -10,7 +10,8 @@ import torch
 import qfleet
 from qfleet.core.errors import UserError
 from qfleet.launch.driver import require_startable
-from qfleet.launch.learner_node import JoinedActorPorts, RunRequest, learner_endpoint
+from qfleet.launch.run_request import RunRequest, learner_endpoint
+from qfleet.launch.serving import JoinedActorPorts
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.membership import write_members, write_members_of
 from qfleet.transport.fleet_config import FleetConfig

@@ -45,7 +45,7 @@ def alone(restarts=3):
 
 
 def coordinator(shards, restarts=0):
-    return ("coordinator", "learner", shards, "coordinator.log", "coordinator", restarts, None, WEIGHTS)
+    return ("coordinator", "coordinator", shards, "coordinator.log", "coordinator", restarts, None, WEIGHTS)
 
 
 def shard(index):

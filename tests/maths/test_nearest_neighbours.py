@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.maths.compiled import HAS_NUMBA
+from qfleet.core.jit import HAS_NUMBA
 from qfleet.maths.nearest_neighbours import knn_scan, knn_squared_distances, knn_topk, knn_topk_padded
 
 

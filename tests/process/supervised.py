@@ -37,6 +37,11 @@ def until(condition: Callable[[], object], supervisor: Supervisor | None = None,
     return time.monotonic() - began
 
 
+def all_restarts(supervisor: Supervisor) -> int:
+    """Restarts of all children together."""
+    return sum(supervisor.restarts(name) for name in supervisor.names)
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs or is stopped. One that is dead and not reaped is dead."""
     try:

@@ -101,7 +101,7 @@ def test_no_child_outlives_a_killed_parent_by_ten_seconds(tmp_path):
         from test_heartbeat import ORPHANS, PID
         home = Path({str(tmp_path)!r})
         kids = [child(home, name, text, PIDS=str(home / "pids"), SAY=PID) for name, text in ORPHANS.items()]
-        supervisor = Supervisor(kids, print, RestartPolicy(), print)
+        supervisor = Supervisor(kids, print, RestartPolicy())
         until(lambda: False, supervisor, 1000)
     """
     pids = tmp_path / "pids"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from supervised import BEAT, DEAF, QUICK, alive, child, children, numbers, until
+from supervised import BEAT, DEAF, QUICK, alive, all_restarts, child, children, numbers, until
 
 from qfleet.process import supervisor as supervise
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE, ChildSpec, RestartPolicy, Supervisor, describe_exit
@@ -30,15 +30,12 @@ def nursery():
     made: list[Supervisor] = []
 
     def start(*kids: ChildSpec, patience: RestartPolicy = QUICK) -> Supervisor:
-        supervisor = Supervisor(kids, said.append, patience, restarted.append,
-                                on_death=lambda *death: deaths.append(death))
-        supervisor.said, supervisor.restarted = said, restarted  # type: ignore[attr-defined]
-        supervisor.deaths = deaths  # type: ignore[attr-defined]
+        supervisor = Supervisor(kids, said.append, patience, on_death=lambda *death: deaths.append(death))
+        supervisor.said, supervisor.deaths = said, deaths  # type: ignore[attr-defined]
         made.append(supervisor)
         return supervisor
 
     said: list[str] = []
-    restarted: list[str] = []
     deaths: list[tuple[str, int, str]] = []
     before = children()
     yield start
@@ -66,8 +63,7 @@ def test_a_killed_child_is_replaced_after_a_pause_and_the_others_do_not_notice(t
     assert 0.4 < pause_s < 5
     until(lambda: beating(supervisor, "a"), supervisor)
     assert supervisor.pid("a") != first and supervisor.pid("b") == other and alive(other)
-    assert (supervisor.restarts("a"), supervisor.restarts("b"), supervisor.total_restarts) == (1, 0, 1)
-    assert supervisor.restarted == ["a"] and supervisor.failure is None
+    assert (supervisor.restarts("a"), supervisor.restarts("b")) == (1, 0) and supervisor.failure is None
     killed = "was killed by SIGKILL: perhaps out of memory, lower env.lanes or actors"
     assert f"a {killed}" in supervisor.said[0] and supervisor.deaths == [("a", first, killed)]
     assert str(tmp_path / "a.log") in supervisor.said[0]
@@ -97,7 +93,7 @@ def test_without_a_traceback_the_last_lines_speak(tmp_path, nursery):
     once = replace(child(tmp_path, "a", "print(*range(100), sep='\\n'); sys.exit(7)"), max_restarts=0)
     supervisor = nursery(once)
     until(lambda: supervisor.failure, supervisor)
-    assert supervisor.failure.code == 7 and supervisor.total_restarts == 0
+    assert supervisor.failure.code == 7 and all_restarts(supervisor) == 0
     assert supervisor.failure.text == (f"a ended with exit code 7; it wrote:\n"
                                        f"{chr(10).join(map(str, range(60, 100)))}\nIts log: {tmp_path / 'a.log'}")
 
@@ -109,7 +105,7 @@ def test_a_users_mistake_stops_all_without_a_second_try(tmp_path, nursery):
     assert (supervisor.failure.name, supervisor.failure.code) == ("a", 2)
     assert "env.id=Pnog is unknown" in supervisor.failure.text and "start 1" not in supervisor.failure.text
     watch(supervisor, 0.5)
-    assert supervisor.total_restarts == 0 and supervisor.pid("a") is None
+    assert all_restarts(supervisor) == 0 and supervisor.pid("a") is None
 
 
 def test_who_knows_that_no_restart_helps_gets_none(tmp_path, nursery):
@@ -117,7 +113,7 @@ def test_who_knows_that_no_restart_helps_gets_none(tmp_path, nursery):
     supervisor = nursery(replace(child(tmp_path, "a", text), max_restarts=5))
     until(lambda: supervisor.failure, supervisor)
     assert supervisor.failure.code == EXIT_UNRECOVERABLE and "training failed: not finite" in supervisor.failure.text
-    assert supervisor.total_restarts == 0
+    assert all_restarts(supervisor) == 0
 
 
 def test_a_budget_of_its_own_is_for_life_and_its_pauses_stay_short(tmp_path, nursery):
@@ -126,7 +122,7 @@ def test_a_budget_of_its_own_is_for_life_and_its_pauses_stay_short(tmp_path, nur
     supervisor = nursery(replace(child(tmp_path, "a", brief), max_restarts=3, memory_hint="replay.capacity"),
                          patience=replace(QUICK, healthy_s=0.05, max_restarts=9))
     until(lambda: supervisor.failure, supervisor)
-    assert supervisor.total_restarts == 3 and "and 3 restarts did not help" in supervisor.failure.text
+    assert all_restarts(supervisor) == 3 and "and 3 restarts did not help" in supervisor.failure.text
     assert [line.partition("; its")[0] for line in supervisor.said] == [
         f"a ended with exit code 1; restart {n} of at most 3 in 0.1 s" for n in (1, 2, 3)]
 
@@ -188,7 +184,7 @@ def test_a_program_that_is_not_there_uses_up_the_budget(tmp_path, nursery):
     supervisor = nursery(ChildSpec("a", ["/no/such/program"], {}, tmp_path / "a.log"))
     until(lambda: supervisor.failure, supervisor)
     assert "a could not be started" in supervisor.failure.text and "/no/such/program" in supervisor.failure.text
-    assert supervisor.total_restarts == 3
+    assert all_restarts(supervisor) == 3
 
 
 def test_children_come_and_go(tmp_path, nursery):
@@ -203,7 +199,7 @@ def test_children_come_and_go(tmp_path, nursery):
     supervisor.remove("b", grace_s=0.3)
     until(lambda: supervisor.names == [], supervisor)
     assert not alive(a) and not alive(b)
-    assert supervisor.total_restarts == 0 and supervisor.failure is None
+    assert supervisor.deaths == [] and supervisor.failure is None
 
 
 def test_terminate_ends_the_deaf_and_their_children(tmp_path, nursery):
@@ -245,11 +241,11 @@ def test_after_a_sleep_nobody_is_late(who, tmp_path):
         from pathlib import Path
         from supervised import *
         home = Path({str(tmp_path)!r})
-        supervisor = Supervisor([child(home, "a")], print, QUICK, print)
+        supervisor = Supervisor([child(home, "a")], print, QUICK)
         until(lambda: (handle := supervisor._states["a"].handle) and handle.beats, supervisor)
         print(supervisor.pid("a"), flush=True)
         until((home / "end").exists, supervisor)
-        print(supervisor.total_restarts, supervisor.pid("a"), flush=True)
+        print(all_restarts(supervisor), supervisor.pid("a"), flush=True)
         supervisor.terminate(1.0)
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], text=True,
@@ -310,7 +306,7 @@ def simulated(monkeypatch, names, ready_s, kill, seconds):
     clock, worked = [0.0], dict.fromkeys(names, 0)
     monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None))
     supervisor = Supervisor([ChildSpec(name, [], {}, Path(f"{name}.log")) for name in names], lambda line: None,
-                            RestartPolicy(max_restarts=1000), lambda name: None,
+                            RestartPolicy(max_restarts=1000),
                             start_child=lambda child, number, now: Simulated(clock, ready_s))
     turns = int(seconds / supervise.TURN_S)
     for turn in range(turns):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from replay_twin import Twin, layout_for, play, replay_for
 
+from qfleet.core.jit import HAS_NUMBA
 from qfleet.core.replay import Window
-from qfleet.maths.compiled import HAS_NUMBA
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.decode import plan_blocks, undo_deltas
 

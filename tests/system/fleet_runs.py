@@ -67,13 +67,8 @@ class FleetRun:
         for pid, words in processes(self.head.pid):
             if "_member" in words:
                 role, _, *name = words[words.index("_member") + 1:]
-                found[self._main_child if role == "learner" else name[0]] = pid
+                found[name[0] or role] = pid  # a learner and a coordinator have no name: the line ends there
         return found
-
-    @property
-    def _main_child(self) -> str:
-        """The coordinator of a parameter server is started by the same command as a learner."""
-        return "coordinator" if (self.run / "logs" / "coordinator.log").exists() else "learner"
 
     def everybody(self) -> list[int]:
         """All processes of the run but the head, also when it is dead: those that know its private folder."""

@@ -13,6 +13,7 @@ from fleet_runs import assert_goes_forward
 from real_runs import ENVIRONMENT, TINY, command, newest, qfleet, records, train, weights_hash
 
 from qfleet import api
+from qfleet.core.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 LEARNERS = [*TINY, "sync=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
@@ -67,6 +68,14 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
     curves = [[(r["step"], r["updates"], r["eval/mean_reward"]) for r in records(run) if "eval/mean_reward" in r]
               for run in (solo, one)]
     assert curves[0] == curves[1] and len(curves[0]) >= 5
+
+
+def test_a_rank_that_never_began_leaves_its_name_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = train("cartpole", "total_steps=200", "run.name=source").directory
+    with pytest.raises(UserError, match="init_from"):
+        train("cartpole", "run.name=x", "sync=allreduce", f"init_from={source}", "agent.hidden=[9]")
+    assert not Path("runs/x").exists()
 
 
 def test_ranks_train_survive_a_death_and_others_go_on(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from transport_kit import JOIN_TOKEN, FakeLearner, Proxy, fake_learner
 
 from qfleet.cli import commands
 from qfleet.core.errors import UserError
-from qfleet.launch.actor_node import GrpcEndpoint
+from qfleet.launch.endpoint import GrpcEndpoint
 from qfleet.transport.address import Address
 from qfleet.transport.fleet_pb2 import PulseReply, Welcome
 from qfleet.transport.grpc_channel import SERVICE, GrpcChannel
