@@ -113,6 +113,10 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) ->
         action, noise = add_exploration_noise(online.policy(online.normalise(obs)), memory["noise"], explore, rng)
         return Decision(action.view(-1, *box.shape), {"noise": noise})
 
+    def greedy(net: nn.Module, obs: Tensors, memory: Memory) -> Decision:
+        online = cast(actor_critic.ActorCritic, net)
+        return Decision(online.policy(online.normalise(obs)).view(-1, *box.shape))
+
     def evaluate_actions(net: nn.Module, obs: Tensors, action: torch.Tensor) -> Tensors:
         online = cast(actor_critic.ActorCritic, net)
         normalised_obs = online.normalise(obs)
@@ -133,7 +137,8 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) ->
         priority_inputs={"taken": distribution_column, "best": distribution_column}, priority=priority,
         evaluate_actions=evaluate_actions, recurrent_state=make_recurrent_state(box),
         param_groups={"policy.": ParamGroup(cfg.policy_rate, cfg.policy_delay)},
-        loss_when_frozen=make_loss(cfg, model, skips_frozen=True) if cfg.policy_delay > 1 else None)
+        loss_when_frozen=make_loss(cfg, model, skips_frozen=True) if cfg.policy_delay > 1 else None,
+        greedy=greedy)
 
 
 def make_loss(cfg: ControlConfig, model: CriticModel,

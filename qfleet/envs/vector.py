@@ -17,6 +17,7 @@ from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
 from qfleet.envs.info import EpisodeInfo, parse_metrics
 from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
+from qfleet.envs.stored_spaces import spaces_to_json
 
 NOT_APPLIED = {"wrappers": "wrap it where it is created", "max_episode_steps": "limit episodes where it is created",
                "life_loss": "end episodes where it is created"}
@@ -38,7 +39,8 @@ class VectorEnvLanes:
         self._actions = make_action_decoder(env.single_action_space, cfg.max_action_combinations)
         self._buffer: Any = create_empty_array(env.single_action_space, env.num_envs)
         self._clip = bool(cfg.clip_rewards)
-        self.spec = EnvSpec(cfg.id, self._encoder.leaves, self._actions.n, box=self._actions.box)
+        stored = spaces_to_json(env.single_observation_space, env.single_action_space)
+        self.spec = EnvSpec(cfg.id, self._encoder.leaves, self._actions.n, box=self._actions.box, spaces=stored)
         self._info = [EpisodeInfo(parse_metrics(cfg.info_metrics)) for _ in range(lanes)]
         self._over, self._pending = np.zeros(lanes, bool), False
 

@@ -96,8 +96,15 @@ class TrainedAgent:
 
     @cached_property
     def interpreter(self) -> SpaceAdapter | None:
-        """Conversion from the environment's spaces, or None. Created on first use, since it needs an environment."""
-        found = envs.make_space_adapter(self.config.env)
+        """Conversion from the environment's spaces, or None.
+
+        Checkpoints of earlier versions do not contain the spaces: for these, an environment is built.
+        """
+        try:
+            found = envs.make_space_adapter(self.config.env, self.spec.spaces)
+        except ValueError as error:
+            raise UserError(f"the spaces stored in checkpoint {self.checkpoint and self.checkpoint.path} cannot be "
+                            f"read ({error}): it was not written by this version of qfleet") from error
         if found is not None:
             self.require_env(EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n, box=found.actions.box))
         return found
