@@ -251,13 +251,13 @@ def _import_uncollected(name: str) -> None:
 
 def report_error(error: Exception) -> int:
     """Print an error, with a traceback only if it is unexpected, and return the exit code."""
-    from qfleet.core.errors import EnvFault, ProcessFault, UserError
+    from qfleet.core.errors import EnvFault, ExportError, ProcessFault, UserError
 
     if isinstance(error, UserError):
         lines = str(error).splitlines()
         print_error(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
         return 2
-    if isinstance(error, ProcessFault):
+    if isinstance(error, ProcessFault | ExportError):
         print_error("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         return 1
     import torch  # only for errors that need it
