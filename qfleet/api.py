@@ -197,7 +197,8 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
     """Evaluate a run or checkpoint on full episodes.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, name of a run under `root`, or `hf:USER/NAME` for a policy on the Hugging
+            Face Hub.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         epsilon: Probability of a random action; 0 is greedy.
@@ -238,7 +239,8 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     """Play greedy episodes step by step.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, name of a run under `root`, or `hf:USER/NAME` for a policy on the Hugging
+            Face Hub.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         which: Checkpoint of a run: the best by evaluation, or the latest.
@@ -280,7 +282,8 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     """Load a trained agent from a run or checkpoint.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, name of a run under `root`, or `hf:USER/NAME` for a policy on the Hugging
+            Face Hub.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
         env: The environment, if the run was started with an object that cannot be imported.
@@ -311,7 +314,8 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
     """Write only the policy: a checkpoint of weights, config and environment, or a file for another runtime.
 
     Args:
-        path: Path of a run or checkpoint, or name of a run under `root`.
+        path: Path of a run or checkpoint, name of a run under `root`, or `hf:USER/NAME` for a policy on the Hugging
+            Face Hub.
         out: Path of the new file or checkpoint directory; it must not exist.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         format: `safetensors` is a checkpoint, which `evaluate`, `rollout` and `load` accept on any machine; `onnx` and

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -254,15 +255,18 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
         inputs = {"law": chosen.distribution} | ({} if chosen.tau is None else {"tau": chosen.tau})
         return Decision(epsilon_greedy(chosen.q, explore, rng), memory, inputs)
 
-    def greedy(net: nn.Module, obs: Tensors, memory: Memory) -> Decision:
-        if model.values is not None:
-            q = model.values(net, obs)
-        else:
-            q = model.predict_for_acting(net, obs, None, torch.Generator()).q
-        return Decision(q.argmax(1), memory, {"q": q})
-
     return Agent(network=model.network, act=act, loss=loss, window=Window(future=cfg.n_step),
-                 priority_inputs=model.priority_inputs, priority=priority, greedy=greedy)
+                 priority_inputs=model.priority_inputs, priority=priority,
+                 greedy=partial(greedy, model=model))
+
+
+def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, model: ReturnModel) -> Decision:
+    """The action of the largest value, without noise."""
+    if model.values is not None:
+        q = model.values(net, obs)
+    else:
+        q = model.predict_for_acting(net, obs, None, torch.Generator()).q
+    return Decision(q.argmax(1), memory, {"q": q})
 
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:

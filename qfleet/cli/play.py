@@ -126,10 +126,16 @@ def write_video(rollout: RolloutFrames, path: Path, fps: float) -> int:
 
 
 def video_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
-    """Default path of a video: in the run, or next to a checkpoint that is outside of any run."""
+    """Default path of a video: in the run, or next to a checkpoint that is outside of any run.
+
+    Of a policy on the Hugging Face Hub: in the working directory.
+    """
+    from qfleet.runs import hub
     from qfleet.runs.checkpoint import is_checkpoint
     from qfleet.runs.directory import RunDirectory
 
+    if hub.is_on_hub(where):
+        return Path(f"{hub.repository(where)[0].rpartition('/')[2]}-seed{seed}.mp4")
     if not is_checkpoint(where):
         return RunDirectory.open(where, root).videos / f"{which}-seed{seed}.mp4"
     checkpoint = Path(where).expanduser().resolve()

@@ -38,14 +38,15 @@ PACKAGES: dict[str, set[str]] = {
     "accel": {"core", "config", "maths", "replay", KERNELS}, "sync": {"core", "config", "maths", "replay", "learner"},
     "learner": {"core", "config", "maths", "replay", KERNELS, "accel", "sync"},
     "actor": {"core", "config", "maths", "replay", "accel", "learner"},
-    "runs": {"core", "config"}, "transport": {"core", "config", "process", "replay", "sync"},
+    "runs": {"core", "config"}, "deploy": {"core", "config", "envs", "runs"},
+    "transport": {"core", "config", "process", "replay", "sync"},
     "training": {"core", "config", "maths", "explore", "replay", "process", "runs", "transport", *ROLES},
     "runconfig": {"core", "config", "algos", "envs", "explore", "replay", "runs", "transport", "training", *ROLES},
     "report": {"core", "config", "explore", "replay", "runs", "training", "runconfig", *ROLES}}
 """Package -> the packages that it may import. Actor, learner, replay, sync and transport know no algorithm, network or
 environment suite."""
 
-PACKAGES["launch"] = {"process", *PACKAGES["runconfig"], "runconfig", "report"}
+PACKAGES["launch"] = {"process", *PACKAGES["runconfig"], "runconfig", "report", "deploy"}
 PACKAGES["api"] = {*PACKAGES["launch"], "launch"}
 PACKAGES["cli"] = {*PACKAGES["api"], "api"}
 PACKAGES["__main__"] = {"cli", "process"}
