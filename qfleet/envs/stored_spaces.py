@@ -23,7 +23,7 @@ MOST_ENTRIES = 2**27
 """Entries of a stored space that is read: a foreign file must not exhaust the memory."""
 
 
-class NotStorable(Exception):
+class NotStorable(ValueError):
     """A space that cannot be stored: its agent needs the environment to convert observations and actions."""
 
 

@@ -36,7 +36,8 @@ def repository(path: str | Path) -> tuple[str, str | None]:
 def download(path: str | Path) -> Path:
     """Download a policy, or find it in the cache of huggingface_hub; returns a directory that is a checkpoint."""
     repo, revision = repository(path)
-    library = require_module("huggingface_hub", "hub", "policies on the Hugging Face Hub")
+    library, constants = (require_module(name, "hub", "policies on the Hugging Face Hub")
+                          for name in ("huggingface_hub", "huggingface_hub.constants"))
     try:
         folder = Path(library.snapshot_download(repo, revision=revision, allow_patterns=list(FILES)))
     except Exception as error:  # of the library, the network or the Hub
@@ -45,7 +46,7 @@ def download(path: str | Path) -> Path:
         raise UserError(f"{path} is not a policy of qfleet: it has no {MANIFEST} (`qfleet share` uploads policies)")
     if not any((folder / name).is_symlink() for name in FILES):
         return folder
-    return _without_links(folder, Path(library.constants.HF_HOME) / "qfleet" / repo.replace("/", "--"))
+    return _without_links(folder, Path(constants.HF_HOME) / "qfleet" / repo.replace("/", "--"))
 
 
 def _without_links(folder: Path, copies: Path) -> Path:
