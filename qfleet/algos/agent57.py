@@ -132,7 +132,7 @@ def greedy(
     if state:
         after |= state | {INTRINSIC_STATE[name]: value for name, value in other.items()}
         after["state.action"] = (action + 1).int()
-    return Decision(action, after, {"q": mixed})
+    return Decision(action, after, {"q": r2d2.in_return_units(mixed, cfg)})
 
 
 ExtrinsicIntrinsic = tuple[torch.Tensor, torch.Tensor]

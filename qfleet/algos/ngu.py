@@ -213,7 +213,7 @@ def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, cfg: Config, actions
     q_NA, state = step_q_values(net.get_submodule("q"), obs, side, memory, cfg)
     action = q_NA.argmax(1)
     taken = {"state.action": (action + 1).int()} if state else {}
-    return Decision(action, after | state | taken, {"q": q_NA})
+    return Decision(action, after | state | taken, {"q": r2d2.in_return_units(q_NA, cfg)})
 
 
 def window_q_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torch.Tensor:

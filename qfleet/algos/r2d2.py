@@ -155,12 +155,16 @@ def act(
     return Decision(action, after, {name: memory[name] for name in STATE_DTYPES} | {"q": q_NA})
 
 
-def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, actions: int) -> Decision:
-    """Act without exploration; the caller sets the reward in the next state."""
+def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, cfg: Config, actions: int) -> Decision:
+    """Act without exploration, with values in units of the return; the caller sets the reward in the next state."""
     side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
     q_NA, state = single_step(net, obs, side, memory)
     action = q_NA.argmax(1)
-    return Decision(action, state | {"state.action": (action + 1).int()}, {"q": q_NA})
+    return Decision(action, state | {"state.action": (action + 1).int()}, {"q": in_return_units(q_NA, cfg)})
+
+
+def in_return_units(q: torch.Tensor, cfg: Config) -> torch.Tensor:
+    return h_inverse(q) if cfg.rescale else q
 
 
 def window_last_action_reward(rows: Tensors, actions: int) -> torch.Tensor:
@@ -244,7 +248,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg.units),
         stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,),
-        greedy=partial(greedy, actions=spec.num_actions), greedy_state=tuple(STATE_DTYPES))
+        greedy=partial(greedy, cfg=cfg, actions=spec.num_actions), greedy_state=tuple(STATE_DTYPES))
 
 
 @torch.no_grad()
