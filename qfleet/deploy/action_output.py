@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from qfleet.deploy.observation_input import DTYPES
+from qfleet.deploy.observation_input import DTYPES, describe
 from qfleet.deploy.ports import Port
 from qfleet.envs.spaces import SpaceAdapter
 
@@ -20,7 +20,7 @@ class ActionOutput(nn.Module):
         self.adapter = adapter
         space = None if adapter is None else adapter.action
         if isinstance(space, spaces.Box):
-            self.port = Port("action", space.shape, space.dtype.name, meaning=f"action of {space}")
+            self.port = Port("action", space.shape, space.dtype.name, meaning=f"action of {describe(space)}")
             exact = torch.float64 if space.dtype == np.float64 else torch.float32
             low, high = (torch.from_numpy(bound.astype(np.float64)) for bound in (space.low, space.high))
             parts = {"scale": (high - low) / 2, "centre": (high + low) / 2, "low": low, "high": high}
@@ -31,7 +31,8 @@ class ActionOutput(nn.Module):
         else:
             table = np.stack([np.asarray(adapter.actions.decode(index)) for index in range(adapter.actions.n)])
             table = table if table.dtype.name in DTYPES else table.astype(np.int64)
-            self.port = Port("action", table.shape[1:], table.dtype.name, meaning=f"action of {space}")
+            meaning = f"action of {describe(adapter.action)}"
+            self.port = Port("action", table.shape[1:], table.dtype.name, meaning=meaning)
             self.register_buffer("table", torch.from_numpy(table))
 
     def forward(self, action: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,12 @@ class ObservationInput:
                 f", {self.leaf.stack} frames stacked on the first axis, newest last, zeros before the first one of an "
                 "episode")
             return f"images as the agent sees them after preprocessing{stacked}"
-        return f"observation, as {self._space or 'the agent sees it'}"
+        return f"observation, as {describe(self._space) if self._space is not None else 'the agent sees it'}"
+
+
+def describe(space: spaces.Space[Any]) -> str:
+    """A space on one line; bounds of many numbers are shortened."""
+    return " ".join(str(space).split())
 
 
 def observation_inputs(spec: EnvSpec, adapter: SpaceAdapter | None) -> list[ObservationInput]:

@@ -59,6 +59,8 @@ def test_a_policy_is_loaded_evaluated_and_recorded_from_the_cache(cache, capsys)
     assert main(["record", "hf:me/poles@v1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "poles-seed1000.mp4"
     assert api.export("hf:me/poles", "poles.onnx").is_file()
+    assert main(["train", "cartpole", "agent.hidden=[16]", "init_from=hf:me/poles", "--dry-run"]) == 0
+    assert main(["train", "cartpole", "init_from=hf:me/gone", "--dry-run"]) == 2
 
 
 def test_a_damaged_copy_is_made_again(cache):
