@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from policies import NESTED, VECTOR, agent_for, checkpoint_of, with_random_weights
 
 from qfleet import api
@@ -135,6 +138,17 @@ def test_recurrent_state_is_passed_by_the_caller(name, form, tmp_path):
             state[key] = state[key].copy()
             state[key][over] = 0
     assert bool(state) == (name != "ngu without memory")
+
+
+def test_the_loop_of_the_page_plays_an_episode(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/export.md").read_text()
+    [code] = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "while not over" in block]
+    env = CartPoleEnv()
+    path = agent_for(env.observation_space, env.action_space, *RECURRENT["agent57"]).export(tmp_path / "p.onnx").path
+    names = {"session": onnxruntime.InferenceSession(str(path)), "about": metadata_of(path, "onnx"), "np": np,
+             "env": env, "obs": env.reset(seed=1)[0], "over": False}
+    exec(code, names)
+    assert names["terminated"] and names["state"]["episodic.count"] > 5
 
 
 def metadata_of(path, form):
