@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "RolloutStep", "Run", "RunConfig",
-           "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "__version__",
-           "evaluate", "export", "list_runs", "load", "resume", "rollout", "train"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "RolloutStep", "Run",
+           "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError",
+           "__version__", "evaluate", "export", "list_runs", "load", "resume", "rollout", "train"]
 
 if TYPE_CHECKING:
     from qfleet.api import (
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Episode,
         EvalResult,
         Evaluation,
+        ExportError,
         RolloutStep,
         Run,
         RunConfig,

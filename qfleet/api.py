@@ -19,8 +19,9 @@ import torch
 
 from qfleet.config import parse_mapping, validate
 from qfleet.core.episode import Episode
-from qfleet.core.errors import CallbackError, UserError
+from qfleet.core.errors import CallbackError, ExportError, UserError
 from qfleet.core.seeds import lane_seeds
+from qfleet.deploy.export import ExportFormat, chosen_format
 from qfleet.explore.constant import Constant
 from qfleet.launch import allreduce_run, attempt, driver
 from qfleet.launch.arguments import (
@@ -49,9 +50,9 @@ from qfleet.runs.listing import RunSummary, list_runs
 from qfleet.training.callbacks import Callback, CheckedCallback, Evaluation, RunControl, SavedCheckpoint
 from qfleet.training.meter import Sink
 
-__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "RolloutStep", "Run", "RunConfig",
-           "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError", "evaluate",
-           "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "RolloutStep", "Run",
+           "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError",
+           "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
     """Evaluate a run or checkpoint on full episodes.
 
     Args:
-        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
+        path: Path of a run or checkpoint, a run under `root` (its name, a prefix of it, or `last`), or `hf:USER/NAME`
+            for a policy on the Hugging Face Hub.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         epsilon: Probability of a random action; 0 is greedy.
@@ -237,7 +239,8 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     """Play greedy episodes step by step.
 
     Args:
-        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
+        path: Path of a run or checkpoint, a run under `root` (its name, a prefix of it, or `last`), or `hf:USER/NAME`
+            for a policy on the Hugging Face Hub.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         which: Checkpoint of a run: the best by evaluation, or the latest.
@@ -279,7 +282,8 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     """Load a trained agent from a run or checkpoint.
 
     Args:
-        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
+        path: Path of a run or checkpoint, a run under `root` (its name, a prefix of it, or `last`), or `hf:USER/NAME`
+            for a policy on the Hugging Face Hub.
         which: Checkpoint of a run: the best by evaluation, or the latest.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
         env: The environment, if the run was started with an object that cannot be imported.
@@ -305,25 +309,38 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     return TrainedAgent.of_checkpoint(checkpoint, config, requested or _training_device(config))
 
 
-def export(path: StrPath, out: StrPath, which: Which = "best", *, root: StrPath = "runs") -> Path:
-    """Write a checkpoint with only the policy: weights, config and environment.
+def export(path: StrPath, out: StrPath, which: Which = "best", *, format: ExportFormat | None = None,
+           root: StrPath = "runs", trust: bool = False) -> Path:
+    """Write only the policy: a checkpoint of weights, config and environment, or a file for another runtime.
 
     Args:
-        path: Path of a run or checkpoint, or a run under `root`: its name, a prefix of it, or `last`.
-        out: Path of the new checkpoint directory; it must not exist.
+        path: Path of a run or checkpoint, a run under `root` (its name, a prefix of it, or `last`), or `hf:USER/NAME`
+            for a policy on the Hugging Face Hub.
+        out: Path of the new file or checkpoint directory; it must not exist.
         which: Checkpoint of a run: the best by evaluation, or the latest.
+        format: `safetensors` is a checkpoint, which `evaluate`, `rollout` and `load` accept on any machine; `onnx` and
+            `torchscript` are files that need no qfleet, verified against the policy. None = by the suffix of `out`
+            (.onnx, .pt, .ts), else safetensors.
         root: Directory in which runs are looked up by name.
+        trust: Allow a run that was not created on this machine to import modules that it names; a checkpoint is
+            written without importing any.
 
     Returns:
-        The path of the new checkpoint, which `evaluate`, `rollout` and `load` accept on any machine.
+        The path of the file or checkpoint.
 
     Raises:
-        UserError: There is no such run or checkpoint, or `out` exists or cannot be written.
+        UserError: There is no such run or checkpoint, `out` exists or cannot be written, or the agent cannot be
+            exported.
+        ExportError: The file cannot be written, or computes something else than the policy.
 
     Example:
         >>> qfleet.export("runs/my-run", "my-policy")
+        >>> qfleet.export("runs/my-run", "my-policy.onnx")
     """
-    return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
+    chosen = chosen_format(out, format)
+    if chosen == "safetensors":
+        return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported
+    return load(path, which=which, root=root, trust=trust).export(out, chosen).path
 
 
 def _device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -133,7 +134,14 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) ->
         priority_inputs={"taken": distribution_column, "best": distribution_column}, priority=priority,
         evaluate_actions=evaluate_actions, recurrent_state=make_recurrent_state(box),
         param_groups={"policy.": ParamGroup(cfg.policy_rate, cfg.policy_delay)},
-        loss_when_frozen=make_loss(cfg, model, skips_frozen=True) if cfg.policy_delay > 1 else None)
+        loss_when_frozen=make_loss(cfg, model, skips_frozen=True) if cfg.policy_delay > 1 else None,
+        greedy=partial(greedy, box=box))
+
+
+def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, box: Box) -> Decision:
+    """The policy's action, without noise."""
+    online = cast(actor_critic.ActorCritic, net)
+    return Decision(online.policy(online.normalise(obs)).view(-1, *box.shape))
 
 
 def make_loss(cfg: ControlConfig, model: CriticModel,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -153,6 +154,8 @@ class ReturnModel:
     trained network, for the target network and for action selection; they differ in the number of sampled quantiles.
     `read_prediction(columns) -> Prediction` rebuilds the acting prediction from the columns `priority_inputs`.
     `td_loss(prediction, action, target, next_prediction)` returns the loss and the priority, [B] each.
+    `values(net, obs)` are the values [B, A] without randomness; None: those of `predict_for_acting`, which draws
+    nothing without noise.
     """
 
     network: Callable[[], nn.Module]
@@ -162,6 +165,7 @@ class ReturnModel:
     read_prediction: Callable[[Tensors], Prediction]
     priority_inputs: Columns
     td_loss: Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
+    values: Callable[[nn.Module, Tensors], torch.Tensor] | None = None
 
 
 def unscale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
@@ -252,7 +256,17 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
         return Decision(epsilon_greedy(chosen.q, explore, rng), memory, inputs)
 
     return Agent(network=model.network, act=act, loss=loss, window=Window(future=cfg.n_step),
-                 priority_inputs=model.priority_inputs, priority=priority)
+                 priority_inputs=model.priority_inputs, priority=priority,
+                 greedy=partial(greedy, model=model))
+
+
+def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, model: ReturnModel) -> Decision:
+    """The action of the largest value, without noise."""
+    if model.values is not None:
+        q = model.values(net, obs)
+    else:
+        q = model.predict_for_acting(net, obs, None, torch.Generator()).q
+    return Decision(q.argmax(1), memory, {"q": q})
 
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:

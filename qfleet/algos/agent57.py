@@ -120,6 +120,21 @@ def act(
                                              "mu": ngu.behaviour_probability(mixed, action, explore)})
 
 
+def greedy(
+    net: nn.Module, obs: Tensors, memory: Memory, *, cfg: Config, family: PolicyFamily, actions: int
+) -> Decision:
+    """Act as the best arm without exploration; the caller sets the reward in the next state."""
+    side, index, after = ngu.greedy_inputs(net, obs, memory, net.get_buffer("arm"), cfg, actions)
+    q_e, state = ngu.step_q_values(net.get_submodule("extrinsic"), obs, side, memory, cfg)
+    q_i, other = ngu.step_q_values(net.get_submodule("intrinsic"), obs, side, with_intrinsic_state(memory), cfg)
+    mixed = family.mix(q_e, q_i, index)
+    action = mixed.argmax(1)
+    if state:
+        after |= state | {INTRINSIC_STATE[name]: value for name, value in other.items()}
+        after["state.action"] = (action + 1).int()
+    return Decision(action, after, {"q": r2d2.in_return_units(mixed, cfg)})
+
+
 ExtrinsicIntrinsic = tuple[torch.Tensor, torch.Tensor]
 """Tensors of the extrinsic and of the intrinsic network."""
 
@@ -182,4 +197,6 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         columns=ngu.stored_columns(cfg), priority_inputs={"q_e": q_column, "q_i": q_column}, priority=priority,
         recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
         eval_buffers=("arm", *ngu.EVAL_BUFFERS),
-        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states})
+        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states},
+        greedy=partial(greedy, cfg=cfg, family=family, actions=spec.num_actions),
+        greedy_state=(*ngu.greedy_state(cfg), *(INTRINSIC_STATE.values() if states else ())))

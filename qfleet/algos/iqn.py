@@ -28,7 +28,7 @@ from qfleet.config import NonNegative, PositiveCount
 from qfleet.core.agent import Agent, Tensors
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
-from qfleet.maths.distributional import cosine_features, pairwise_td_errors, quantile_huber
+from qfleet.maths.distributional import cosine_features, midpoints, pairwise_td_errors, quantile_huber
 from qfleet.networks.encoder import Encoder
 from qfleet.networks.heads import MLP, DuelingHead, Head
 from qfleet.networks.noisy import Noise
@@ -106,6 +106,11 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         per_item = quantile_huber(theta, prediction.tau, y, cfg.kappa)
         return per_item, pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
+    def values(net: nn.Module, obs: Tensors) -> torch.Tensor:
+        """Values from evenly spaced fractions instead of sampled ones."""
+        tau = midpoints(cfg.policy_samples, next(net.parameters()).device)
+        return unscale(cfg, net(obs, tau.unsqueeze(0), None)).mean(2)
+
     def read_prediction(columns: Tensors) -> Prediction:
         return Prediction(unscale(cfg, columns["law"]).mean(2), columns["law"], columns["tau"])
 
@@ -124,5 +129,6 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             priority_inputs={
                 "law": ((spec.num_actions, cfg.policy_samples), "float32"),
                 "tau": ((cfg.policy_samples,), "float32")},
+            values=values,
         ),
     )

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from qfleet.algos import r2d2
 from qfleet.algos._curiosity import CuriosityConfig, inactive_options
+from qfleet.algos._novelty import frozen_intrinsic_reward, intrinsic_reward
 from qfleet.algos._value_based import reject_unused_options
 from qfleet.config import Fraction
 from qfleet.core.agent import (
@@ -34,16 +35,13 @@ from qfleet.core.agent import (
     Tensors,
     epsilon_greedy,
 )
-from qfleet.core.devices import is_on_host
 from qfleet.core.env import EnvSpec
 from qfleet.core.replay import Sample, Window
-from qfleet.maths.nearest_neighbours import knn_squared_distances
-from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.policy_family import MixtureTable, betas, gammas
 from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.maths.value_rescaling import h, h_inverse
-from qfleet.networks.curiosity import Curiosity, Trunk, call_with_parameters, flatten_parameters
+from qfleet.networks.curiosity import Curiosity, Trunk, flatten_parameters
 from qfleet.networks.encoder import Encoder
 from qfleet.networks.heads import DuelingHead, Head
 
@@ -153,75 +151,6 @@ def make_recurrent_state(cfg: Any, spec: EnvSpec) -> RecurrentState:
     return RecurrentState(initial, observe, reset, PERSISTENT)
 
 
-def refresh_embedding_weights(embed: nn.Module, memory: Memory, capacity: int) -> Memory:
-    """Update the embedding weights held for each lane, keeping them constant within an episode.
-
-    Embeddings from different weights cannot be compared: any drift makes familiar observations look novel. Two versions
-    are held (`episodic.old` and `episodic.new` [P]), and every lane uses one of them (`episodic.newer` [N]) until its
-    episode ends:
-
-        an episode starts   its lane uses `new`, which takes the newest weights unless another lane uses it
-        `old` is unused     `new` becomes `old`, and the lanes that use it switch to that name
-
-    So newer weights wait for the longest running episode. A full memory whose weights are out of date is cleared: an
-    endless episode delays the others for at most `capacity` steps.
-    """
-    count, newer, old, new = (memory[f"episodic.{name}"] for name in ("count", "newer", "old", "new"))
-    newest, started = flatten_parameters(embed), count == 0
-    used = (~newer & ~started).any()
-    old, newer = torch.where(used, old, new), newer & used
-    started = started | ((count >= capacity) & ~newer & (old != newest).any())
-    new = torch.where((newer & ~started).any(), new, newest)
-    return memory | {"episodic.old": old, "episodic.new": new, "episodic.newer": newer | started,
-                     "episodic.count": torch.where(started, 0, count)}
-
-
-def embed_observations(embed: nn.Module, obs: Tensors, memory: Memory) -> torch.Tensor:
-    """Embeddings [N, D], each lane with its own version of the weights."""
-    newer, found = memory["episodic.newer"], None
-    for name, lanes in (("episodic.old", ~newer), ("episodic.new", newer)):
-        if avoid_sync(lanes):
-            keys = call_with_parameters(embed, memory[name], obs).float()
-            found = keys if found is None else torch.where(lanes.unsqueeze(1), keys, found)
-        elif lanes.any():
-            keys = call_with_parameters(embed, memory[name], {name: leaf[lanes] for name, leaf in obs.items()}).float()
-            found = keys.new_empty(len(lanes), keys.shape[1]) if found is None else found
-            found[lanes] = keys
-    assert found is not None
-    return found
-
-
-def avoid_sync(tensor: torch.Tensor) -> bool:
-    """True if both branches should be computed: reading a GPU value synchronises, which a CUDA graph cannot do."""
-    return not is_on_host(tensor)
-
-
-def intrinsic_reward(curiosity: Any, obs: Tensors, memory: Memory, cfg: CuriosityConfig) -> tuple[torch.Tensor, Memory]:
-    """Intrinsic reward [N] of reaching these observations, and the memory with their embeddings added."""
-    filled = memory["episodic.count"]
-    if avoid_sync(filled) or ((filled == 0) | (filled >= cfg.episodic_capacity)).any():
-        memory = refresh_embedding_weights(curiosity.embed, memory, cfg.episodic_capacity)
-    keys, count = memory["episodic.keys"], memory["episodic.count"]
-    key = embed_observations(curiosity.embed, obs, memory)
-    near = knn_squared_distances(keys, count, key, cfg.neighbours)
-    known = torch.isfinite(near)
-    mean, seen, any_known = memory["distance.mean"], memory["distance.count"], known.any()
-    distance = masked_mean(near.nan_to_num(posinf=0.0), known)
-    mean, seen = torch.where(any_known, running_mean(mean, seen, distance, cfg.novelty_horizon), mean), seen + any_known
-    error, surprises = curiosity.rnd_error(obs), memory["surprise.count"]
-    mean_error = running_mean(memory["surprise.mean"], surprises, error.mean(), cfg.novelty_horizon)
-    var = running_mean(memory["surprise.var"], surprises, (error - mean_error).square().mean(), cfg.novelty_horizon)
-    kernel = NoveltyKernel(
-        cfg.neighbours, cfg.kernel_epsilon, cluster=cfg.cluster_distance, similarity=cfg.max_similarity
-    )
-    bonus = episodic_bonus(near, mean.expand(len(key)), kernel)
-    bonus = bonus * modulator(error, mean_error, var.sqrt(), cfg.modulator_max)
-    # In place: copying all embeddings at every step would cost more than the search. The oldest are overwritten.
-    keys[torch.arange(len(key), device=key.device), count % keys.shape[1]] = key
-    return bonus, memory | {"episodic.count": count + 1, "distance.mean": mean, "distance.count": seen,
-                            "surprise.mean": mean_error, "surprise.var": var, "surprise.count": surprises + 1}
-
-
 def side_inputs(cfg: Any, last_step: torch.Tensor | None, bonus: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
     """Side inputs [..., S] of the value network: previous action and reward and bonus (LSTM only), one-hot arm."""
     one_hot = F.one_hot(arm.long(), cfg.arms)
@@ -260,6 +189,32 @@ def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams
 
 
 # Learning.
+
+def greedy_inputs(net: nn.Module, obs: Tensors, memory: Memory, arm: torch.Tensor, cfg: Any,
+                  actions: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+    """Side inputs of lanes that act as one arm, its index [N], and the recurrent state that the bonus changes."""
+    index = arm.expand(next(iter(obs.values())).shape[0])
+    if cfg.memory == "none":  # the bonus is not an input
+        return side_inputs(cfg, None, index, index), index, {}
+    bonus, after = frozen_intrinsic_reward(net.get_submodule("curiosity"), obs, memory, cfg)
+    last_step = r2d2.last_action_reward(memory["state.action"], memory["state.reward"], actions)
+    return side_inputs(cfg, last_step, bonus, index), index, after
+
+
+def greedy_state(cfg: Any) -> tuple[str, ...]:
+    """Entries of the recurrent state that actions depend on."""
+    return () if cfg.memory == "none" else (*r2d2.STATE_DTYPES, "episodic.keys", "episodic.count", *PERSISTENT)
+
+
+def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, cfg: Config, actions: int) -> Decision:
+    """Act as arm 0 without exploration; the caller sets the reward in the next state."""
+    arm = next(iter(obs.values())).new_zeros((), dtype=torch.int64)
+    side, _, after = greedy_inputs(net, obs, memory, arm, cfg, actions)
+    q_NA, state = step_q_values(net.get_submodule("q"), obs, side, memory, cfg)
+    action = q_NA.argmax(1)
+    taken = {"state.action": (action + 1).int()} if state else {}
+    return Decision(action, after | state | taken, {"q": r2d2.in_return_units(q_NA, cfg)})
+
 
 def window_q_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torch.Tensor:
     """q [B, U + n, A] from the first trained row on."""
@@ -366,4 +321,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.num_actions), loss=loss,
         window=window, columns=stored_columns(cfg), priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg, spec), eval_buffers=EVAL_BUFFERS,
-        stored_states=r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {})
+        stored_states=r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {},
+        greedy=partial(greedy, cfg=cfg, actions=spec.num_actions), greedy_state=greedy_state(cfg))

@@ -139,7 +139,7 @@ def reset_lanes(memory: Memory, over: torch.Tensor) -> Memory:
 def single_step(net: nn.Module, obs: Tensors, side: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, Tensors]:
     """q [N, A] of one row per lane, and the LSTM state after it."""
     row = {name: leaf.unsqueeze(1) for name, leaf in obs.items()}
-    real = torch.ones(len(side), 1, dtype=torch.bool, device=side.device)
+    real = torch.ones_like(side[:, :1], dtype=torch.bool)
     q_N1A, (hidden, cell) = net(row, side.unsqueeze(1), real, (memory["state.h"], memory["state.c"]))
     return q_N1A[:, 0], {"state.h": hidden.float(), "state.c": cell.float()}
 
@@ -153,6 +153,18 @@ def act(
     action = epsilon_greedy(q_NA, explore, rng)
     after = memory | state | {"state.action": (action + 1).int()}
     return Decision(action, after, {name: memory[name] for name in STATE_DTYPES} | {"q": q_NA})
+
+
+def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, cfg: Config, actions: int) -> Decision:
+    """Act without exploration, with values in units of the return; the caller sets the reward in the next state."""
+    side = last_action_reward(memory["state.action"], memory["state.reward"], actions)
+    q_NA, state = single_step(net, obs, side, memory)
+    action = q_NA.argmax(1)
+    return Decision(action, state | {"state.action": (action + 1).int()}, {"q": in_return_units(q_NA, cfg)})
+
+
+def in_return_units(q: torch.Tensor, cfg: Config) -> torch.Tensor:
+    return h_inverse(q) if cfg.rescale else q
 
 
 def window_last_action_reward(rows: Tensors, actions: int) -> torch.Tensor:
@@ -235,7 +247,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         network=lambda: Network(cfg, spec, spec.num_actions + 1), act=partial(act, actions=spec.num_actions),
         loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg.units),
-        stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,))
+        stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,),
+        greedy=partial(greedy, cfg=cfg, actions=spec.num_actions), greedy_state=tuple(STATE_DTYPES))
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ MOVED = dict.fromkeys(("bench", "benchmark", "profile"),
 
 SOURCES = "RECIPE is the name of a recipe, a YAML file, or an environment id, for which a recipe is chosen. "
 OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet config explain RECIPE` lists all keys."
+HUB = "hf:USER/NAME or hf:USER/NAME@REVISION names a policy on the Hugging Face Hub."
 COMMANDS = (
     Command("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
         ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
@@ -60,12 +61,14 @@ COMMANDS = (
         "none is in progress. The page is available on this machine only; --listen makes it available to other "
         "machines, protected by a token in the address."),
     Command("eval", "evaluate a policy on full episodes and report the mean return", "RUN|CHECKPOINT [options]", (1, 1),
-        play.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json"),
-        options.eval),
+        play.evaluate, ("qfleet eval my-run", "qfleet eval my-run --episodes 100 --which latest --json",
+                        "qfleet eval hf:me/cartpole"),
+        options.eval, False, HUB),
     Command("record", "record a video of the agent", "RUN|CHECKPOINT [options]", (1, 1), play.record,
-        ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record),
+        ("qfleet record my-run", "qfleet record my-run --gif --episodes 3 --out agent.gif"), options.record, False,
+        HUB),
     Command("play", "watch the agent in a window", "RUN|CHECKPOINT [options]", (1, 1), play.play,
-        ("qfleet play my-run --episodes 5",), options.play),
+        ("qfleet play my-run --episodes 5",), options.play, False, HUB),
     Command("plot", "plot learning curves; runs that differ only in seed become one band", "RUN [RUN ...] [options]",
         (1, 999), play.plot,
         ("qfleet plot my-run", "qfleet plot runs/dqn-s* runs/double-s* --x frames --out compare.png",
@@ -93,8 +96,11 @@ COMMANDS = (
         ("qfleet doctor", "qfleet doctor pong replay.capacity=1e6", "qfleet doctor my-run"), options.place, True,
         "For a run it reports from metrics and logs the bottleneck, what to change, restarts, faults, replay ratio "
         "and memory. For a recipe, or a run with key=value pairs, it prints the plan: threads, memory and disk."),
-    Command("export", "export the policy, without replay and optimizer state", "RUN|CHECKPOINT OUT [options]", (2, 2),
-        play.export, ("qfleet export my-run my-policy",), options.export),
+    Command("export", "export the policy: a checkpoint without replay, ONNX or TorchScript",
+        "RUN|CHECKPOINT OUT [options]", (2, 2), play.export,
+        ("qfleet export my-run my-policy", "qfleet export my-run policy.onnx"), options.export, False,
+        "An ONNX or TorchScript file maps observations to greedy actions without qfleet. It is compared with the "
+        "policy before it is written."),
     Command("share", "upload the policy to the Hugging Face Hub, with a model card and a video",
         "RUN|CHECKPOINT USER/NAME [options]", (2, 2), hub.share,
         ("qfleet share my-run me/cartpole", "qfleet share my-run me/cartpole --dry-run"), options.share, False,
@@ -197,13 +203,13 @@ def _import_uncollected(name: str) -> None:
 
 def report_error(error: Exception) -> int:
     """Print an error, with a traceback only if it is unexpected, and return the exit code."""
-    from qfleet.core.errors import EnvFault, ProcessFault, UserError
+    from qfleet.core.errors import EnvFault, ExportError, ProcessFault, UserError
 
     if isinstance(error, UserError):
         lines = str(error).splitlines()
         print_error(f"error: {error}" if len(lines) < 2 else "\n  ".join(["errors:", *lines]))
         return 2
-    if isinstance(error, ProcessFault):
+    if isinstance(error, ProcessFault | ExportError):
         print_error("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         return 1
     import torch  # only for errors that need it

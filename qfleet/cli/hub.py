@@ -16,7 +16,7 @@ FPS = 30
 def share(args: Namespace) -> int:
     """Write a folder with policy, model card and video, and upload it unless --dry-run is given."""
     from qfleet.core.errors import UserError
-    from qfleet.report.model_card import REPO
+    from qfleet.runs.hub import REPO
 
     run, repo = args.words
     if not REPO.fullmatch(repo):

@@ -178,9 +178,11 @@ def watch(parser: argparse.ArgumentParser) -> None:
 
 
 def export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("safetensors", "onnx", "torchscript"),
+                        help="safetensors (a checkpoint of the policy alone), or onnx or torchscript (a file for other "
+                             "runtimes) (default: by the suffix of OUT, .onnx or .pt, else safetensors)")
     which(parser)
-    root(parser)
-    as_json(parser)
+    place(parser)
 
 
 def share(parser: argparse.ArgumentParser) -> None:

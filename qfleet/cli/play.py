@@ -65,11 +65,29 @@ def plot(args: Namespace) -> int:
 
 
 def export(args: Namespace) -> int:
-    """Write a checkpoint that contains only the policy."""
+    """Write a checkpoint that contains only the policy, or a file for another runtime."""
     from qfleet import api
+    from qfleet.deploy.export import chosen_format
+    from qfleet.deploy.verification import BATCH_SIZES
 
-    path = api.export(args.words[0], args.words[1], args.which, root=args.root)
-    print_result(args, [str(path)], {"path": str(path)})
+    run, out = args.words
+    chosen = chosen_format(out, args.format)
+    if chosen == "safetensors":
+        path = api.export(run, out, args.which, root=args.root)
+        print_result(args, [str(path)], {"path": str(path), "format": chosen})
+        return 0
+    with clean_stdout(args):
+        agent = api.load(run, which=args.which, root=args.root, trust=args.trust)
+        written = agent.export(out, chosen)
+    ports = {"inputs": written.inputs, "outputs": written.outputs}
+    lines = [f"{name:<8} {port.text}" for name, group in ports.items() for port in group]
+    verified = "not verified: onnxruntime is not installed (pip install 'qfleet[onnx]')"
+    if written.difference is not None:
+        verified = (f"verified with batches of {', '.join(map(str, BATCH_SIZES))} random observations: largest "
+                    f"difference from the policy {written.difference:.2g}")
+    print_result(args, [*lines, verified, str(written.path)],
+                 {"path": str(written.path), "format": chosen, "difference": written.difference,
+                  **{name: [port.to_json() for port in group] for name, group in ports.items()}})
     return 0
 
 
@@ -108,10 +126,16 @@ def write_video(rollout: RolloutFrames, path: Path, fps: float) -> int:
 
 
 def video_path(where: str | Path, which: str, seed: int, root: str | Path = "runs") -> Path:
-    """Default path of a video: in the run, or next to a checkpoint that is outside of any run."""
+    """Default path of a video: in the run, or next to a checkpoint that is outside of any run.
+
+    Of a policy on the Hugging Face Hub: in the working directory.
+    """
+    from qfleet.runs import hub
     from qfleet.runs.checkpoint import is_checkpoint
     from qfleet.runs.directory import RunDirectory
 
+    if hub.is_on_hub(where):
+        return Path(f"{hub.repository(where)[0].rpartition('/')[2]}-seed{seed}.mp4")
     if not is_checkpoint(where):
         return RunDirectory.open(where, root).videos / f"{which}-seed{seed}.mp4"
     checkpoint = Path(where).expanduser().resolve()

@@ -123,6 +123,11 @@ class Agent:
     `param_groups` maps prefixes of parameter names to their optimizer settings. `loss_when_frozen`
     is the loss for updates in which all groups with a period are frozen; it omits the terms that
     train only these groups.
+
+    `greedy(net, obs, memory) -> Decision` are the actions without exploration, for export to other
+    runtimes: it draws no random numbers, depends on no value of a tensor in Python, and returns the
+    values [N, A] of discrete actions as `extras["q"]`. It reads the entries `greedy_state` of the
+    recurrent state and returns those that change.
     """
 
     network: Callable[[], nn.Module]
@@ -140,6 +145,8 @@ class Agent:
     eval_buffers: tuple[str, ...] = ()
     param_groups: Mapping[str, ParamGroup] = field(default_factory=dict)
     loss_when_frozen: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
+    greedy: Callable[[nn.Module, Tensors, Memory], Decision] | None = None
+    greedy_state: tuple[str, ...] = ()
 
 
 def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Generator) -> torch.Tensor:

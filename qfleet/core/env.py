@@ -58,7 +58,8 @@ class EnvSpec:
     """Observation and action spaces of an environment. Equal specs mean interchangeable environments.
 
     Discrete actions are 0 ... `num_actions` − 1. With `box`, actions are arrays of its shape and
-    `num_actions` is 0.
+    `num_actions` is 0. `spaces` are the environment's own spaces in JSON (`envs.stored_spaces`), None
+    if unknown or if the agent's are the environment's (Atari).
     """
 
     id: str
@@ -66,6 +67,7 @@ class EnvSpec:
     num_actions: int
     frames_per_step: int = 1
     box: Box | None = None
+    spaces: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def stack(self) -> int:
@@ -96,15 +98,16 @@ class EnvSpec:
         leaves = {name: vars(leaf) | {"shape": list(leaf.shape), "sizes": list(leaf.sizes)}
                   for name, leaf in self.observation.items()}
         box = {} if self.box is None else {"box": {name: list(value) for name, value in vars(self.box).items()}}
+        spaces = {} if self.spaces is None else {"spaces": self.spaces}
         return {"id": self.id, "observation": leaves, "actions": self.num_actions,
-                "frames_per_step": self.frames_per_step, **box}
+                "frames_per_step": self.frames_per_step, **box, **spaces}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> EnvSpec:
         leaves = {name: Leaf(**{**leaf, "shape": tuple(leaf["shape"]), "sizes": tuple(leaf["sizes"])})
                   for name, leaf in data["observation"].items()}
         box = Box(**{name: tuple(value) for name, value in data["box"].items()}) if "box" in data else None
-        return EnvSpec(data["id"], leaves, data["actions"], data["frames_per_step"], box)
+        return EnvSpec(data["id"], leaves, data["actions"], data["frames_per_step"], box, data.get("spaces"))
 
 
 @dataclass(frozen=True)

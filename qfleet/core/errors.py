@@ -19,6 +19,10 @@ class ProcessFault(Exception):
     """A process of the run died repeatedly; the text includes its first output; exit code 1."""
 
 
+class ExportError(Exception):
+    """A policy cannot be exported, or the exported file computes something else; exit code 1."""
+
+
 class CallbackError(Exception):
     """A callback of the user raised an exception, which is the cause of this one; exit code 1."""
 

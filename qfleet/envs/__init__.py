@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -132,22 +133,25 @@ def make(cfg: EnvConfig, lanes: int, *, render: bool = False) -> VectorEnv:
     return suite(cfg.id).make(cfg, lanes, render)
 
 
-def make_space_adapter(cfg: EnvConfig) -> SpaceAdapter | None:
+def make_space_adapter(cfg: EnvConfig, stored: Mapping[str, Any] | None = None) -> SpaceAdapter | None:
     """Converter between the environment's spaces and the agent's; None if they are the same (Atari).
 
-    Builds one environment in this process to read its spaces.
+    Without `stored` spaces (`EnvSpec.spaces`), one environment is built in this process to read them. ValueError if
+    the stored spaces are malformed.
     """
     from qfleet.envs import gym, toy
     from qfleet.envs.spaces import ImageFormat, SpaceAdapter
+    from qfleet.envs.stored_spaces import spaces_from_json
 
     if suite(cfg.id) not in (gym, toy):
         return None
+    image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+    if stored is not None:
+        return SpaceAdapter(*spaces_from_json(stored), image_format, cfg.max_action_combinations)
     toy.register()
     build, _ = gym.env_factory(cfg)
     env = build()
     try:
-        image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
-        observation, action = gym.single_spaces(env)
-        return SpaceAdapter(observation, action, image_format, cfg.max_action_combinations)
+        return SpaceAdapter(*gym.single_spaces(env), image_format, cfg.max_action_combinations)
     finally:
         env.close()

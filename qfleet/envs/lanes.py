@@ -26,6 +26,7 @@ from qfleet.envs import EnvConfig
 from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
 from qfleet.envs.info import EpisodeInfo, parse_metrics
 from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
+from qfleet.envs.stored_spaces import spaces_to_json
 
 log = logging.getLogger("qfleet.envs")
 
@@ -111,7 +112,8 @@ class GymLanes:
         env = self._lanes[0].env
         self._encoder = ObservationEncoder(env.observation_space, view)
         self._actions = make_action_decoder(env.action_space, cfg.max_action_combinations)
-        self.spec = EnvSpec(cfg.name, self._encoder.leaves, self._actions.n, rules.frames_per_step, self._actions.box)
+        self.spec = EnvSpec(cfg.name, self._encoder.leaves, self._actions.n, rules.frames_per_step, self._actions.box,
+                            spaces_to_json(env.observation_space, env.action_space))
         self._sent: list[Any] | None = None
         self._bounds_checks_left = BOUNDS_CHECK_STEPS
         if rules.limit is None:

@@ -46,7 +46,10 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class LeafReader:
-    """One leaf: its path in the raw observation and the conversion of one frame (no stack)."""
+    """One leaf: its path in the raw observation and the conversion of one frame (no stack).
+
+    `resized`: the conversion changes pixels.
+    """
 
     name: str
     path: tuple[Any, ...]
@@ -54,6 +57,7 @@ class LeafReader:
     convert: Callable[[Any], np.ndarray | float]
     low: np.ndarray | None = None
     high: np.ndarray | None = None
+    resized: bool = False
 
     def extract(self, raw: Any) -> Any:
         for key in self.path:
@@ -192,6 +196,7 @@ class SpaceAdapter:
     def __init__(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], image_format: ImageFormat, limit: int
     ) -> None:
+        self.observation, self.action = observation, action
         self.encoder, self.actions = ObservationEncoder(observation, image_format), make_action_decoder(action, limit)
         self._array_space = not isinstance(observation, spaces.Dict | spaces.Tuple)
 
@@ -280,7 +285,8 @@ def _image(name: str, path: tuple[Any, ...], space: spaces.Box, image_format: Im
             return image
         return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
 
-    return LeafReader(name, path, Leaf((channels, height, width), "uint8", "image"), convert)
+    leaf = Leaf((channels, height, width), "uint8", "image")
+    return LeafReader(name, path, leaf, convert, resized=resize is not None)
 
 
 def _make_resize(size: int, grey: bool) -> Callable[[np.ndarray], np.ndarray]:

@@ -21,6 +21,7 @@ from qfleet.envs.envpool import EnvPoolVectorEnv
 from qfleet.envs.info import EpisodeInfo, parse_metrics
 from qfleet.envs.lanes import MAX_REWARD
 from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
+from qfleet.envs.stored_spaces import spaces_to_json
 
 log = logging.getLogger("qfleet.envs")
 
@@ -54,7 +55,8 @@ class VectorEnvLanes:
         self._obs_space = batch_space(env.single_observation_space, env.num_envs)
         self._buffer: Any = create_empty_array(env.single_action_space, env.num_envs)
         self._clip, self._life_loss = bool(cfg.clip_rewards), bool(cfg.life_loss)
-        self.spec = EnvSpec(self._name, self._encoder.leaves, self._actions.n, box=self._actions.box)
+        stored = spaces_to_json(env.single_observation_space, env.single_action_space)
+        self.spec = EnvSpec(self._name, self._encoder.leaves, self._actions.n, box=self._actions.box, spaces=stored)
         self._info = [EpisodeInfo(parse_metrics(cfg.info_metrics)) for _ in range(lanes)]
         self._info_keys = {metric.key.partition(".")[0] for metric in self._info[0].metrics}
         self._over, self._lives = np.zeros(lanes, bool), np.zeros(lanes, int)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from qfleet import envs
+from qfleet import __version__, envs
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
+from qfleet.deploy.export import ExportedPolicy, GraphFormat, require_absent, write_policy
+from qfleet.deploy.policy_graph import PolicyGraph
 from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
 from qfleet.launch import attempt
 from qfleet.runconfig.build import make_agent
@@ -94,10 +97,48 @@ class TrainedAgent:
         actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
         return actions[0] if single else np.asarray(actions)
 
+    def export(self, out: str | Path, format: GraphFormat = "onnx") -> ExportedPolicy:
+        """Write the greedy policy as an ONNX or TorchScript file, and compare the file with the policy.
+
+        Args:
+            out: Path of the file; it must not exist.
+            format: `onnx` or `torchscript`.
+
+        Returns:
+            The path, the names, shapes and types of inputs and outputs, and the largest difference.
+
+        Raises:
+            UserError: The agent cannot be exported, or a package is not installed.
+            ExportError: The file cannot be written, or computes something else.
+
+        Example:
+            >>> qfleet.load("runs/my-run").export("policy.onnx").inputs
+        """
+        require_absent(out)
+        policy = Policy(self.policy.agent, 0, torch.device("cpu"))
+        policy.load(self.policy.flat.state(), self.policy.version)
+        graph = PolicyGraph(policy.agent, policy.flat.net, self.spec, self.interpreter, policy.persistent())
+        return write_policy(graph, out, format, self._description())
+
+    def _description(self) -> dict[str, Any]:
+        """Origin of the policy as JSON, for an exported file; paths and hosts are left out."""
+        manifest = None if self.checkpoint is None else self.checkpoint.manifest
+        origin = {} if manifest is None else {"run": manifest.run, "steps": manifest.step, "score": manifest.notes}
+        config = self.config.model_dump(mode="json", include={"agent", "env", "explore", "learner", "replay", "seed"})
+        return {"qfleet": __version__, "algo": self.config.agent.algo, "env": self.spec.to_json(), "config": config,
+                "updates": self.policy.version, **origin}
+
     @cached_property
     def interpreter(self) -> SpaceAdapter | None:
-        """Conversion from the environment's spaces, or None. Created on first use, since it needs an environment."""
-        found = envs.make_space_adapter(self.config.env)
+        """Conversion from the environment's spaces, or None.
+
+        Checkpoints of earlier versions do not contain the spaces: for these, an environment is built.
+        """
+        try:
+            found = envs.make_space_adapter(self.config.env, self.spec.spaces)
+        except ValueError as error:
+            raise UserError(f"the spaces stored in checkpoint {self.checkpoint and self.checkpoint.path} cannot be "
+                            f"read ({error}): it was not written by this version of qfleet") from error
         if found is not None:
             self.require_env(EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n, box=found.actions.box))
         return found

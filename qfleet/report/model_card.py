@@ -15,7 +15,6 @@ import yaml
 from qfleet import __version__
 from qfleet.report.scores import human_normalised
 
-REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 VIDEO_FILE = "replay.mp4"
 
 
@@ -36,15 +35,14 @@ def model_card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any],
             **({} if human is None else {"human-normalised": f"{human:.0%}"}),
             "trained for": f"{trained['steps']:,} steps, {trained['updates']:,} updates",
             "seed of the run": settings.get("seed"), "created with": f"qfleet {__version__}"}
-    name = repo.rpartition("/")[2]
     return "\n".join([
         "---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
         f"# {_code(algo)} on {_code(env)}", "", *([f"Video: [{VIDEO_FILE}]({VIDEO_FILE}).", ""] if has_video else []),
         "| | |", "|---|---|", *(f"| {key} | {_code(value)} |" for key, value in rows.items()), "",
-        "```console", f"$ hf download {repo} --local-dir {name}", f"$ qfleet eval {name}", f"$ qfleet record {name}",
-        "```", "", "```python", "import qfleet", "", f'agent = qfleet.load("{name}")', "action = agent.act(obs)", "```",
-        "", "`config.yaml` contains the full configuration: `qfleet train config.yaml` repeats the training. Weights "
-        "are stored as safetensors, and nothing is unpickled.", ""])
+        "```console", "$ pip install 'qfleet[hub]'", f"$ qfleet eval hf:{repo}", f"$ qfleet record hf:{repo}",
+        "```", "", "```python", "import qfleet", "", f'agent = qfleet.load("hf:{repo}")', "action = agent.act(obs)",
+        "```", "", "`config.yaml` contains the full configuration: `qfleet train config.yaml` repeats the training. "
+        "Weights are stored as safetensors, and nothing is unpickled.", ""])
 
 
 def _inner(settings: Mapping[str, Any], section: str, key: str) -> Any:

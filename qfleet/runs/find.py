@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from qfleet.config import parse_mapping, read_yaml
 from qfleet.config.objects import is_object, texts_of
 from qfleet.core.errors import UserError
+from qfleet.runs import hub
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_checkpoint
 from qfleet.runs.directory import RunDirectory
 
@@ -21,12 +22,14 @@ HARMLESS = ("description", "device", "init_from", "run", "fleet")
 
 
 def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "runs", trust: bool = False) -> Checkpoint:
-    """Return the checkpoint for a path or a run's name.
+    """Return the checkpoint for a path, a run's name or a policy on the Hugging Face Hub (`hf:USER/NAME`).
 
     Without `trust`, only runs created on this machine by this user may name code to import.
     """
     if which not in get_args(Which):
         raise UserError(f"which={which!r}: must be {' or '.join(get_args(Which))}")
+    if hub.is_on_hub(path):
+        path = hub.download(path)
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
     if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).created_here()):
         config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))

@@ -43,7 +43,9 @@ PACKAGES: dict[str, set[str]] = {
     "training": {*SHARED, "explore", "replay", "runs", "transport", *ROLES},
     "runconfig": {*SHARED, "algos", "envs", "replay", "runs", "transport", "training", "accel", "learner", "sync"},
     "report": {*SHARED, "explore", "replay", "runs", "training", "runconfig", "accel", "actor"},
-    "launch": {*SHARED, "envs", "process", "replay", "runs", "transport", "training", "runconfig", "report", *ROLES}}
+    "deploy": {*SHARED, "envs", "runs"},
+    "launch": {*SHARED, "deploy", "envs", "process", "replay", "runs", "transport", "training", "runconfig", "report",
+               *ROLES}}
 """Package -> the packages that it may import. Actor, learner, replay, sync and transport know no algorithm, network or
 environment suite."""
 

@@ -11,10 +11,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from fake_envpool import NewPool
+from policies import cartpole
 
 from qfleet.envs import make
 from qfleet.runconfig.resolution import resolve
@@ -39,6 +42,9 @@ MINIMAL = "minimal_dqn"
 ON_THE_PATH = {"core", "actor", "learner", "replay", "algos", "networks", "maths", "training"}
 """Packages whose files have to be read to follow a step and an update."""
 
+SERVED = "serve_onnx"
+"""The example that serves an exported policy."""
+
 MOST_FILES = 30
 """Files of these packages that run in a step and an update, one that stores a chunk included."""
 
@@ -59,7 +65,7 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_example_has_a_page():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *OBJECTS, ENVPOOL, MINIMAL}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *OBJECTS, ENVPOOL, MINIMAL, SERVED}
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/design.md").read_text())
     assert links[0] == f"../examples/{MINIMAL}.py"
 
@@ -125,6 +131,29 @@ def test_examples_train(name, tmp_path):
     assert result["reason"] == "total_steps" and result["updates"] > 20
     again = run("-m", "qfleet", "eval", str(tmp_path / "run"), "--episodes", "2", "--json", cwd=EXAMPLES)
     assert json.loads(again.stdout)["episodes"] == 2
+
+
+WITHOUT = "import runpy, sys; sys.modules['torch'] = sys.modules['qfleet'] = None; runpy.run_path('serve_onnx.py')"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_example_serves_a_policy_without_torch_or_qfleet(tmp_path):
+    pytest.importorskip("onnxruntime")
+    agent = cartpole()
+    policy = agent.export(tmp_path / "policy.onnx").path
+    with subprocess.Popen([sys.executable, "-c", WITHOUT, str(policy), "0"], cwd=EXAMPLES, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as served:
+        try:
+            name, _, address = served.stdout.readline().strip().rpartition(" at ")
+            assert name == "CartPole-v1"
+            obs = [[0.0, 0.1, 0.0, -0.1], [0.5, -1.0, 0.1, 2.0]]
+            with urlopen(address, json.dumps({"obs": obs}).encode(), timeout=20) as answer:
+                assert json.load(answer)["action"] == agent.act(np.array(obs, np.float32)).tolist()
+            with pytest.raises(HTTPError, match="400"):
+                urlopen(address, b'{"obs": 1}', timeout=20)
+        finally:
+            served.kill()
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Policies as files for other runtimes: ONNX and TorchScript."""

@@ -1,0 +1,72 @@
+"""Export of a policy to a file, with a JSON document that describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from qfleet.core.errors import UserError
+from qfleet.deploy.onnx_format import write_onnx
+from qfleet.deploy.policy_graph import PolicyGraph
+from qfleet.deploy.ports import Port
+from qfleet.deploy.torchscript_format import write_torchscript
+from qfleet.runs.atomic_file import atomic_file
+
+GraphFormat = Literal["onnx", "torchscript"]
+ExportFormat = Literal["safetensors", "onnx", "torchscript"]
+SUFFIXES: dict[str, ExportFormat] = {".onnx": "onnx", ".pt": "torchscript", ".ts": "torchscript"}
+"""Suffix of a file -> its format, if none is named."""
+
+WRITERS: dict[str, Callable[[PolicyGraph, Path, dict[str, Any]], float | None]] = {
+    "onnx": write_onnx, "torchscript": write_torchscript}
+
+METADATA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ExportedPolicy:
+    """A written file. `difference` is its largest difference from the policy, None if nothing could run the file."""
+
+    path: Path
+    format: GraphFormat
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    difference: float | None
+
+
+def chosen_format(out: str | Path, format: str | None) -> ExportFormat:
+    """The format named by the user, else that of the suffix, else safetensors."""
+    if format is None:
+        return SUFFIXES.get(Path(out).suffix, "safetensors")
+    if format not in get_args(ExportFormat):
+        raise UserError(f"format={format!r}: must be one of {', '.join(get_args(ExportFormat))}")
+    return format  # type: ignore[return-value]
+
+
+def require_absent(out: str | Path) -> Path:
+    """The path as an absolute or relative one; UserError if it exists."""
+    target = Path(out).expanduser()
+    if target.exists():
+        raise UserError(f"{target} exists already: choose another path, or delete it")
+    return target
+
+
+def write_policy(graph: PolicyGraph, out: str | Path, format: GraphFormat,
+                 description: Mapping[str, Any]) -> ExportedPolicy:
+    """Write the graph with its description and verify the file. It appears only if it computes what the policy does."""
+    target = require_absent(out)
+    with atomic_file(target) as partial:
+        difference = WRITERS[format](graph, partial, {**description, **_interface(graph)})
+    return ExportedPolicy(target, format, tuple(graph.inputs), tuple(graph.outputs), difference)
+
+
+def _interface(graph: PolicyGraph) -> dict[str, Any]:
+    """Inputs, outputs and recurrent state; initial values that are not listed are 0."""
+    initial = {name: value[0].tolist() if value.ndim else value.item()
+               for name, value in graph.initial_state(1).items() if value.any()}
+    return {"version": METADATA_VERSION, "inputs": [port.to_json() for port in graph.inputs],
+            "outputs": [port.to_json() for port in graph.outputs],
+            "state": {"names": list(graph.state_names), "initial": initial,
+                      "zero_at_episode_start": graph.episodic_state()}}
