@@ -252,7 +252,8 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
         return Decision(epsilon_greedy(chosen.q, explore, rng), memory, inputs)
 
     return Agent(network=model.network, act=act, loss=loss, window=Window(future=cfg.n_step),
-                 priority_inputs=model.priority_inputs, priority=priority)
+                 priority_inputs=model.priority_inputs, priority=priority,
+                 q_values=lambda extras: model.read_prediction(extras).q)
 
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:

@@ -174,6 +174,10 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         q = rows["q_e"][:, cfg.burn_in:], rows["q_i"][:, cfg.burn_in:]
         return mixed_priority(td_losses(rows, q, q, q, cfg, family)[1], r2d2.trained_mask(rows, cfg), cfg.eta)
 
+    def q_values(extras: Tensors) -> torch.Tensor:
+        mixed = family.mix(extras["q_e"], extras["q_i"], extras["arm"].long())
+        return h_inverse(mixed) if cfg.rescale else mixed
+
     q_column = ((spec.num_actions,), "float32")
     states = r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}
     return Agent(
@@ -182,4 +186,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         columns=ngu.stored_columns(cfg), priority_inputs={"q_e": q_column, "q_i": q_column}, priority=priority,
         recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
         eval_buffers=("arm", *ngu.EVAL_BUFFERS),
-        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states})
+        stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states},
+        q_values=q_values)

@@ -235,7 +235,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         network=lambda: Network(cfg, spec, spec.num_actions + 1), act=partial(act, actions=spec.num_actions),
         loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg.units),
-        stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,))
+        stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,),
+        q_values=lambda extras: h_inverse(extras["q"]) if cfg.rescale else extras["q"])
 
 
 @torch.no_grad()

@@ -21,12 +21,17 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from qfleet.core.env import EnvSpec
-from qfleet.core.errors import RunLost
 from qfleet.launch.actor_node import heartbeat_thread
 from qfleet.launch.actor_service import ActorService
-from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights
+from qfleet.launch.attempt import (
+    FINAL_ERRORS,
+    Attempt,
+    TrainResult,
+    advise_on_oom,
+    describe_final_error,
+    initial_weights,
+)
 from qfleet.launch.coordinator import ConnectShards, Coordinator, connect_shards
-from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
@@ -82,8 +87,8 @@ def run_learner(private: Path) -> int:
             learn(run_request, heartbeat, GrpcServing(private),
                   lambda config, wait: connect_shards(config, wait, private))
         return 0
-    except (Diverged, RunLost) as error:
-        log.error("training failed: %s", error)  # a restart would not help
+    except FINAL_ERRORS as error:
+        log.error("%s", describe_final_error(error))
         return EXIT_UNRECOVERABLE
 
 

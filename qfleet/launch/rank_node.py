@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from qfleet.core.errors import RunLost
 from qfleet.launch.actor_node import heartbeat_thread
 from qfleet.launch.allreduce_run import RankContext, train_rank
+from qfleet.launch.attempt import FINAL_ERRORS, describe_final_error
 from qfleet.launch.learner_node import GrpcServing, RunRequest, Serving, exclusive_writer
-from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
 from qfleet.process.restart_group import EXIT_PEER_LOST
 from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
@@ -41,8 +40,8 @@ def serve_rank(run_request: RunRequest, rank_info: RankInfo, heartbeat: Heartbea
     try:
         with exclusive_writer(Path(run_request.directory)) if first else nullcontext():
             train_rank(run_request, RankContext(rank_info, heartbeat, serving=serving))
-    except (Diverged, RunLost) as error:
-        report_error(f"training failed: {error}")
+    except FINAL_ERRORS as error:
+        report_error(describe_final_error(error))
         return EXIT_UNRECOVERABLE
     except RankLost as error:
         report_error(str(error))

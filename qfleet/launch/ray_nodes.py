@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qfleet.core.errors import RunLost, UserError
+from qfleet.core.errors import UserError
 from qfleet.launch.actor_node import run_actor, run_evaluator
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.attempt import FINAL_ERRORS, TrainResult, describe_final_error
 from qfleet.launch.coordinator import ConnectShards
 from qfleet.launch.learner_node import RunRequest, exclusive_writer, learn, result_json
 from qfleet.launch.rank_node import serve_rank
 from qfleet.launch.ray_session import node_address
 from qfleet.launch.shard_node import serve_shard
 from qfleet.launch.worker_node import train_worker
-from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
 from qfleet.runconfig import resolution
@@ -96,8 +95,8 @@ def learner_job(host: RayHost, run_request: RunRequest, shards: Sequence[Any] = 
     try:
         with exclusive_writer(_require_directory(run_request)):
             learn(run_request, host.heartbeat, RayServing(host), ray_shard_clients(shards))
-    except (Diverged, RunLost) as error:
-        host.message = f"training failed: {error}"
+    except FINAL_ERRORS as error:
+        host.message = describe_final_error(error)
         return EXIT_UNRECOVERABLE
     return EXIT_OK
 
