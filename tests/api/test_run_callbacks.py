@@ -103,7 +103,7 @@ def test_a_callback_requests_an_evaluation_of_an_evaluator_process():
 
     class Ask(qfleet.Callback):
         def on_step(self, run):
-            if 60 <= run.steps < 62:
+            if 100 <= run.steps < 102:
                 run.request_evaluation()
 
         def on_evaluation(self, run, evaluation):

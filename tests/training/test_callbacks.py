@@ -232,7 +232,7 @@ class Misspelt:
 
 
 class Foreign:
-    def on_zip(self, run): ...
+    def on_quux_quux(self, run): ...
 
 
 class Idle(Callback):
@@ -262,7 +262,7 @@ class Created:
     ([NeedsArgument], r"NeedsArgument cannot be created without arguments .*pass an instance, NeedsArgument\(...\)"),
     ([Misspelt()], "Misspelt has a method on_episod, which nothing calls: did you mean on_episode"),
     ([Misspelt], "did you mean on_episode"),
-    ([Foreign()], "on_zip, which nothing calls: the methods are on_start, on_step"),
+    ([Foreign()], "on_quux_quux, which nothing calls: the methods are on_start, on_step"),
     ([Idle()], "Idle has none of the methods on_start"), ([Idle], "Idle has none of"), ([print], "print has none of"),
     ([Short()], r"Short.on_episode must accept \(run, episode\)"), ([Short], r"must accept \(run, episode\)"),
     ([Long], r"Long.on_step must accept \(run\): missing a required argument")])
