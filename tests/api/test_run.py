@@ -21,7 +21,7 @@ from qfleet.runs.run_state import run_state
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 AGENTS = {"dqn": DQN, "c51": NOISY_C51, "r2d2": R2D2, "ddpg": DDPG}
-SCHEDULED = ["eval.period_steps=150", "checkpoint.period_steps=200", "total_steps=400"]
+SCHEDULED = ["eval.period_steps=120", "checkpoint.period_steps=150", "total_steps=300"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_run_that_is_stepped_and_looked_at_equals_one_that_is_trained(agent):
     whole = trained(AGENTS[agent], *SCHEDULED)
     run = new_run(AGENTS[agent], *SCHEDULED)
     while not run.done:
-        run.step(37)
+        run.step(53)
         look_at(run)
     run.close()
     assert_equal(whole, run.directory)
