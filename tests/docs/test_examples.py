@@ -18,6 +18,9 @@ PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "cu
 TINY = ["total_steps=300", "env.lanes=2", "agent.hidden=[16]", "replay.chunk_steps=8", "replay.min_steps=64",
         "learner.batch_size=8", "replay.samples_per_insert=2", "eval.period_steps=null", "eval.episodes=2",
         "checkpoint.period_steps=null", "stop_at=null", "run.tensorboard=false"]
+PROGRAMS = {"step_by_hand": "20,000 steps", "callback": "stopped after"}
+"""Programs of docs/python.md, and what they print."""
+
 MOST_LINES = 50
 MINIMAL = "minimal_dqn"
 """The example that connects a run by hand. It is a script of its own, and docs/design.md begins with it."""
@@ -45,7 +48,7 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_example_has_a_page():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, MINIMAL}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *PROGRAMS, MINIMAL}
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/design.md").read_text())
     assert links[0] == f"../examples/{MINIMAL}.py"
 
@@ -111,6 +114,17 @@ def test_examples_train(name, tmp_path):
     assert result["reason"] == "total_steps" and result["updates"] > 20
     again = run("-m", "qfleet", "eval", str(tmp_path / "run"), "--episodes", "2", "--json", cwd=EXAMPLES)
     assert json.loads(again.stdout)["episodes"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_the_python_api_run(name, tmp_path):
+    page = (ROOT / "docs/python.md").read_text()
+    path = EXAMPLES / f"{name}.py"
+    assert f"(../examples/{name}.py)" in page and len(path.read_text().splitlines()) <= 40
+    done = run(str(path), cwd=tmp_path)
+    assert PROGRAMS[name] in done.stdout and list(tmp_path.glob("runs/*/checkpoints/step-*"))
 
 
 @pytest.mark.slow
