@@ -76,6 +76,11 @@ class PolicyFamily:
             return extrinsic + beta * intrinsic
         return h(h_inverse(extrinsic) + beta * h_inverse(intrinsic))
 
+    def q_values(self, extras: Tensors) -> torch.Tensor:
+        """Mixed values [N, A] of a decision, in units of the return."""
+        mixed = self.mix(extras["q_e"], extras["q_i"], extras["arm"].long())
+        return h_inverse(mixed) if self.rescale else mixed
+
 
 def make_recurrent_state(cfg: Config, spec: EnvSpec) -> RecurrentState:
     """NGU's recurrent state plus the LSTM state of the intrinsic network."""
@@ -174,10 +179,6 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         q = rows["q_e"][:, cfg.burn_in:], rows["q_i"][:, cfg.burn_in:]
         return mixed_priority(td_losses(rows, q, q, q, cfg, family)[1], r2d2.trained_mask(rows, cfg), cfg.eta)
 
-    def q_values(extras: Tensors) -> torch.Tensor:
-        mixed = family.mix(extras["q_e"], extras["q_i"], extras["arm"].long())
-        return h_inverse(mixed) if cfg.rescale else mixed
-
     q_column = ((spec.num_actions,), "float32")
     states = r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}
     return Agent(
@@ -187,4 +188,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
         eval_buffers=("arm", *ngu.EVAL_BUFFERS),
         stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states},
-        q_values=q_values)
+        q_values=family.q_values)

@@ -22,6 +22,7 @@ from qfleet.launch.remote_evaluator import RemoteEvaluatorSlot
 from qfleet.launch.scoring import EvalResult, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.replay.view import ReplayView
+from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath
@@ -50,16 +51,21 @@ class Run:
 
     def __init__(self, config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides: Sequence[str] = (), *,
                  env: Any = None, wrappers: Sequence[Any] | None = None, sinks: Sequence[Any] = (),
-                 callbacks: Sequence[Any] = (), progress: bool = False, provenance: Mapping[str, str] | None = None,
-                 **settings: Unpack[Settings]) -> None:
+                 callbacks: Sequence[Any] = (), progress: bool = False, **settings: Unpack[Settings]) -> None:
         """Create a run. The arguments are those of `qfleet.train`; nothing is trained yet.
 
         Raises:
             UserError: The configuration is invalid or needs other processes, or the run directory exists.
         """
-        resolved = resolve_arguments(config, overrides, env, wrappers, settings, provenance)
-        parts = LocalRunParts.check(resolved.config, sinks, callbacks, progress)
-        self._open(parts, partial(local_attempt.create, parts, resolved.provenance))
+        self._create(resolve_arguments(config, overrides, env, wrappers, settings), sinks, callbacks, progress)
+
+    @classmethod
+    def create(cls, resolved: Resolved, sinks: Sequence[Any] = (), callbacks: Sequence[Any] = (),
+               progress: bool = False) -> Run:
+        """Create a run with a complete config and the origin of each of its keys."""
+        run = cls.__new__(cls)
+        run._create(resolved, sinks, callbacks, progress)
+        return run
 
     @classmethod
     def resume(cls, run: StrPath, /, overrides: Sequence[str] = (), *, env: Any = None,
@@ -306,6 +312,10 @@ class Run:
             raise UserError(f"the run {self.directory} is closed: qfleet.Run.resume({str(self.directory)!r}) continues "
                             "it, and qfleet.load loads its policy")
         return self._attempt
+
+    def _create(self, resolved: Resolved, sinks: Sequence[Any], callbacks: Sequence[Any], progress: bool) -> None:
+        parts = LocalRunParts.check(resolved.config, sinks, callbacks, progress)
+        self._open(parts, partial(local_attempt.create, parts, resolved.provenance))
 
     def _open(self, parts: LocalRunParts, build: Callable[[ExitStack], OpenedRun]) -> None:
         self._closed = self._begun = False

@@ -18,7 +18,8 @@ AGENTS = {
     "dqn": ["cartpole"], "dueling": ["cartpole", "agent.dueling=true", "agent.rescale=true"],
     "noisy": ["cartpole", "agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"],
     "c51": ["cartpole", "agent.algo=c51"], "qr": ["cartpole", "agent.algo=qr"], "iqn": ["cartpole", "agent.algo=iqn"],
-    "r2d2": ["hidden-cartpole", "agent.rescale=true", *SEQUENCE], "ngu": ["hidden-cartpole", "agent.algo=ngu", *CURIOUS],
+    "r2d2": ["hidden-cartpole", "agent.rescale=true", *SEQUENCE],
+    "ngu": ["hidden-cartpole", "agent.algo=ngu", *CURIOUS],
     "agent57": ["hidden-cartpole", "agent.algo=agent57", *CURIOUS]}
 GREEDY = ExplorationParams(torch.zeros(5), network_noise=False)
 

@@ -253,7 +253,7 @@ def test_runs_with_other_processes_are_left_to_train(override):
 
 
 def test_an_environment_object_is_given_again_to_resume_and_to_evaluate():
-    name, pairs = arguments(DQN, "run.name=x")
+    pairs = arguments(DQN, "run.name=x")[1]
     pairs.remove("env.max_episode_steps=50")
 
     def make():
@@ -266,7 +266,7 @@ def test_an_environment_object_is_given_again_to_resume_and_to_evaluate():
     for use in (lambda **env: Run.resume("x", **env).close(), lambda **env: qfleet.resume("x", **env),
                 lambda **env: qfleet.evaluate("x", episodes=1, **env)):
         forget_objects()
-        with pytest.raises(UserError, match="was an object of the Python program .* pass it again, as env="):
+        with pytest.raises(UserError, match=r"was an object of the Python program .* pass it again, as env="):
             use()
         use(env=make)
 
