@@ -174,7 +174,7 @@ class Run:
         """
         if self._result is None:
             attempt = self._open_attempt()
-            with self._work():
+            with self._work(), attempt.stops_on_signal():
                 if not self.done:
                     attempt.core.stop.request("stopped")
                 self._begin()
@@ -332,6 +332,7 @@ class Run:
         if not self._begun:
             self._begun = True
             self._open_attempt().run.begin()
+            self._finish_if_failed()
 
     def _advance(self, pause: Callable[[], bool]) -> None:
         attempt, errors = self._open_attempt(), list[Exception]()
@@ -349,14 +350,18 @@ class Run:
         with self._work(), attempt.stops_on_signal():
             self._begin()
             attempt.run.advance(pause_or_error)
-            if attempt.run.callbacks.failed or self._evaluator_failure() is not None:
-                self._finish()  # raises the error
+            self._finish_if_failed()
         if interrupted := attempt.core.stop.reason == "interrupted":
             attempt.core.stop.withdraw()
         if errors:
             raise errors[0]
         if interrupted:
             raise KeyboardInterrupt
+
+    def _finish_if_failed(self) -> None:
+        """Save and raise the error if a callback or the evaluator's process has failed."""
+        if self._open_attempt().run.callbacks.failed or self._evaluator_failure() is not None:
+            self._finish()
 
     def _finish(self) -> None:
         attempt = self._open_attempt()

@@ -171,6 +171,14 @@ def test_a_run_that_was_never_stepped_leaves_nothing_to_do():
     assert Run.resume("x", total_steps=100).train().reason == "total_steps"
 
 
+def test_a_run_can_be_opened_once_at_a_time():
+    with new_run(DQN, "total_steps=400") as run:
+        run.step(100)
+        with pytest.raises(UserError, match=r"in use by this process; close the open qfleet\.Run"):
+            Run.resume("x")
+        assert run.step(10) >= 10
+
+
 def test_saved_checkpoints_can_be_loaded_while_the_run_goes_on():
     with new_run(DQN, "total_steps=400", "checkpoint.keep=9") as run:
         run.step(100)

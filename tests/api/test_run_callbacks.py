@@ -98,6 +98,19 @@ def test_an_exception_in_a_callback_ends_a_run_that_is_stepped():
     run.close()
 
 
+@pytest.mark.parametrize("use", [Run.step, Run.save, Run.train, Run.stop])
+def test_an_exception_at_the_start_is_raised_by_whatever_starts_the_run(use):
+    class Unready:
+        def on_start(self, run):
+            raise ValueError("not ready")
+
+    name, pairs = arguments(DQN, *SHORT)
+    run = Run(name, pairs, callbacks=[Unready()])
+    with pytest.raises(CallbackError, match="not ready"):
+        use(run)
+    run.close()
+
+
 def test_a_callback_requests_an_evaluation_of_an_evaluator_process():
     seen = []
 
