@@ -183,7 +183,7 @@ class Run:
         return self._result
 
     def save(self) -> Path:
-        """Write a checkpoint now, in addition to the scheduled ones.
+        """Write a checkpoint now, in addition to the scheduled ones. Resuming from it is not exact.
 
         Returns:
             Path of the checkpoint.

@@ -67,7 +67,7 @@ class Callback:
         """Training starts or is resumed."""
 
     def on_step(self, run: RunControl) -> None:
-        """A round of the loop is over: all lanes of this process have made a step."""
+        """A round of the loop is over: all lanes have made a step, or the messages of remote actors were handled."""
 
     def on_episode(self, run: RunControl, episode: Episode) -> None:
         """A training episode has ended."""
@@ -146,11 +146,15 @@ class RunControl:
         self._core.meter.log({_tag(tag): _number(tag, value) for tag, value in metrics.items()})
 
     def stop(self) -> None:
-        """End the run after this round, with a checkpoint."""
-        self._core.stop.request("stopped")
+        """End the run after this round, with a checkpoint; no effect on a run that is ending already."""
+        if self._core.stop.reason is None:
+            self._core.stop.request("stopped")
 
     def request_evaluation(self) -> None:
-        """Evaluate the newest weights in the next round, or as soon as a separate evaluator is free."""
+        """Evaluate the newest weights in the next round, or as soon as a separate evaluator is free.
+
+        Weights that were evaluated already are not evaluated again.
+        """
         self._request_evaluation()
 
     def request_checkpoint(self) -> None:

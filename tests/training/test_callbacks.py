@@ -123,6 +123,11 @@ def test_a_callback_stops_the_run_after_the_round_with_a_checkpoint(make_run):
     assert outputs.log.count("eval") == 0
 
 
+def test_a_callback_does_not_replace_the_reason_of_an_ending_run(make_run):
+    run, _ = make_run([Diary("evaluation", lambda run: run.stop())], "stop_at=1", "eval.period_steps=40")
+    assert run.run() == "stop_at"
+
+
 def test_requests_are_served_in_the_next_round(make_run):
     def ask(run):
         if 60 <= run.steps < 62:
