@@ -141,6 +141,11 @@ def test_q_values_are_those_that_acting_compares():
         agent.q_values(np.full(4, np.nan))
 
 
+def test_actions_without_values_are_explained():
+    with new_run(DDPG) as run, pytest.raises(UserError, match="algo=ddpg has no values of actions: its actions"):
+        run.agent.q_values(np.zeros(3, np.float32))
+
+
 def test_a_run_that_was_closed_says_so():
     run = new_run(DQN, "total_steps=400")
     run.step(100)
