@@ -11,6 +11,8 @@ from fleet_runs import PATHS, SMALL
 from real_runs import newest, qfleet, records
 
 from qfleet import UserError, api
+from qfleet.launch.arguments import assign_callbacks
+from qfleet.runconfig.resolution import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -56,6 +58,12 @@ def test_an_exception_in_a_callback_ends_the_run_once_with_a_checkpoint(tmp_path
     assert newest(run).manifest.updates > 20
     log = "".join(path.read_text() for path in (run / "logs").glob("learner*.log"))
     assert 'raise ValueError("out of luck")' in log and "start 2" not in log
+
+
+def test_a_resumed_run_does_not_get_the_callbacks_of_its_configuration_twice():
+    config = resolve("cartpole", [*LONG, "actors=2", "callbacks=[process_callbacks:Broken]"]).config
+    changed, here = assign_callbacks(config, [process_callbacks.Broken, process_callbacks.Diary], elsewhere=True)
+    assert changed.callbacks == ("process_callbacks:Broken", "process_callbacks:Diary") and here == []
 
 
 @pytest.mark.parametrize(("callback", "message"), [
