@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from qfleet import Run
 from qfleet.cli import commands
 from qfleet.runconfig import describe
 
@@ -32,8 +31,8 @@ REMOVED_TAGS = {"fleet/held_share", "time/intake_share", "train/bonus"}
 """Tags that only the changelog may name."""
 
 OTHER_NAMES = {"run.json", "fleet.json", "exits.json", "learner.log",
-               *(f"run.{name}" for name in ("agent", "metrics", "network", "replay") if hasattr(Run, name))}
-"""Look like keys and are none: files, and attributes of qfleet.Run."""
+               *(f"run.{name}" for name in ("agent", "log", "metrics", "network", "replay"))}
+"""Look like keys and are none: files, and members of qfleet.Run and RunControl."""
 
 TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire|fleet)/[a-z_]+\b")
 
