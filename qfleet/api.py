@@ -99,8 +99,7 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
     receivers = check_sinks(sinks)
     resolved = resolve_arguments(config, overrides, env, wrappers, settings, provenance)
     if _trains_here(resolved.config):
-        with Run(resolved.config, sinks=receivers, callbacks=callbacks, progress=progress,
-                 provenance=resolved.provenance) as run:
+        with Run.create(resolved, receivers, callbacks, progress) as run:
             return run.train()
     config, checked = _prepared(resolved.config, callbacks)
     with _view_of(config, progress) as views:

@@ -53,9 +53,13 @@ class Policy:
     @torch.inference_mode()
     def begin(self, lanes: int) -> None:
         """Start an episode in every lane, with the initial recurrent state."""
-        if (recurrent := self.agent.recurrent_state) is not None:
-            persistent = {name: value.to(self.device) for name, value in self.persistent().items()}
-            self.memory = recurrent.initial(lanes, self.device) | persistent
+        self.memory = self._initial_memory(lanes)
+
+    def _initial_memory(self, lanes: int) -> Memory:
+        if (recurrent := self.agent.recurrent_state) is None:
+            return None
+        persistent = {name: value.to(self.device) for name, value in self.persistent().items()}
+        return recurrent.initial(lanes, self.device) | persistent
 
     def end_episodes(self) -> None:
         """Drop the recurrent state: the next action starts an episode in every lane."""
@@ -120,6 +124,22 @@ class Policy:
         if with_priority_inputs and self.agent.evaluate_actions is not None:
             extras = extras | self.agent.evaluate_actions(self.flat.net, tensors, decision.action)
         return decision.action.cpu().numpy(), {name: x.cpu().numpy() for name, x in extras.items()}
+
+    @torch.inference_mode()
+    def q_values(self, obs: Obs) -> np.ndarray | None:
+        """Values [N, A] that the next greedy `act` compares, in units of the return; the policy does not change.
+
+        None if the agent's actions have no values of their own.
+        """
+        if self.agent.q_values is None:
+            return None
+        tensors = {name: aligned_tensor(leaf).to(self.device) for name, leaf in obs.items()}
+        lanes, rng = len(next(iter(tensors.values()))), torch.Generator(self.device)
+        rng.set_state(self.rng.get_state())
+        greedy = ExplorationParams(torch.zeros(lanes, device=self.device), network_noise=False)
+        memory = self._initial_memory(lanes) if self.memory is None else self.memory
+        decision = self.agent.act(self.flat.net, tensors, memory, greedy, rng)
+        return self.agent.q_values(decision.extras).float().cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
         return {"version": self.version, "weights": self.flat.state(), "rng": self.rng.get_state(),

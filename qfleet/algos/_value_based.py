@@ -257,7 +257,7 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
 
     return Agent(network=model.network, act=act, loss=loss, window=Window(future=cfg.n_step),
                  priority_inputs=model.priority_inputs, priority=priority,
-                 greedy=partial(greedy, model=model))
+                 q_values=lambda extras: model.read_prediction(extras).q, greedy=partial(greedy, model=model))
 
 
 def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, model: ReturnModel) -> Decision:

@@ -76,6 +76,11 @@ class PolicyFamily:
             return extrinsic + beta * intrinsic
         return h(h_inverse(extrinsic) + beta * h_inverse(intrinsic))
 
+    def q_values(self, extras: Tensors) -> torch.Tensor:
+        """Mixed values [N, A] of a decision, in units of the return."""
+        mixed = self.mix(extras["q_e"], extras["q_i"], extras["arm"].long())
+        return h_inverse(mixed) if self.rescale else mixed
+
 
 def make_recurrent_state(cfg: Config, spec: EnvSpec) -> RecurrentState:
     """NGU's recurrent state plus the LSTM state of the intrinsic network."""
@@ -198,5 +203,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         recurrent_state=make_recurrent_state(cfg, spec), arms=cfg.arms,
         eval_buffers=("arm", *ngu.EVAL_BUFFERS),
         stored_states=states | {own: states[name] for name, own in INTRINSIC_STATE.items() if name in states},
-        greedy=partial(greedy, cfg=cfg, family=family, actions=spec.num_actions),
+        q_values=family.q_values, greedy=partial(greedy, cfg=cfg, family=family, actions=spec.num_actions),
         greedy_state=(*ngu.greedy_state(cfg), *(INTRINSIC_STATE.values() if states else ())))

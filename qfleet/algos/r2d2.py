@@ -248,6 +248,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg.units),
         stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,),
+        q_values=lambda extras: in_return_units(extras["q"], cfg),
         greedy=partial(greedy, cfg=cfg, actions=spec.num_actions), greedy_state=tuple(STATE_DTYPES))
 
 

@@ -203,7 +203,7 @@ def _import_uncollected(name: str) -> None:
 
 def report_error(error: Exception) -> int:
     """Print an error, with a traceback only if it is unexpected, and return the exit code."""
-    from qfleet.core.errors import EnvFault, ExportError, ProcessFault, UserError
+    from qfleet.core.errors import CallbackError, EnvFault, ExportError, ProcessFault, UserError
 
     if isinstance(error, UserError):
         lines = str(error).splitlines()
@@ -221,10 +221,11 @@ def report_error(error: Exception) -> int:
         print_error("\n".join([f"training failed: {error}", *getattr(error, "__notes__", [])]))
     elif (lack := out_of_memory_text(error)) or isinstance(error, torch.OutOfMemoryError | MemoryError):
         print_error("\n".join([f"out of memory: {lack or error}", *getattr(error, "__notes__", [])]))
-    elif isinstance(error, EnvFault):
+    elif isinstance(error, EnvFault | CallbackError):
         if error.__cause__ is not None:
             print_error(tracebacks.user_traceback(error.__cause__))
-        print_error("\n".join([f"environment failed: {error}", *getattr(error, "__notes__", [])]))
+        what = "error" if isinstance(error, CallbackError) else "environment failed"
+        print_error("\n".join([f"{what}: {error}", *getattr(error, "__notes__", [])]))
     else:
         _report_unexpected(error)
     return 1

@@ -115,6 +115,9 @@ class Agent:
     needed for training. They are stored only at `state_rows`, counted from the start of a window,
     and are [B, M, ...] in a batch.
 
+    `q_values(extras)` returns the values [N, A] of all actions, in units of the return, from the
+    extras of a decision; None if an action has no value of its own, as with continuous actions.
+
     An agent with several `arms` is evaluated with the best one: its network has a buffer `arm`,
     which the evaluator sets to that index. `eval_buffers` names all buffers that the evaluator
     writes. They are saved with the weights, and policies that load the weights start from them;
@@ -147,6 +150,7 @@ class Agent:
     loss_when_frozen: Callable[[nn.Module, nn.Module, Sample, torch.Generator], Loss] | None = None
     greedy: Callable[[nn.Module, Tensors, Memory], Decision] | None = None
     greedy_state: tuple[str, ...] = ()
+    q_values: Callable[[Tensors], torch.Tensor] | None = None
 
 
 def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Generator) -> torch.Tensor:

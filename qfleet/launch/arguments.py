@@ -139,8 +139,8 @@ def assign_callbacks(config: RunConfig, callbacks: Sequence[Any],
                             "starts as another process: put its class into a file, my_module.py, and pass the class or "
                             f"\"my_module:{what if what.isidentifier() else 'MyCallback'}\"; it is created there, "
                             "without arguments")
-    check_callbacks([load_attribute(name) for name in names if name is not None])
-    return config.model_copy(update={"callbacks": (*config.callbacks, *names)}), []
+    new = [name for name in names if name not in config.callbacks]  # a resumed run has them already
+    return config.model_copy(update={"callbacks": (*config.callbacks, *new)}), []
 
 
 def check_sinks(sinks: Sequence[Any]) -> list[Sink]:

@@ -20,6 +20,8 @@ from qfleet.core.env import EnvSpec
 from qfleet.core.errors import CallbackError, ProcessFault, RunLost, UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.replay import Sample
+from qfleet.core.tracebacks import user_traceback
+from qfleet.learner.learner import Diverged
 from qfleet.process.memory import out_of_memory_text, retain_freed_memory
 from qfleet.process.signals import stop_on_signal
 from qfleet.report.eval_video import EvalVideoRecorder
@@ -42,6 +44,9 @@ from qfleet.training.meter import Sink
 log = logging.getLogger(__name__)
 
 EXIT_CODES = {"interrupted": 130, "preempted": 75}
+FINAL_ERRORS = (Diverged, RunLost, CallbackError)
+"""Errors of a learner that a restart would not cure."""
+
 BAD_BATCHES_KEPT = 3
 
 
@@ -99,6 +104,13 @@ def headline(error: BaseException) -> str:
     """First line of an error's text, and the next one if the first ends with a colon."""
     first, _, rest = str(error).partition("\n")
     return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
+
+
+def describe_final_error(error: BaseException) -> str:
+    """Message of one of `FINAL_ERRORS`; the traceback of the user's code that caused it is logged."""
+    if isinstance(error, CallbackError) and error.__cause__ is not None:
+        log.error("%s", user_traceback(error.__cause__))
+    return f"training failed: {error}"
 
 
 def open_for_resume(directory: RunDirectory, config: RunConfig,
@@ -233,6 +245,7 @@ class Attempt(Generic[RunT]):
         self.sinks: list[Sink] = []
         self.user_sinks, self._resume = sinks, checkpoint.manifest.moment if checkpoint else None
         self.id = checkpoint.manifest.run if checkpoint else None
+        self.resumed_from = checkpoint.path if checkpoint else None
         if checkpoint is None and directory.metrics.exists():
             self._resume = (0, 0)  # the previous attempt died before its first checkpoint
         show_plan(sinks, [("run", str(directory.path)), *describe_plan(config, spec, directory.path)])

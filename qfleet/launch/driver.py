@@ -40,7 +40,7 @@ from qfleet.process.restart_group import RestartGroup
 from qfleet.process.signals import stop_on_signal
 from qfleet.process.supervisor import ChildFailure, RestartPolicy, Supervisor
 from qfleet.runconfig.auto import resolve_auto
-from qfleet.runconfig.build import make_env
+from qfleet.runconfig.build import make_env, require_callbacks
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
@@ -114,6 +114,7 @@ def _env_spec(config: RunConfig) -> EnvSpec:
 def require_startable(config: RunConfig) -> RunConfig:
     """Check settings that would otherwise only fail in a child process."""
     fleet = config.fleet
+    require_callbacks(config)
     if config.synchronous:
         rank_sync_builder(config)
     if fleet.token_file is not None:

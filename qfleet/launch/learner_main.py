@@ -11,12 +11,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from qfleet.core.env import EnvSpec
-from qfleet.core.errors import RunLost
 from qfleet.launch.actor_service import ActorService
-from qfleet.launch.attempt import Attempt, TrainingRun, advise_on_oom, initial_weights
+from qfleet.launch.attempt import (
+    FINAL_ERRORS,
+    Attempt,
+    TrainingRun,
+    advise_on_oom,
+    describe_final_error,
+    initial_weights,
+)
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import RunServing
-from qfleet.learner.learner import Diverged
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, heartbeat_thread
 from qfleet.process.restart_group import EXIT_PEER_LOST
 from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
@@ -33,8 +38,8 @@ def exit_code(work: Callable[[], int], report_error: Callable[[str], object]) ->
     """Exit code of a learner that does `work`, also if that fails for good or loses another rank."""
     try:
         return work()
-    except (Diverged, RunLost) as error:  # a restart would not help
-        report_error(f"training failed: {error}")
+    except FINAL_ERRORS as error:
+        report_error(describe_final_error(error))
         return EXIT_UNRECOVERABLE
     except RankLost as error:
         report_error(str(error))

@@ -20,7 +20,6 @@ from qfleet.config import to_yaml
 from qfleet.core.clock import Schedule
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import ProcessFault, UserError
-from qfleet.launch.attempt import TrainResult
 from qfleet.launch.endpoint import GrpcEndpoint
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import Serving
@@ -189,23 +188,11 @@ class RemoteEvaluatorSlot:
             return False
 
 
-class RemoteEvaluatorFactory:
-    """Creates the evaluator of a single-process run in another process; `check_result` raises its failure."""
-
-    def __init__(self) -> None:
-        self.slot: RemoteEvaluatorSlot | None = None
-
-    def __call__(self, config: RunConfig, directory: RunDirectory, stack: ExitStack, evaluator: EvaluatorSlot,
-                 core: LearnerCore) -> EvaluatorSlot:
-        assert isinstance(evaluator, Evaluator)
-        remote = RemoteEvaluator(
-            config, core.layout.spec, core, supervised_evaluator(directory), evaluator.reached_from_return)
-        stack.callback(remote.close)
-        self.slot = RemoteEvaluatorSlot(evaluator, remote)
-        return self.slot
-
-    def check_result(self, result: TrainResult) -> TrainResult:
-        if self.slot is not None and (failure := self.slot.failure) is not None:
-            RunDirectory(result.directory).conclude("failed", str(failure).partition("\n")[0])
-            raise failure
-        return result
+def evaluator_process(config: RunConfig, directory: RunDirectory, stack: ExitStack, evaluator: EvaluatorSlot,
+                      core: LearnerCore) -> EvaluatorSlot:
+    """Evaluator of a single-process run in a process of its own, which the stack ends; replaces `evaluator`."""
+    assert isinstance(evaluator, Evaluator)
+    remote = RemoteEvaluator(
+        config, core.layout.spec, core, supervised_evaluator(directory), evaluator.reached_from_return)
+    stack.callback(remote.close)
+    return RemoteEvaluatorSlot(evaluator, remote)

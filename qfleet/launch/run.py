@@ -9,57 +9,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-import torch
 from torch import nn
 
 from qfleet.actor.policy import Policy
-from qfleet.core.env import VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
-from qfleet.launch.arguments import (
-    Settings,
-    assign_callbacks,
-    changed_config,
-    check_sinks,
-    progress_view,
-    require_importable,
-    resolve_arguments,
-)
-from qfleet.launch.attempt import (
-    Attempt,
-    TrainResult,
-    advise_on_oom,
-    initial_weights,
-    open_for_resume,
-    record_result,
-    recording_failure,
-    require_same_env,
-)
-from qfleet.launch.remote_evaluator import RemoteEvaluatorFactory
+from qfleet.launch import local_attempt
+from qfleet.launch.arguments import Settings, changed_config, resolve_arguments
+from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, record_result, recording_failure
+from qfleet.launch.local_attempt import LocalRunParts, OpenedRun, TorchState
+from qfleet.launch.remote_evaluator import RemoteEvaluatorSlot
 from qfleet.launch.scoring import EvalResult, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.replay.view import ReplayView
-from qfleet.runconfig.auto import resolve_auto
-from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
+from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
-from qfleet.runs.directory import RunDirectory, default_name
+from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath
 from qfleet.runs.metric_writers import read_metrics
-from qfleet.training.learner_core import Hooks, LearnerCore
+from qfleet.training.learner_core import LearnerCore
 from qfleet.training.learner_run import LearnerRun
-
-
-class _Prepared:
-    """Config, sinks and callbacks of a run in this process, checked before anything is built."""
-
-    def __init__(self, config: RunConfig, sinks: Sequence[Any], callbacks: Sequence[Any], progress: bool) -> None:
-        if others := [text for text in config.process_settings() if text != "eval.process=true"]:
-            raise UserError(f"qfleet.Run trains in this process, and {others[0]} starts others: use qfleet.train")
-        require_importable(config)
-        self.config, self.callbacks = assign_callbacks(config, callbacks)
-        self.view = progress_view(config) if progress else None
-        self.sinks = [*check_sinks(sinks), *([] if self.view is None else [self.view])]
 
 
 class Run:
@@ -76,25 +46,28 @@ class Run:
     Example:
         >>> with qfleet.Run("cartpole", ["seed=3"]) as run:
         ...     run.step(5_000)
-        ...     print(run.metrics["loss"], run.evaluate(episodes=5).mean_reward)
+        ...     print(run.metrics["train/loss"], run.evaluate(episodes=5).mean_reward)
         ...     result = run.train()
     """
-
-    _attempt: Attempt[LearnerRun] | None = None
-    _result: TrainResult | None = None
 
     def __init__(self, config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides: Sequence[str] = (), *,
                  env: EnvLike | None = None, wrappers: Sequence[WrapperLike] | None = None,
                  sinks: Sequence[SinkLike] = (), callbacks: Sequence[object] = (), progress: bool = False,
-                 provenance: Mapping[str, str] | None = None, **settings: Unpack[Settings]) -> None:
+                 **settings: Unpack[Settings]) -> None:
         """Create a run. The arguments are those of `qfleet.train`; nothing is trained yet.
 
         Raises:
             UserError: The configuration is invalid or needs other processes, or the run directory exists.
         """
-        resolved = resolve_arguments(config, overrides, env, wrappers, settings, provenance)
-        prepared = _Prepared(resolved.config, sinks, callbacks, progress)
-        self._open(prepared, partial(self._start, prepared, resolved.provenance))
+        self._create(resolve_arguments(config, overrides, env, wrappers, settings), sinks, callbacks, progress)
+
+    @classmethod
+    def create(cls, resolved: Resolved, sinks: Sequence[Any] = (), callbacks: Sequence[Any] = (),
+               progress: bool = False) -> Run:
+        """Create a run with a complete config and the origin of each of its keys."""
+        run = cls.__new__(cls)
+        run._create(resolved, sinks, callbacks, progress)
+        return run
 
     @classmethod
     def resume(cls, run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | None = None,
@@ -119,17 +92,16 @@ class Run:
         Raises:
             UserError: There is no such run, an override is not allowed, or the run is not trusted.
         """
-        receivers = check_sinks(sinks)
         directory, config = changed_config(run, overrides, root, trust, env, wrappers, settings)
-        return cls.reopen(directory, config, receivers, callbacks, progress)
+        return cls.reopen(directory, config, sinks, callbacks, progress)
 
     @classmethod
     def reopen(cls, directory: RunDirectory, config: RunConfig, sinks: Sequence[Any] = (),
                callbacks: Sequence[Any] = (), progress: bool = False) -> Run:
         """Continue a run from its newest valid checkpoint with a config that may differ."""
         run = cls.__new__(cls)
-        prepared = _Prepared(config, sinks, callbacks, progress)
-        run._open(prepared, partial(run._restore, directory, prepared))
+        parts = LocalRunParts.check(config, sinks, callbacks, progress)
+        run._open(parts, partial(local_attempt.reopen, directory, parts))
         return run
 
     # ---- training
@@ -169,7 +141,7 @@ class Run:
             KeyboardInterrupt: Ctrl-C was pressed. The round was completed, and the run can be continued.
 
         Example:
-            >>> run.until(lambda run: run.metrics.get("rollout/return", 0) > 100, steps=50_000)
+            >>> run.until(lambda run: run.metrics.get("rollout/ep_rew_mean", 0) > 100, steps=50_000)
         """
         goals = {"steps": steps, "updates": updates, "episodes": episodes}
         limits = {name: value for name, value in goals.items() if value is not None}
@@ -196,29 +168,38 @@ class Run:
         return self._result
 
     def stop(self) -> TrainResult:
-        """End the run now: save a checkpoint and close. `resume` continues it."""
+        """End the run now: save a checkpoint and close. `resume` continues it.
+
+        With `run.exact_resume` the last scheduled checkpoint is kept as the newest one, if there is one.
+
+        Returns:
+            The result of the run, as for `train`.
+        """
         if self._result is None:
             attempt = self._open_attempt()
-            attempt.core.stop.request("stopped")
-            with self._work():
+            with self._work(), attempt.stops_on_signal():
+                if not self.done:
+                    attempt.core.stop.request("stopped")
                 self._begin()
                 self._finish()
         assert self._result is not None
         return self._result
 
     def save(self) -> Path:
-        """Write a checkpoint now, in addition to the scheduled ones.
+        """Write a checkpoint now, in addition to the scheduled ones. Resuming from it is not exact.
 
         Returns:
             Path of the checkpoint.
         """
         attempt = self._open_attempt()
+        checkpoints = attempt.run.checkpoints
         with self._work():
             self._begin()
-            attempt.run.checkpoints.save(attempt.run)
-        path = attempt.run.checkpoints.saved_path
-        if attempt.run.checkpoints.failed or path is None:
+            checkpoints.save(attempt.run)
+        if checkpoints.failed:
             raise OSError(f"the checkpoint could not be written to {attempt.directory.checkpoints}")
+        path = checkpoints.saved_path or attempt.resumed_from  # the latter if nothing has changed since
+        assert path is not None
         return path
 
     def evaluate(self, episodes: int = 20, *, seed: int = 1000, epsilon: float = 0.0,
@@ -235,7 +216,7 @@ class Run:
             Mean and standard deviation of the returns, and the returns and lengths of all episodes.
         """
         agent = self.agent
-        with self._settings_of_run():
+        with self._torch.active(keep=False):
             return evaluate_policy(agent.policy, self.config, episodes, seed, epsilon, lanes, agent.require_env)
 
     # ---- looking
@@ -282,10 +263,10 @@ class Run:
 
     @property
     def agent(self) -> TrainedAgent:
-        """Agent with a copy of the current weights; `run.agent.act(obs)` returns a greedy action."""
+        """Agent with a copy of the current weights, made anew at each access: `run.agent.act(obs)`, `q_values(obs)`."""
         core = self._core
         learner = core.learner
-        with self._settings_of_run():
+        with self._torch.active(keep=False):
             policy = Policy(learner.agent, seed_for(core.plan.seed, "agent"), core.plan.device)
             policy.load(learner.flat.state(), learner.updates)
         return TrainedAgent(self.config, core.layout.spec, policy)
@@ -296,15 +277,21 @@ class Run:
         return self._core.learner.flat.net
 
     def __repr__(self) -> str:
-        state = "finished" if self._result is not None else f"{self.steps:,} of {self.config.total_steps:,} steps"
+        steps = self.steps if self._result is None else self._result.steps
+        state = f"{steps:,} of {self.config.total_steps:,} steps{', closed' * (self._closed or self._attempt is None)}"
         return f"Run({self.config.env.name}, {self.config.agent.algo}, {state}, {self.directory})"
 
     # ---- end
 
     def close(self) -> None:
-        """End the run if it has not ended, with a checkpoint, and close its environments and files."""
-        if self._result is None and not self._failed and self._begun:
+        """End the run as `stop` does, unless it has ended, and close its environments and files.
+
+        A run that has reached its end by steps, updates or score ends as by `train`, with a last evaluation.
+        """
+        if self._begun and not self._closed:
             self.stop()
+        elif self._attempt is not None and not self._closed:
+            self._attempt.directory.conclude("stopped")
         self._close()
 
     def __enter__(self) -> Run:
@@ -324,103 +311,78 @@ class Run:
 
     def _open_attempt(self) -> Attempt[LearnerRun]:
         """The roles of a run that has not ended."""
-        if self._attempt is None or self._result is not None or self._failed:
+        if self._attempt is None or self._closed:
             raise UserError(f"the run {self.directory} is closed: qfleet.Run.resume({str(self.directory)!r}) continues "
                             "it, and qfleet.load loads its policy")
         return self._attempt
 
-    def _open(self, prepared: _Prepared, build: Callable[[ExitStack], Attempt[LearnerRun] | None]) -> None:
-        config = prepared.config
-        self._failed = self._begun = False
-        self._threads, self._rng = config.run.threads or 1, torch.get_rng_state()
-        self._evaluators = RemoteEvaluatorFactory() if config.evaluator_process else None
-        with ExitStack() as stack, self._settings_of_run(), advise_on_oom(config):
-            if prepared.view is not None:
-                stack.callback(prepared.view.close)
-            self._attempt = build(stack)
+    def _create(self, resolved: Resolved, sinks: Sequence[Any], callbacks: Sequence[Any], progress: bool) -> None:
+        parts = LocalRunParts.check(resolved.config, sinks, callbacks, progress)
+        self._open(parts, partial(local_attempt.create, parts, resolved.provenance))
+
+    def _open(self, parts: LocalRunParts, build: Callable[[ExitStack], OpenedRun]) -> None:
+        self._closed = self._begun = False
+        self._torch = TorchState(parts.config.run.threads or 1)
+        with ExitStack() as stack, self._torch.active(), advise_on_oom(parts.config):
+            if parts.view is not None:
+                stack.callback(parts.view.close)
+            opened = build(stack)
             self._resources = stack.pop_all()
-
-    def _start(self, prepared: _Prepared, provenance: Mapping[str, str], stack: ExitStack) -> Attempt[LearnerRun]:
-        config = prepared.config
-        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
-        stack.callback(env.close)
-        config = resolve_auto(config, env.spec)
-        source = initial_weights(config, env.spec)
-        directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
-        stack.callback(directory.unlock)
-        self.config, self.directory = config, directory.path
-        try:
-            attempt = Attempt(config, env.spec, directory, prepared.sinks, self._roles(config, env, directory, stack),
-                              callbacks=prepared.callbacks)
-            stack.callback(attempt.close)
-            unfit = attempt.load_initial_weights(source) if source else []
-            attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
-        except BaseException:
-            directory.discard()  # otherwise its name would stay taken by a run that never started
-            raise
-        return attempt
-
-    def _restore(self, directory: RunDirectory, prepared: _Prepared, stack: ExitStack) -> Attempt[LearnerRun] | None:
-        config = prepared.config
-        self.config, self.directory = config, directory.path
-        checkpoint, self._result = open_for_resume(directory, config, stack)
-        if self._result is not None:
-            return None
-        env = make_env(config.env, config.env.lanes, stall_timeout_s=config.run.stall_timeout_s)
-        stack.callback(env.close)
-        if checkpoint is not None:
-            require_same_env(checkpoint, env.spec)
-        self.config = config = resolve_auto(config, env.spec)
-        attempt = Attempt(config, env.spec, directory, prepared.sinks, self._roles(config, env, directory, stack),
-                          checkpoint, prepared.callbacks)
-        stack.callback(attempt.close)
-        if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
-            attempt.load_initial_weights(source)
-        attempt.open({} if checkpoint is None else {"resumed_from": checkpoint.path.name})
-        return attempt
-
-    def _roles(self, config: RunConfig, env: VectorEnv, directory: RunDirectory,
-               stack: ExitStack) -> Callable[[Hooks], LearnerRun]:
-        """Builder of a run with all roles in this process; the stack closes their environments."""
-        def build(hooks: Hooks) -> LearnerRun:
-            setup = make_acting_setup(config, env)
-            stack.callback(setup.close)
-            if self._evaluators is None:
-                return LearnerRun(setup, make_plan(config), hooks)
-            return LearnerRun(setup, make_plan(config), hooks,
-                              make_evaluator=partial(self._evaluators, config, directory, stack))
-
-        return build
+        self.config, self.directory = opened.config, opened.directory.path
+        self._attempt, self._result = opened.attempt, opened.result
 
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
             self._open_attempt().run.begin()
+            self._finish_if_failed()
 
     def _advance(self, pause: Callable[[], bool]) -> None:
-        attempt = self._open_attempt()
+        attempt, errors = self._open_attempt(), list[Exception]()
         if self.done or pause():
             return
-        stop = attempt.core.stop
+
+        def pause_or_error() -> bool:
+            """After an error in the caller's condition the round is complete, so that the run can be continued."""
+            try:
+                return pause()
+            except Exception as error:
+                errors.append(error)
+                return True
+
         with self._work(), attempt.stops_on_signal():
             self._begin()
-            attempt.run.advance(pause)
-        if stop.reason == "interrupted":
-            stop.withdraw()
+            attempt.run.advance(pause_or_error)
+            self._finish_if_failed()
+        if interrupted := attempt.core.stop.reason == "interrupted":
+            attempt.core.stop.withdraw()
+        if errors:
+            raise errors[0]
+        if interrupted:
             raise KeyboardInterrupt
+
+    def _finish_if_failed(self) -> None:
+        """Save and raise the error if a callback or the evaluator's process has failed."""
+        if self._open_attempt().run.callbacks.failed or self._evaluator_failure() is not None:
+            self._finish()
 
     def _finish(self) -> None:
         attempt = self._open_attempt()
-        reason = attempt.run.finish()
-        result = attempt.result(reason)
-        if self._evaluators is not None:
-            result = self._evaluators.check_result(result)
+        result = attempt.result(attempt.run.finish())
+        if (failure := self._evaluator_failure()) is not None:
+            raise failure
         record_result(attempt.directory, result)
         self._result = result
         self._close()
 
+    def _evaluator_failure(self) -> Exception | None:
+        """Why the evaluator's process cannot go on, if there is one."""
+        evaluator = self._open_attempt().run.evaluator
+        return evaluator.failure if isinstance(evaluator, RemoteEvaluatorSlot) else None
+
     def _close(self) -> None:
-        with self._settings_of_run():
+        self._closed = True
+        with self._torch.active():
             self._resources.close()
 
     @contextmanager
@@ -428,22 +390,8 @@ class Run:
         """Context of everything that changes the run: an exception is recorded, and ends it."""
         attempt = self._open_attempt()
         try:
-            with self._settings_of_run(), recording_failure(attempt.directory), advise_on_oom(self.config):
+            with self._torch.active(), recording_failure(attempt.directory), advise_on_oom(self.config):
                 yield
         except BaseException:
-            self._failed = True
             self._close()
             raise
-
-    @contextmanager
-    def _settings_of_run(self) -> Iterator[None]:
-        """Use the run's number of threads and state of torch's generator, and restore the caller's afterwards."""
-        threads, rng = torch.get_num_threads(), torch.get_rng_state()
-        torch.set_num_threads(self._threads)
-        torch.set_rng_state(self._rng)
-        try:
-            yield
-        finally:
-            self._rng = torch.get_rng_state()
-            torch.set_rng_state(rng)
-            torch.set_num_threads(threads)

@@ -64,7 +64,7 @@ class TrainedAgent:
 
     def reset(self) -> None:
         """Reset the recurrent state at the start of an episode."""
-        self.policy.memory = None
+        self.policy.end_episodes()
 
     def act(self, obs: Any, epsilon: float = 0.0, *, reward: Any = 0.0, over: Any = False) -> Any:
         """Choose an action for one observation or for a batch.
@@ -85,10 +85,7 @@ class TrainedAgent:
         Example:
             >>> obs, reward, terminated, truncated, info = env.step(agent.act(obs))
         """
-        leaves, single = self._leaves(obs)
-        for name, leaf in leaves.items():
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise UserError(f"observation {name!r} contains NaN or infinity: there is no action for it")
+        leaves, single = self._finite_leaves(obs)
         lanes = len(next(iter(leaves.values())))
         if self.policy.memory is not None:
             self.policy.observe(np.full(lanes, reward, np.float32), np.full(lanes, over, bool))
@@ -127,6 +124,30 @@ class TrainedAgent:
         config = self.config.model_dump(mode="json", include={"agent", "env", "explore", "learner", "replay", "seed"})
         return {"qfleet": __version__, "algo": self.config.agent.algo, "env": self.spec.to_json(), "config": config,
                 "updates": self.policy.version, **origin}
+    def q_values(self, obs: Any) -> np.ndarray:
+        """Values of all actions for one observation or for a batch: the next greedy `act` takes the largest.
+
+        The values estimate the discounted return. Distributional agents give its mean. For recurrent agents they
+        depend on the observations that `act` has received; `q_values` itself changes nothing.
+
+        Args:
+            obs: An observation or a batch, as for `act`.
+
+        Returns:
+            An array [A], or [N, A] for a batch. The actions are in the order of `env.action_space`.
+
+        Raises:
+            UserError: The observation does not fit the agent, or its actions have no values: they are continuous.
+
+        Example:
+            >>> agent.q_values(obs).argmax() == agent.act(obs)
+        """
+        leaves, single = self._finite_leaves(obs)
+        values = self.policy.q_values(leaves)
+        if values is None:
+            why = "its actions are continuous" if self.spec.box is not None else "its algorithm has no Agent.q_values"
+            raise UserError(f"agent.algo={self.config.agent.algo} has no values of actions: {why}")
+        return values[0] if single else values
 
     @cached_property
     def interpreter(self) -> SpaceAdapter | None:
@@ -142,6 +163,13 @@ class TrainedAgent:
         if found is not None:
             self.require_env(EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n, box=found.actions.box))
         return found
+
+    def _finite_leaves(self, obs: Any) -> tuple[Obs, bool]:
+        leaves, single = self._leaves(obs)
+        for name, leaf in leaves.items():
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise UserError(f"observation {name!r} contains NaN or infinity: there is no action for it")
+        return leaves, single
 
     def _leaves(self, obs: Any) -> tuple[Obs, bool]:
         """Return the network's inputs [N, ...], and True if `obs` was a single observation."""

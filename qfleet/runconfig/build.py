@@ -101,6 +101,11 @@ def make_callbacks(config: RunConfig) -> list[CheckedCallback]:
     return check_callbacks([load_attribute(name) for name in config.callbacks])
 
 
+def require_callbacks(config: RunConfig) -> None:
+    """UserError if another process could not create or call the callbacks that the config names."""
+    check_callbacks([load_attribute(name) for name in config.callbacks], create=False)
+
+
 def make_explorer(config: RunConfig, index: int) -> Explorer:
     """Explorer of a group of lanes. Groups are numbered over the whole run: process index x env.groups + group."""
     lanes = config.env.lanes

@@ -314,7 +314,8 @@ def _in_use(path: Path, owner: LockOwner, unknown: bool) -> str:
     if unknown:
         return f"another run writes here: {path} is locked by {who}; if that process is gone, delete {path / 'lock'}"
     if owner == LockOwner.current():
-        who = "this process"
+        return (f"another run writes here: {path} is in use by this process; close the open qfleet.Run, or choose "
+                "another run.name")
     return f"another run writes here: {path} is in use by {who}; wait for it, stop it, or choose another run.name"
 
 

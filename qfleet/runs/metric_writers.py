@@ -24,6 +24,9 @@ from qfleet.runs.safe_open import open_no_follow
 
 log = logging.getLogger(__name__)
 
+COUNTERS = ("step", "frames", "updates", "episodes", "time_s")
+"""Keys of every record. Further ones are metrics."""
+
 WARNING_PERIOD_S = 60.0
 Record = Mapping[str, Any]
 
@@ -152,7 +155,7 @@ class TensorBoardWriter:
                                    session_log=SessionLog(status=SessionLog.START)))
                 self._purge_step = None
         metrics = {tag: _plain(value) for tag, value in record.items() if tag != "step"}
-        values = [Summary.Value(tag=tag if "/" in tag else f"time/{tag}", simple_value=value)
+        values = [Summary.Value(tag=f"time/{tag}" if tag in COUNTERS else tag, simple_value=value)
                   for tag, value in metrics.items() if is_number(value)]
         self._append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
 

@@ -15,13 +15,14 @@ from qfleet.core.clock import Progress
 from qfleet.core.episode import Episode
 from qfleet.core.errors import CallbackError, UserError
 from qfleet.core.evaluation import Score
+from qfleet.core.tracebacks import user_frame
 from qfleet.replay.view import ReplayView
+from qfleet.runs.metric_writers import COUNTERS
 from qfleet.training.checkpointer import CheckpointWriter
 
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
 
-RESERVED_TAGS = ("step", "frames", "updates", "episodes", "time_s")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Callback:
         """Training starts or is resumed."""
 
     def on_step(self, run: RunControl) -> None:
-        """A round of the loop is over: all lanes of this process have made a step."""
+        """A round of the loop is over: all lanes have made a step, or the messages of remote actors were handled."""
 
     def on_episode(self, run: RunControl, episode: Episode) -> None:
         """A training episode has ended."""
@@ -140,16 +141,20 @@ class RunControl:
             metrics: Values by tag, such as `{"curriculum/level": 3}`.
 
         Raises:
-            UserError: A tag is not text or is one of qfleet's counters, or a value is not a number.
+            UserError: A tag is not text or is reserved, or a value is not a number.
         """
         self._core.meter.log({_tag(tag): _number(tag, value) for tag, value in metrics.items()})
 
     def stop(self) -> None:
-        """End the run after this round, with a checkpoint."""
-        self._core.stop.request("stopped")
+        """End the run after this round, with a checkpoint; no effect on a run that is ending already."""
+        if self._core.stop.reason is None:
+            self._core.stop.request("stopped")
 
     def request_evaluation(self) -> None:
-        """Evaluate the newest weights in the next round, or as soon as a separate evaluator is free."""
+        """Evaluate the newest weights in the next round, or as soon as a separate evaluator is free.
+
+        Weights that were evaluated already are not evaluated again.
+        """
         self._request_evaluation()
 
     def request_checkpoint(self) -> None:
@@ -161,8 +166,10 @@ class RunControl:
 
 
 def _tag(tag: Any) -> str:
-    if not isinstance(tag, str) or not tag or tag in RESERVED_TAGS:
-        raise UserError(f"log: {tag!r} cannot be the name of a metric: use text other than {', '.join(RESERVED_TAGS)}")
+    if not isinstance(tag, str) or not tag:
+        raise UserError(f"log: {tag!r} cannot be the name of a metric: use text, such as \"curriculum/level\"")
+    if tag in COUNTERS or tag.startswith("eval/"):
+        raise UserError(f"log: {tag!r} is reserved: use a name other than {', '.join(COUNTERS)} and eval/...")
     return tag
 
 
@@ -181,14 +188,22 @@ class CheckedCallback:
     hooks: Mapping[str, Callable[..., object]]
 
 
-def check_callbacks(callbacks: Any) -> list[CheckedCallback]:
-    """Check callbacks before training starts; a class is instantiated. UserError for one that cannot be called."""
-    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+def check_callbacks(callbacks: Any, create: bool = True) -> list[CheckedCallback]:
+    """Check callbacks before training starts, so that none fails in the middle of it.
+
+    Args:
+        callbacks: A list of objects, or of classes that are called without arguments.
+        create: Create the objects of classes. Without, the result is only a check, for another process that trains.
+
+    Raises:
+        UserError: A callback cannot be called.
+    """
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise UserError("callbacks: must be a list, such as [MyCallback()]")
-    return [_checked(each) for each in callbacks]
+    return [_checked(each, create) for each in callbacks]
 
 
-def _checked(callback: Any) -> CheckedCallback:
+def _checked(callback: Any, create: bool) -> CheckedCallback:
     name = getattr(callback, "__qualname__", type(callback).__qualname__)
     if isinstance(callback, type):
         try:
@@ -196,8 +211,9 @@ def _checked(callback: Any) -> CheckedCallback:
         except TypeError as error:
             raise UserError(f"callbacks: {name} cannot be created without arguments ({error}): pass an instance, "
                             f"{name}(...)") from None
-        callback = callback()
-    if unknown := [name for name in dir(callback) if name.startswith("on_") and name not in HOOKS]:
+        callback = callback() if create else callback
+    named = [attribute for attribute in dir(callback) if attribute.startswith("on_")]
+    if unknown := [each for each in named if each not in HOOKS and callable(getattr(callback, each))]:
         close = get_close_matches(unknown[0], HOOKS, 1)
         known = f"did you mean {close[0]}?" if close else f"the methods are {', '.join(HOOKS)}"
         raise UserError(f"callbacks: {name} has a method {unknown[0]}, which nothing calls: {known}")
@@ -206,17 +222,19 @@ def _checked(callback: Any) -> CheckedCallback:
         raise UserError(f"callbacks: {name} has none of the methods {', '.join(HOOKS)}: subclass qfleet.Callback, or "
                         "pass a function of a record as a sink")
     for hook, method in hooks.items():
-        _require_signature(name, hook, method)
+        takes_self = isinstance(callback, type) and inspect.isfunction(inspect.getattr_static(callback, hook))
+        _require_signature(name, hook, method, HOOKS[hook] + takes_self)
     return CheckedCallback(name, hooks)
 
 
 def _overrides(callback: Any, hook: str) -> bool:
-    return hasattr(callback, hook) and getattr(type(callback), hook, None) is not getattr(Callback, hook)
+    method = getattr(callback, hook, None)
+    return method is not None and getattr(method, "__func__", method) is not getattr(Callback, hook)
 
 
-def _require_signature(name: str, hook: str, method: Any) -> None:
+def _require_signature(name: str, hook: str, method: Any, arguments: int) -> None:
     try:
-        inspect.signature(method).bind(*range(HOOKS[hook]))
+        inspect.signature(method).bind(*range(arguments))
     except TypeError as error:
         wanted = ", ".join(list(inspect.signature(getattr(Callback, hook)).parameters)[1:])
         raise UserError(f"callbacks: {name}.{hook} must accept ({wanted}): {error}") from None
@@ -282,6 +300,11 @@ class CallbackWorker:
         self.pass_events()
         self._call("on_end", reason)
 
+    @property
+    def failed(self) -> bool:
+        """True after an exception in a callback."""
+        return self._failure is not None
+
     def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure from self._failure.__cause__
@@ -300,8 +323,11 @@ class CallbackWorker:
             try:
                 method(self.control, *arguments)
             except Exception as error:
-                text = f"callback {callback.name}.{hook} raised {type(error).__name__}: {error}".removesuffix(": ")
-                self._failure = CallbackError(f"{text}; the run was stopped at step {self.control.steps:,}")
+                what = f"{type(error).__name__}: {error}".removesuffix(": ")
+                frame, _ = user_frame(error)
+                where = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
+                self._failure = CallbackError(f"callback {callback.name}.{hook}{where} raised {what}; the run was "
+                                              f"stopped at step {self.control.steps:,}")
                 self._failure.__cause__ = error
                 self.control.stop()
 

@@ -65,19 +65,19 @@ class CheckpointWriter:
         self.failed = False
         self.saved_at: Progress | None = None
         self.saved_path: Path | None = None
-        self._requested = False
+        self.requested = False
 
     def request(self) -> None:
         """Save at the next opportunity, in addition to the schedule."""
-        self._requested = True
+        self.requested = True
 
     def save_if_due(self, source: CheckpointSource) -> bool:
         """Save if a checkpoint is due; returns whether it was."""
         if self.schedule.due(self.progress()):
             source.before_checkpoint(self.schedule.index)
-        elif not self._requested:
+        elif not self.requested:
             return False
-        self._requested = False
+        self.requested = False
         self.save(source)
         return True
 

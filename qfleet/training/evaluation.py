@@ -102,7 +102,7 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
     """
     counter = EpisodeCounter(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
-    policy.memory = None
+    policy.end_episodes()
     actor = Actor(policy, env, explorer or Constant(epsilon, env.lanes), counter)
     actor.begin(lane_seeds(seed, env.lanes, "evaluation"))
     completed, faults, steps = 0, env.faults(), 0

@@ -148,7 +148,8 @@ class LearnerRun:
                 core.learner.publish()
                 self.evaluator.evaluate()
             # With exact_resume, the run resumes from the last scheduled checkpoint: only that is an episode boundary.
-            if not (self.plan.exact_resume and stop.is_external and self.checkpoints.saved_at):
+            resumes_exactly = self.plan.exact_resume and stop.is_early and self.checkpoints.saved_at
+            if not resumes_exactly or self.checkpoints.requested:
                 self.checkpoints.save(self)
             reason = stop.reason or "total_steps"
             self.callbacks.end(reason)

@@ -78,6 +78,11 @@ class StopRule:
         """True after a signal: the process has to exit soon."""
         return self.reason in ("interrupted", "preempted")
 
+    @property
+    def is_early(self) -> bool:
+        """True if a signal or the user ended the run, and not its length or score: it is to be continued."""
+        return self.is_external or self.reason == "stopped"
+
     def request(self, reason: str) -> None:
         """Ask the run to end for this reason."""
         self.reason = reason

@@ -34,6 +34,8 @@ OBJECTS = {"dict_env": ("custom-env.md", "action "), "custom_metric": ("metrics.
 
 ENVPOOL = "envpool_atari"
 """The example that needs EnvPool, which is not installed here: a stand-in with the same interface takes its place."""
+PROGRAMS = {"step_by_hand": "20,000 steps", "callback": "stopped after"}
+"""Programs of docs/python.md, and what they print."""
 
 MOST_LINES = 50
 MINIMAL = "minimal_dqn"
@@ -65,7 +67,7 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_example_has_a_page():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *OBJECTS, ENVPOOL, MINIMAL, SERVED}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *OBJECTS, *PROGRAMS, ENVPOOL, MINIMAL, SERVED}
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/design.md").read_text())
     assert links[0] == f"../examples/{MINIMAL}.py"
 
@@ -188,6 +190,17 @@ def test_the_envpool_example_calls_what_envpool_has(monkeypatch):
     # Of EnvPool 1.2: options of all environments, and of Atari's.
     assert calls[0][1].keys() == {"num_envs", "seed", "stack_num", "use_fire_reset", "max_episode_steps"}
     assert callable(program.pong) and len((EXAMPLES / f"{ENVPOOL}.py").read_text().splitlines()) <= 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_the_python_api_run(name, tmp_path):
+    page = (ROOT / "docs/python.md").read_text()
+    path = EXAMPLES / f"{name}.py"
+    assert f"(../examples/{name}.py)" in page and len(path.read_text().splitlines()) <= 40
+    done = run(str(path), cwd=tmp_path)
+    assert PROGRAMS[name] in done.stdout and list(tmp_path.glob("runs/*/checkpoints/step-*"))
 
 
 @pytest.mark.slow

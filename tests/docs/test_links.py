@@ -31,8 +31,9 @@ REMOVED_KEYS = {"learner.parts", "run.share_cores", "eval.beside", "fleet.restar
 REMOVED_TAGS = {"fleet/held_share", "time/intake_share", "train/bonus"}
 """Tags that only the changelog may name."""
 
-OTHER_NAMES = {"run.json", "fleet.json", "exits.json", "learner.log"}
-"""Look like keys and are none."""
+OTHER_NAMES = {"run.json", "fleet.json", "exits.json", "learner.log",
+               *(f"run.{name}" for name in ("agent", "log", "metrics", "network", "replay"))}
+"""Look like keys and are none: files, and members of qfleet.Run and RunControl."""
 
 TAG = re.compile(r"\b(?:rollout|eval|train|time|replay|actor|fault|wire|fleet)/[a-z_]+\b")
 
