@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.algos._categorical import CategoricalConfig
-from qfleet.algos._value_based import (
+from qfleet.algos.categorical import CategoricalConfig
+from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
     QNetwork,

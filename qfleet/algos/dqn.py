@@ -1,7 +1,7 @@
 """DQN (Mnih et al. 2015).
 
 Q-learning with a replay buffer and a target network: y = r + γ max_a Q⁻(s', a). The options it shares with the other
-value-based agents are in `_value_based`; `replay.alpha` sets prioritised replay, `explore` the exploration.
+value-based agents are in `value_based`; `replay.alpha` sets prioritised replay, `explore` the exploration.
 Shapes: B items, A actions.
 """
 
@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.algos._value_based import (
+from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
     QNetwork,

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from qfleet.algos import r2d2
-from qfleet.algos._curiosity import CuriosityConfig, inactive_options
-from qfleet.algos._value_based import reject_unused_options
+from qfleet.algos.curiosity import CuriosityConfig, inactive_options
+from qfleet.algos.value_based import reject_unused_options
 from qfleet.config import Fraction
 from qfleet.core.agent import (
     Agent,

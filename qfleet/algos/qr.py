@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.algos._value_based import (
+from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
     QNetwork,

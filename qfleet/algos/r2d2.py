@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.algos._value_based import reject_unused_options, unused_options
+from qfleet.algos.value_based import reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, Positive, PositiveCount
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, RecurrentState, Tensors, epsilon_greedy

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from qfleet.algos import c51, dqn, iqn, qr
-from qfleet.algos._value_based import ValueBasedConfig
+from qfleet.algos.value_based import ValueBasedConfig
 from qfleet.runconfig.describe import key_table
 
 PAGE = (Path(__file__).parents[2] / "docs/values.md").read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.algos._value_based import reject_unused_options, unused_options
+from qfleet.algos.value_based import reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, ParamGroup, RecurrentState, Tensors
