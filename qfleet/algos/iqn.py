@@ -29,7 +29,7 @@ from qfleet.core.agent import Agent, Tensors
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import cosine_features, pairwise_td_errors, quantile_huber
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import MLP, DuelingHead, Head
 from qfleet.networks.noisy import Noise
 
@@ -59,7 +59,7 @@ class QuantileNetwork(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec) -> None:
         super().__init__()
         self.cosines = cfg.cosines
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         self.body = MLP(self.encoder.features, cfg.hidden[:-1], cfg.norm)
         self.level = nn.Linear(cfg.cosines, self.body.features)
         head = DuelingHead if cfg.dueling else Head

@@ -44,7 +44,7 @@ from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks.curiosity import Curiosity, Trunk, call_with_parameters, flatten_parameters
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import DuelingHead, Head
 
 CURIOSITY_ROWS = 5
@@ -71,7 +71,7 @@ class FeedForwardNetwork(nn.Module):
 
     def __init__(self, cfg: Any, spec: EnvSpec, side: int) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         self.head = (DuelingHead if cfg.dueling else Head)(self.encoder.features + side, cfg.hidden,
                                                            (spec.num_actions,), cfg.norm)
 
@@ -100,13 +100,14 @@ def value_network(cfg: Any, spec: EnvSpec) -> nn.Module:
 
 
 def make_curiosity(cfg: CuriosityConfig, spec: EnvSpec) -> Curiosity:
-    torso = getattr(cfg, "torso", "auto")
-    return Curiosity(spec.observation, spec.num_actions, torso, cfg.curious_hidden, cfg.embedding, cfg.surprise_outputs)
+    encoder = encoder_factory(cfg, norm="none")
+    return Curiosity(
+        spec.observation, spec.num_actions, encoder, cfg.curious_hidden, cfg.embedding, cfg.surprise_outputs)
 
 
 def make_embedding(cfg: CuriosityConfig, spec: EnvSpec) -> Trunk:
     """The embedding network of `Curiosity` alone."""
-    return Trunk(spec.observation, getattr(cfg, "torso", "auto"), cfg.curious_hidden, cfg.embedding)
+    return Trunk(spec.observation, encoder_factory(cfg, norm="none"), cfg.curious_hidden, cfg.embedding)
 
 
 # Intrinsic reward and acting.

@@ -31,7 +31,8 @@ from qfleet.core.replay import Sample, Window
 from qfleet.maths.bellman import gather_actions, scaled_log_policy
 from qfleet.maths.returns import NStep, n_step
 from qfleet.maths.value_rescaling import h, h_inverse
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.custom_encoder import EncoderName, check_encoder
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import DuelingHead, Head
 from qfleet.networks.noisy import Noise
 from qfleet.networks.norms import Norm
@@ -63,6 +64,11 @@ class ValueBasedConfig(Section):
     rescale: bool = Field(
         False, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
                            "clipped")
+    encoder: EncoderName = Field(
+        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
+                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
+    encoder_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
@@ -89,7 +95,7 @@ class ValueBasedConfig(Section):
             idle |= dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "without agent.noisy=true")
         if self.torso != "impala":
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
-        return idle
+        return idle | inactive_encoder_options(self)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:
         return unused_options(self, spec)
@@ -111,7 +117,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, cfg: ValueBasedConfig, spec: EnvSpec, distribution_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         head = DuelingHead if cfg.dueling else Head
         shape = (spec.num_actions, *distribution_shape)
         self.head = head(self.encoder.features, cfg.hidden, shape, cfg.norm, cfg.sigma)
@@ -257,19 +263,31 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:
     """Network options without effect on this environment's observations, with the message for each."""
-    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    images, own = any(leaf.kind == "image" for leaf in spec.observation.values()), cfg.encoder != "auto"
+    convolutions = images and not own and cfg.torso != "mlp"
     found = {}
-    if not images and cfg.torso not in ("auto", "mlp"):
+    if not images and not own and cfg.torso not in ("auto", "mlp"):
         found["torso"] = f"agent.torso={cfg.torso} is for images, and {spec.id} has none: leave it out"
-    if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
+    if cfg.norm == "group" and not convolutions:
         why = "agent.torso=mlp has none" if images else f"{spec.id} has no images"
+        why = "agent.encoder replaces those of the torsos" if own else why
         found["norm"] = f"agent.norm=group applies to convolutions, and {why}: use agent.norm=layer, or leave it out"
-    if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and (not images or cfg.torso == "mlp"):
+    if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and not convolutions:
         found["norm"] = "agent.norm=layer has no dense layer to normalise: set agent.hidden, or leave it out"
     return found
 
 
+def inactive_encoder_options(cfg: Any) -> dict[str, str]:
+    """Keys of the encoder without effect, with the reason: those of a user's module, or of the torsos it replaces."""
+    if cfg.encoder == "auto":
+        return {"encoder_kwargs": "without agent.encoder"}
+    torsos = {"torso", "torso_width", "torso_pool", "spectral_norm"} & type(cfg).model_fields.keys()
+    return dict.fromkeys(sorted(torsos), "with agent.encoder, which replaces the torsos")
+
+
 def reject_unused_options(cfg: Any, spec: EnvSpec) -> None:
-    """Raise UserError for the first option that `unused_options` finds."""
+    """Raise UserError for the first option that `unused_options` finds, or an encoder that cannot be called."""
     for why in unused_options(cfg, spec).values():
         raise UserError(why)
+    if cfg.encoder != "auto":
+        check_encoder(cfg.encoder, cfg.encoder_kwargs)
