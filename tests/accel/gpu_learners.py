@@ -9,7 +9,7 @@ import torch
 from image_learners import CURIOUS, RECURRENT, SPEC
 
 from qfleet.accel import graph_gradient, graph_policy, graph_update
-from qfleet.algos import c51, ddpg, dqn, iqn, qr
+from qfleet.algos import c51, ddpg, dqn, hlgauss, iqn, qr
 from qfleet.core.env import Box, EnvSpec, Leaf
 
 GPU = torch.device("cuda", 0)
@@ -18,7 +18,8 @@ REACH = EnvSpec("reach", {"obs": Leaf((3,), "float32", "vector")}, 0, box=Box((2
 """Images large enough for the Nature torso, which has kernels of its own in bfloat16; and continuous control."""
 
 VALUE_BASED = [(dqn, {"dueling": True, "n_step": 3}, PIXELS), (dqn, {"norm": "layer", "munchausen": True}, PIXELS),
-               (c51, {"noisy": True, "atoms": 11}, PIXELS), (qr, {"quantiles": 7}, PIXELS), (iqn, {"n_step": 2}, SPEC)]
+               (c51, {"noisy": True, "atoms": 11}, PIXELS), (qr, {"quantiles": 7}, PIXELS), (iqn, {"n_step": 2}, SPEC),
+               (hlgauss, {"munchausen": True, "atoms": 11}, PIXELS)]
 WITH_STATE = [(*RECURRENT, SPEC), *((*each, SPEC) for each in CURIOUS)]
 CONTROL = [(ddpg, {"norm": "layer"}, REACH)]
 EVERY_AGENT = [*VALUE_BASED, *WITH_STATE, *CONTROL]
