@@ -11,25 +11,22 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
 from qfleet.algos.categorical import CategoricalConfig
 from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
-    QNetwork,
-    ReturnModel,
     ValueBasedConfig,
+    make_return_model,
     make_value_agent,
     target_values,
     unscale,
 )
 from qfleet.config import Integer, Positive
-from qfleet.core.agent import Agent, Tensors
+from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import cross_entropy, gaussian_histogram
-from qfleet.networks.noisy import Noise
 
 
 class Config(CategoricalConfig, ValueBasedConfig):
@@ -53,11 +50,8 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         edges = cfg.edges(logits)
         return (logits.softmax(-1) * (edges[:-1] + edges[1:]) / 2).sum(-1)
 
-    def read_prediction(columns: Tensors) -> Prediction:
-        return Prediction(unscale(cfg, values(columns["law"])), columns["law"])
-
-    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-        return read_prediction({"law": net(obs, noise)})
+    def q_values(logits: torch.Tensor) -> torch.Tensor:
+        return unscale(cfg, values(logits))
 
     def td_loss(
         prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
@@ -69,11 +63,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         per_item = cross_entropy(logits, gaussian_histogram(y, cfg.edges(logits), sigma))
         return per_item, (y - values(logits.detach())).abs()
 
-    return make_value_agent(
-        cfg,
-        spec,
-        ReturnModel(
-            network=lambda: QNetwork(cfg, spec, (cfg.atoms,)), predict_online=predict, predict_target=predict,
-            predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
-            priority_inputs={"law": ((spec.num_actions, cfg.atoms), "float32")}),
-    )
+    return make_value_agent(cfg, spec, make_return_model(cfg, spec, q_values, td_loss, (cfg.atoms,)))

@@ -1,6 +1,7 @@
-"""Shared code of the value-based agents: the orthogonal options, each implemented once, and the common update.
+"""Value-based agents: the orthogonal options, each implemented once, and the common update around a return model.
 
-An algorithm supplies a `ReturnModel`: its network predicts scalar values or return distributions. Common to all:
+This module is public: an algorithm, in this package or of a user, supplies a `ReturnModel`, which says what its network
+predicts of returns, scalar values or distributions, and which loss compares two predictions. Common to all:
 
     double      the online network selects the bootstrap action                     (van Hasselt et al. 2016)
     dueling     separate streams for value and advantage                            (Wang et al. 2016)
@@ -40,7 +41,12 @@ from qfleet.networks.torsos import Torso
 
 
 class ValueBasedConfig(Section):
-    """Options that all value-based agents share."""
+    """Options that all value-based agents share; an algorithm's `Config` is a subclass with options of its own.
+
+    Example:
+        >>> class Config(ValueBasedConfig):
+        ...     expectile: Fraction = Field(0.5, description="weight of positive TD errors")
+    """
 
     algo: str = Field(description="algorithm, by name; changing it resets the recipe's other agent keys")
     gamma: Fraction = Field(0.99, description="discount factor per step")
@@ -128,9 +134,16 @@ class QNetwork(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """Values q [B, A] of all actions and the distributions [B, A, ...] whose means they are.
+    """What a network predicts of the returns of all actions.
 
-    `tau` [B, N] holds the fractions of sampled quantiles. A scalar value is its own distribution.
+    Args:
+        q: values [B, A], in units of the return; actions are chosen by them
+        distribution: what the loss compares, [B, A, ...], in the units that the network learns. A scalar value is its
+            own distribution
+        tau: fractions [B, N] of sampled quantiles, None without sampling
+
+    Example:
+        >>> Prediction(q=(logits.softmax(2) * support).sum(2), distribution=logits)  # C51
     """
 
     q: torch.Tensor
@@ -139,9 +152,16 @@ class Prediction(NamedTuple):
 
 
 class BootstrapTarget(NamedTuple):
-    """Target of an action: ret + discount · (return of a'), a' = `action` [B] or, for soft targets, a' ~ `pi` [B, A].
+    """Target of an action taken: ret + discount · (return of a' in the next state).
 
-    `entropy` [B, A] is −τ log π, which a soft policy adds to the return of each action.
+    `target_values` computes it for values and quantiles; other distributions compute their own, as C51 does.
+
+    Args:
+        ret: n-step return [B], with the bonus of Munchausen
+        discount: γⁿ [B], 0 after a termination
+        action: next action a' [B]; None if targets are soft
+        pi: soft policy [B, A] that a' is drawn from; None if targets are not soft
+        entropy: −τ log π [B, A], which a soft policy adds to the return of each action; None if targets are not soft
     """
 
     ret: torch.Tensor
@@ -151,36 +171,83 @@ class BootstrapTarget(NamedTuple):
     entropy: torch.Tensor | None = None
 
 
+Predict = Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+TDLoss = Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class ReturnModel:
     """Representation of returns: the network, its predictions and their TD loss.
 
-    `predict_online`, `predict_target` and `predict_for_acting` (net, obs, noise, rng) -> Prediction are used for the
-    trained network, for the target network and for action selection; they differ in the number of sampled quantiles.
-    `read_prediction(columns) -> Prediction` rebuilds the acting prediction from the columns `priority_inputs`.
-    `td_loss(prediction, action, target, next_prediction)` returns the loss and the priority, [B] each.
+    `make_return_model` builds one whose prediction is the output of a `QNetwork`, which fits most algorithms. All
+    functions are pure, and draw random numbers only from `noise` and `rng`.
+
+    Args:
+        network: builds the trained module
+        predict_online: (net, obs, noise, rng) -> Prediction of the trained network
+        predict_target: the same of the target network
+        predict_for_acting: the same for action selection; the three differ in the number of sampled quantiles
+        read_prediction: rebuilds the acting prediction from the columns `priority_inputs`, {name: [N, ...]}
+        priority_inputs: columns of a prediction that actors keep to compute priorities, name -> (shape, dtype)
+        td_loss: (prediction, action, target, next_prediction) -> loss and priority, [B] each. `prediction` is that of
+            the trained network, `action` [B] was taken, `next_prediction` is that of the target network in the next
+            state. The loss is neither weighted nor averaged, the priority is without gradient
+
+    Example:
+        >>> ReturnModel(network=lambda: QNetwork(cfg, spec), predict_online=predict, predict_target=predict,
+        ...             predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
+        ...             priority_inputs={"law": ((spec.num_actions,), "float32")})
     """
 
     network: Callable[[], nn.Module]
-    predict_online: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
-    predict_target: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
-    predict_for_acting: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    predict_online: Predict
+    predict_target: Predict
+    predict_for_acting: Predict
     read_prediction: Callable[[Tensors], Prediction]
     priority_inputs: Columns
-    td_loss: Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
+    td_loss: TDLoss
+
+
+def make_return_model(
+    cfg: ValueBasedConfig, spec: EnvSpec, q_values: Callable[[torch.Tensor], torch.Tensor], td_loss: TDLoss,
+    shape: tuple[int, ...] = ()
+) -> ReturnModel:
+    """Model whose prediction is the output of a `QNetwork`: a value or a distribution per action.
+
+    Args:
+        cfg: options of the agent
+        spec: spaces of the environment
+        q_values: values [B, A] in units of the return, of the network's output [B, A, *shape]
+        td_loss: loss and priority, see `ReturnModel`
+        shape: shape of one action's output; () for a scalar value
+
+    Example:
+        >>> make_return_model(cfg, spec, lambda quantiles: quantiles.mean(2), td_loss, (cfg.quantiles,))
+    """
+    def read_prediction(columns: Tensors) -> Prediction:
+        return Prediction(q_values(columns["law"]), columns["law"])
+
+    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
+        return read_prediction({"law": net(obs, noise)})
+
+    return ReturnModel(
+        network=lambda: QNetwork(cfg, spec, shape), predict_online=predict, predict_target=predict,
+        predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
+        priority_inputs={"law": ((spec.num_actions, *shape), "float32")})
 
 
 def unscale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
-    """Network outputs in units of the return."""
+    """Network outputs in units of the return: h⁻¹(values) with `rescale`, else unchanged."""
     return h_inverse(values) if cfg.rescale else values
 
 
 def rescale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
-    """Returns in the units that the network learns."""
+    """Returns in the units that the network learns: h(values) with `rescale`, else unchanged."""
     return h(values) if cfg.rescale else values
 
 
 def n_step_return(cfg: ValueBasedConfig, rows: Tensors) -> NStep:
+    """n-step return, discount and bootstrap row of each row of a window."""
     return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
 
 
@@ -223,7 +290,32 @@ def make_noise(cfg: ValueBasedConfig, rng: torch.Generator, items: int = 1) -> N
 
 
 def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -> Agent:
-    """Build an agent that learns returns as represented by `model`, with the options of `cfg`."""
+    """Build an agent that learns returns as represented by `model`, with the options of `cfg`.
+
+    Args:
+        cfg: options of the agent
+        spec: spaces of the environment
+        model: network, predictions and loss
+
+    Raises:
+        UserError: an option has no effect on this environment, or `agent.encoder` cannot be called.
+
+    Example:
+        A loss of a user, named `agent.algo=my_module:SquaredLog`:
+
+        >>> class SquaredLog:
+        ...     class Config(ValueBasedConfig): ...
+        ...
+        ...     @staticmethod
+        ...     def build(cfg, spec):
+        ...         def td_loss(prediction, action, target, next_prediction):
+        ...             q = gather_actions(prediction.distribution, action)
+        ...             y = target_values(cfg, target, next_prediction.distribution)
+        ...             return (y - q).square().log1p(), (y - q.detach()).abs()
+        ...
+        ...         return make_value_agent(
+        ...             cfg, spec, make_return_model(cfg, spec, lambda q: unscale(cfg, q), td_loss))
+    """
     reject_unused_options(cfg, spec)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
