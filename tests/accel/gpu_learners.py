@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 from image_learners import CURIOUS, RECURRENT, SPEC
+from torch import nn
 
 from qfleet.accel import graph_gradient, graph_policy, graph_update
 from qfleet.algos import c51, ddpg, dqn, hlgauss, iqn, qr
@@ -17,7 +17,6 @@ GPU = torch.device("cuda", 0)
 PIXELS = EnvSpec("pixels", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}, num_actions=6)
 REACH = EnvSpec("reach", {"obs": Leaf((3,), "float32", "vector")}, 0, box=Box((2,), (-2.0, 0.0), (2.0, 1.0)))
 """Images large enough for the Nature torso, which has kernels of its own in bfloat16; and continuous control."""
-
 
 
 class Patches(nn.Module):
